@@ -29,10 +29,13 @@ from flat_tokens.manifest import (
     SPLITS,
     TOKEN_BYTES,
     VERSIONS,
+    SplitName,
     check_pointer,
     history_digest,
     implausible,
     manifest_of,
+    splits_at,
+    splits_of,
 )
 from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
@@ -42,6 +45,7 @@ from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
+from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10
@@ -124,7 +128,7 @@ def verify(
         seen(0)
     if faults:
         raise DamagedError(store.url, tuple(faults))
-    splits = [open_split(store / split) for split in SPLITS]
+    splits = [open_split(store / split) for split in splits_at(store)]
     objects = manifest_of(store).get("objects", [])
     token_count, seq_count = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
     return Verification(store.url, level, len(objects), sum(item["size"] for item in objects), token_count, seq_count)
@@ -151,12 +155,20 @@ def bytes_to_check(store: Store) -> int:
     count = 0
     with contextlib.suppress(ValueError, FileNotFoundError):
         count = sum(item["size"] for item in manifest_of(store).get("objects", ()))
-    for name in SPLITS:
+    for name in _splits_at(store):
         with contextlib.suppress(ValueError, FileNotFoundError):
             split = open_split(store / name)
             count += split.encoded_tokens.length * TOKEN_BYTES + split.seq_starts.length * ENTRY_BYTES
             count += split.loss_mask.length if split.loss_mask else 0
     return count
+
+
+def _splits_at(store: Store) -> tuple[SplitName, ...]:
+    """The splits of a dataset whose manifest may be damaged."""
+    try:
+        return splits_at(store)
+    except ValueError:
+        return SPLITS
 
 
 def check_published(
@@ -169,12 +181,17 @@ def check_published(
     if described:
         expected = [stored_object(item) for item in described["objects"]]
         marker = group_metadata(zarr_format, {})
-        yield from check_objects(store, expected, {MANIFEST, *marker}, level, threads, seen)
+        yield from check_objects(store, expected, {MANIFEST, BYTES_RECORD, *marker}, level, threads, seen)
         wrong = [key for key, data in marker.items() if not store.exists(key) or store.read(key) != data]
         yield from (f"{key} is missing, or says something else than that this is a group" for key in wrong)
+        try:
+            if store.exists(BYTES_RECORD):
+                read_token_bytes(store, described)
+        except ValueError as error:
+            yield str(error)
     else:
         yield from _check_copies(store)
-    for name in SPLITS:
+    for name in splits_of(described["totals"]) if described else splits_at(store):
         try:
             split = open_split(store / name)
             if level == "full":
@@ -212,8 +229,8 @@ def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number:
     for name in names:
         later = [said for said in _endorsed(root / VERSIONS / name, public) if said.kind == "latest" and said.number > now]
         if any(said.version == name for said in later):
-            told = max(said.number for said in later)
-            yield f"{POINTER} is number {now}, but version {name} became the latest as number {told}: an earlier one was put back"
+            high = max(said.number for said in later)
+            yield f"{POINTER} is number {now}, but version {name} became the latest as number {high}: an earlier one was put back"
             return
     if number is not None and now < number:
         yield f"{POINTER} is number {now}, but number {number} is known: an earlier one was put back"
@@ -293,7 +310,7 @@ def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
 
 def _check_copies(store: Store) -> Iterator[str]:
     """Faults of consolidated metadata, from which plain zarr takes shapes: an array differs from its copy there."""
-    for group in (store, *(store / name for name in SPLITS)):
+    for group in (store, *(store / name for name in splits_at(store))):
         try:
             copies = (read_metadata(group, "group").get("consolidated_metadata") or {}).get("metadata", {})
             arrays = {f"{name}/zarr.json": copy for name, copy in copies.items()}
@@ -330,7 +347,7 @@ def check_objects(
         with ThreadPoolExecutor(threads) as pool:
             for stored, now in zip(there, pool.map(lambda s: store.now(s, seen), there), strict=True):
                 if now != stored:
-                    yield f"{stored.key} has {now.told} instead of {stored.told}"
+                    yield f"{stored.key} has {now.digest_text} instead of {stored.digest_text}"
 
 
 def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:

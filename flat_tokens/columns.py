@@ -1,7 +1,7 @@
 """Kept columns: columns of the sources that a dataset has next to its tokens, in Parquet objects, in the documents' order.
 
-Their types are few: *kinds*. A kind is null where a column has nothing but nulls. Objects of one dataset may differ in the kinds
-of a column (null, int64, float64); the manifest says which one fits them all.
+Their types are few: *kinds*. A kind is null where a column has nothing but nulls. Objects of older datasets may differ in the
+kinds of a column (null, int64, float64); the manifest says which one fits them all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.extras import Later
+from flat_tokens.extras import LazyModule
 from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    pa = Later("pyarrow", "reading kept columns")
+    pa = LazyModule("pyarrow", "reading kept columns")
 
 GROUP_ROWS = 1 << 14
 """Rows of a row group, all but the last: bytes do not depend on how rows came."""
@@ -39,7 +39,7 @@ BEYOND = "int64 beyond 2**53"
 """The kind of int64 values that float64 does not have all of. It is a shard's alone: a dataset has ``in_manifest(kind)``."""
 RESERVED = ("tokens", "source", "file", "row", "key", "text")
 """Names of what every document has already."""
-NAME = re.compile(r"documents/(train|validation)/columns/(0|[1-9][0-9]{0,18})\.parquet")
+NAME = re.compile(r"documents/(train|validation|test)/columns/(0|[1-9][0-9]{0,18})\.parquet")
 """The key of an object of a split's columns, and the document of its first row."""
 
 REMEDY = "Write its integers as text in the source, or leave the column out of source.keep_columns."
@@ -366,7 +366,8 @@ class Columns:
             footer = Footer(stored)
             with pa.parquet.ParquetFile(footer, pre_buffer=True) as first:
                 metadata = sound_metadata(first, footer, first.schema_arrow.names)
-            texts = [name for name, kind in self.kinds.items() if kind == "text"]
+            leaves = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
+            texts = [name for name, kind in self.kinds.items() if kind == "text" and name in leaves]
             # A text that many rows have stays one text.
             settings = {"read_dictionary": texts, "pre_buffer": False, "page_checksum_verification": True}
             with pa.parquet.ParquetFile(

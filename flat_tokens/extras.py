@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Later", "extra", "pa"]
+__all__ = ["LazyModule", "extra", "pa"]
 
 
 def extra(name: str, purpose: str) -> Any:
@@ -21,7 +21,7 @@ def extra(name: str, purpose: str) -> Any:
         ) from error
 
 
-class Later:
+class LazyModule:
     """An optional package, imported at the first use of one of its names; its modules too."""
 
     def __init__(self, name: str, purpose: str) -> None:
@@ -38,4 +38,4 @@ class Later:
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    pa = Later("pyarrow", "reading source files")
+    pa = LazyModule("pyarrow", "reading source files")

@@ -25,7 +25,7 @@ FIRST_ORDER: MixtureOrder = 1
 """The order of a ledger of format version 1, which does not say one. Such a run keeps its order, and its ledger its version."""
 MAX_LEDGER_BYTES = 1 << 24
 DATASET = {"path": str, "split": str, "content?": str, "token_count": int, "seq_count": int}
-SOURCE = {"name": str, "rows": int, "epochs?": int, "dataset?": DATASET, "view?": {"rows": str}}
+SOURCE = {"name": str, "rows": int, "epochs?": int, "dataset?": DATASET, "view?": {"rows": str}, "replaced_by?": str}
 SHAPE = {"seed": int, "order?": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
 ANYWHERE = ("path", "split", "fields", "framework")
 """These may differ where a run goes on: the place of a dataset, and the arrays in which its rows are handed out."""
@@ -36,6 +36,23 @@ ROWS = {
     "packed_documents": {"length", "split_across_pack", "max_packs", "fit", "too_long", "padding_idx", "pad_to", "on_crop"},
 }
 """The views that a ledger may ask for, and their settings: none is a place that is written to."""
+
+
+class ReplacedView:
+    """A source whose dataset is gone: *rows* rows, like those of *like*, none of which can be read."""
+
+    def __init__(self, rows: int, like: View, reason: str) -> None:
+        self._rows, self._like, self._reason = rows, like, reason
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def batch(self, indices: Any) -> Any:
+        """No rows at all. FileNotFoundError for any row."""
+        if len(indices):
+            raise FileNotFoundError(f"{self._reason}. Its rows, such as {int(indices[0])}, cannot be read any more")
+        return self._like.batch(indices)
+
 
 NewSource: TypeAlias = float | Schedule | MixedSource
 """An edit gives a source that the run knows its weight, and a new one its view, weight and, if wanted, epochs."""
@@ -119,6 +136,11 @@ class Ledger:
         return self._store.path(self._key)
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of the file, in hexadecimal."""
+        return hashlib.sha256(self._store.read(self._key)).hexdigest()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The sources' names: those that were ever in the run, in the order in which they came."""
         return tuple(source["name"] for source in self._content["sources"])
@@ -148,45 +170,53 @@ class Ledger:
     def view(self, name: str) -> View:
         """The view of a source, which is opened at first use. ValueError if it is not what the run was begun with."""
         source = self._source(name)
+        if name not in self._views and (other := source.get("replaced_by")) is not None:
+            reason = f"{self.path}: the dataset of source {name!r} was replaced, as documents were forgotten"
+            self._views[name] = ReplacedView(source["rows"], self.view(other), reason)
+        if isinstance(self._views.get(name), ReplacedView):
+            return self._views[name]
         if name not in self._views:
             if (where := self.dataset(name)) is None:
                 raise ValueError(
                     f"{self.path}: source {name!r} is a view of no dataset. Open the ledger with views={{{name!r}: view}}"
                 )
-            settings = dict(source.get("view") or {})
-            if (rows := settings.pop("rows", None)) not in ROWS:
-                raise ValueError(f"{self.path}: the rows of source {name!r} are {rows!r}, but they are one of {', '.join(ROWS)}")
-            if "selection" in settings:
-                raise ValueError(
-                    f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
-                    f"again and open the ledger with views={{{name!r}: view}}"
-                )
-            known = ROWS[rows] | {"bos", "eos", "loss_mask", "fim", "fields", "framework"}
-            if unknown := settings.keys() - known:
-                has = ", ".join(sorted(known))
-                raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
-            path, split = where
-            try:
-                self._views[name] = getattr(open_split(Store.at(path) / split), rows)(**settings)
-            except (FileNotFoundError, NotADirectoryError) as error:
-                raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
-            except (ValueError, TypeError, OverflowError) as error:
-                raise ValueError(f"{self.path}: source {name!r}: {error}") from error
-            except OSError as error:
-                raise type(error)(
-                    error.errno, f"{self.path}: source {name!r}: {error.strerror or error}", error.filename
-                ) from error
+            self._views[name] = self._open(source, where)
         described = _described(name, self._views[name], source.get("epochs"))
         for key, was in source.items():
             now = described.get(key)
             if isinstance(was, dict) and isinstance(now, dict):
                 was, now = ({fact: value for fact, value in found.items() if fact not in ANYWHERE} for found in (was, now))
-            if was != now:
+            if was != now and key != "replaced_by":
                 raise ValueError(
                     f"{self.path}: source {name!r} is not what the run has: its {key} is {now}, but in the ledger it is {was}. "
                     "Open the same dataset with the same settings, or add it as a new source."
                 )
         return self._views[name]
+
+    def _open(self, source: Mapping[str, Any], where: tuple[str, str]) -> View:
+        """The view of a source, of the split *where*: path or URL, and its name."""
+        name, settings = source["name"], dict(source.get("view") or {})
+        if (rows := settings.pop("rows", None)) not in ROWS:
+            raise ValueError(f"{self.path}: the rows of source {name!r} are {rows!r}, but they are one of {', '.join(ROWS)}")
+        if "selection" in settings:
+            raise ValueError(
+                f"{self.path}: source {name!r} is of selected documents, of which the ledger has a digest alone. Select them "
+                f"again and open the ledger with views={{{name!r}: view}}"
+            )
+        known = ROWS[rows] | {"bos", "eos", "loss_mask", "fim", "fields", "framework"}
+        if unknown := settings.keys() - known:
+            has = ", ".join(sorted(known))
+            raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
+        path, split = where
+        try:
+            view: View = getattr(open_split(Store.at(path) / split), rows)(**settings)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"{self.path}: source {name!r}: {error}") from error
+        except OSError as error:
+            raise type(error)(error.errno, f"{self.path}: source {name!r}: {error.strerror or error}", error.filename) from error
+        return view
 
     def mixture(self, *, steps: int | None = None) -> Mixture:
         """The batches of the run, past and future: a mixture of all sources, in the order of ``names``.
@@ -220,6 +250,35 @@ class Ledger:
         weights = self._edits()[-1].weights
         kept: Mapping[str, NewSource] = {self.names[k]: weight for k, weight in weights.items()} if sources is None else sources
         self._write(*self._edited(step, kept, last["batch_size"] if batch_size is None else batch_size))
+
+    def replace(self, step: int, name: str, dataset: str) -> str:
+        """From *step* on, a new source with the same split and settings, of the version at *dataset*, takes the place of source
+        *name*, whose version is removed: the same without documents that are forgotten. Return its name.
+
+        Batches before *step* are known by their rows, but those of *name* cannot be read any more. A source that was withdrawn
+        stays so. ValueError as for `edit`. Done before, nothing is done.
+        """
+        source = self._source(name)
+        if (former := source.get("replaced_by")) is not None:
+            return str(former)
+        weights = {self.names[k]: weight for k, weight in self._edits()[-1].weights.items()}
+        if name not in weights:
+            new = next(iter(weights))
+        else:
+            new = next(one for number in range(2, 2 + len(self.names)) if (one := f"{name}-{number}") not in self.names)
+        view = self._open(source, (dataset, source["dataset"]["split"])) if name in weights else None
+        marked = [one if one["name"] != name else {**one, "replaced_by": new} for one in self._content["sources"]]
+        before, self._content = self._content, {**self._content, "sources": marked}
+        kept: dict[str, Any] = {one: weight for one, weight in weights.items() if one != name}
+        if view is not None:
+            kept[new] = (view, weights[name], source.get("epochs"))
+        self._views.pop(name, None)
+        try:
+            self._write(*self._edited(step, kept, before["edits"][-1]["batch_size"]))
+        except BaseException:
+            self._content = before
+            raise
+        return new
 
     def _edited(self, step: int, sources: Mapping[str, NewSource], batch_size: int) -> tuple[dict[str, Any], dict[str, View]]:
         """The content and the views with one more edit, which was tried."""

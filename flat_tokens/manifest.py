@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import posixpath
@@ -22,16 +23,25 @@ POINTER = "latest.json"
 VERSIONS = "versions"
 CACHE = "_cache"
 RUNS = "runs"
+EXPORTS = "exports"
+"""Below an output, a note of each export of its versions."""
 HELD = "held.json"
 LINK = "latest"
+LOCK = ".latest.lock"
 """Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, the version that
-waits for a person, and on a local disk the link to the version that the pointer names.
+waits for a person, and on a local disk the link to the version that the pointer names, and the lock of who writes records.
 """
 
 MANIFEST = "manifest.json"
 RECEIPT = "receipt.json"
-SplitName = Literal["train", "validation"]
-SPLITS: tuple[SplitName, ...] = ("train", "validation")
+SplitName = Literal["train", "validation", "test"]
+EVERY_SPLIT: tuple[SplitName, ...] = ("train", "validation", "test")
+SPLITS: tuple[SplitName, ...] = EVERY_SPLIT[:2]
+"""The splits that every dataset has. ``test`` is there where a build was asked for one."""
+
+TEST: SplitName = "test"
+GROUPS: dict[int, str] = {2: ".zgroup", 3: "zarr.json"}
+"""The object without which there is no group, by the version of zarr."""
 
 LOSS_MASK = "loss_mask"
 """The array next to the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
@@ -39,6 +49,14 @@ DUPLICATES = "documents/duplicates"
 """Below it, the lists of documents that a build left out because an earlier one has the same text: DUPLICATE[n] each."""
 DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row", "of_file", "of_row")])
 """A duplicate: its number in its slice, key, file and row; and the file and the row of the document that stayed."""
+NEAR_DUPLICATES = "documents/near_duplicates"
+"""Below it, the lists of documents whose texts are nearly that of another: NEAR_DUPLICATE[n] each."""
+NEAR_DUPLICATE = np.dtype([(name, "<u8") for name in (*(DUPLICATE.names or ()), "of_key", "similarity")])
+"""A near-duplicate; the first document of its cluster, with its key; and their estimated similarity in millionths. Where they are
+kept, the first one is in the list, too.
+"""
+CLUSTER = "cluster"
+"""The kept column that has the key of the first document of a cluster of near-duplicates; null of a document that is alone."""
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 
@@ -62,6 +80,7 @@ PROVENANCE: dict[str, Any] = {
 PROVENANCE |= {"operation?": {}, "inputs?": [{"name": str, "version?": str}]}
 TOTALS: dict[str, Any] = {
     **dict.fromkeys(SPLITS, COUNTS),
+    "test?": COUNTS,
     "documents?": {**DOCUMENTS, "by_source?": [{"name": str, **DOCUMENTS}]},
 }
 SHAPE = {"layout": str, "totals": TOTALS, "provenance": PROVENANCE, "columns?": {"*": str}, "objects": [STORED]}
@@ -98,6 +117,18 @@ def manifest_bytes(
     )
 
 
+def splits_of(totals: Mapping[Any, Any]) -> tuple[SplitName, ...]:
+    """The splits of a dataset, in their order, by the totals of its manifest."""
+    return tuple(split for split in EVERY_SPLIT if split in SPLITS or totals.get(split) is not None)
+
+
+def splits_at(store: Store) -> tuple[SplitName, ...]:
+    """The splits of the dataset at *store*: by its manifest, else by the groups that there are."""
+    if manifest := manifest_of(store):
+        return splits_of(manifest["totals"])
+    return EVERY_SPLIT if any(store.exists(f"{TEST}/{key}") for key in GROUPS.values()) else SPLITS
+
+
 def dataset_of(split: Store) -> Store:
     """The store of the dataset that a split belongs to."""
     return replace(split, root=posixpath.dirname(split.root))
@@ -113,10 +144,16 @@ def manifest_of(store: Store) -> dict[str, Any]:
 
 
 def read_manifest(store: Store) -> dict[str, Any]:
-    """The manifest at *store*, of the types in SHAPE. FileNotFoundError if there is none; ValueError if it is not right."""
-    data = read_record(store, MANIFEST)
+    """The manifest at *store*, of the types in SHAPE, which nobody changes. FileNotFoundError if there is none; ValueError if it
+    is not right.
+    """
+    return _parse(read_record(store, MANIFEST), store.path(MANIFEST))
+
+
+@functools.lru_cache(2)  # a refresh reads two manifests again and again: with many files, each takes a while to parse
+def _parse(data: bytes, path: str) -> dict[str, Any]:
     try:
-        manifest = json_object(data, store.path(MANIFEST))
+        manifest = json_object(data, path)
         if manifest.get("format") != "flat-tokens" or manifest.get("format_version") != FORMAT_VERSION:
             raise ValueError(f"format {manifest.get('format')!r}, version {manifest.get('format_version')!r}")
         check(manifest, SHAPE, "it")
@@ -124,7 +161,7 @@ def read_manifest(store: Store) -> dict[str, Any]:
             raise ValueError(f"layout {reprlib.repr(manifest['layout'])}")
     except ValueError as error:
         remedy = "Restore it from a copy, or make the dataset again."
-        raise ValueError(f"{store.path(MANIFEST)}: is not a manifest that is understood here ({error}). {remedy}") from error
+        raise ValueError(f"{path}: is not a manifest that is understood here ({error}). {remedy}") from error
     return manifest
 
 
@@ -207,8 +244,8 @@ def implausible(value: dict[str, Any]) -> str | None:
 
 def history_digest(pointer: Mapping[str, Any]) -> str:
     """SHA-256 of the facts that a pointer alone has: its number, and the versions before."""
-    told = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    state = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def check_name(version: object, where: str = "") -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flat_tokens.extras import Later
+from flat_tokens.extras import LazyModule
 
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    pa = Later("pyarrow", "reading Parquet")
+    pa = LazyModule("pyarrow", "reading Parquet")
 
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6

@@ -1,4 +1,4 @@
-"""Reading a dataset: ``flat_tokens.open(path_or_url)`` and its two splits."""
+"""Reading a dataset: ``flat_tokens.open(path_or_url)`` and its splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,22 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.manifest import LINK, LOSS_MASK, MANIFEST, POINTER, SPLITS, VERSIONS, check_name, manifest_of, read_manifest
+from flat_tokens.manifest import (
+    EVERY_SPLIT,
+    GROUPS,
+    LINK,
+    LOSS_MASK,
+    MANIFEST,
+    POINTER,
+    SPLITS,
+    TEST,
+    VERSIONS,
+    SplitName,
+    check_name,
+    manifest_of,
+    read_manifest,
+    splits_of,
+)
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
@@ -35,6 +50,7 @@ from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, stored_object
+from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 from flat_tokens.where import parse
 
 STARTS_AT_A_TIME = 1 << 20
@@ -268,11 +284,18 @@ class FlatTokens:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An immutable version of a dataset: the splits ``train`` and ``validation``."""
+    """An immutable version of a dataset: the splits ``train``, ``validation`` and ``test``, None if there is no such split."""
 
     store: Store
     train: FlatTokens
     validation: FlatTokens
+    test: FlatTokens | None = None
+
+    @property
+    def splits(self) -> dict[SplitName, FlatTokens]:
+        """The splits that there are, by their names."""
+        some: dict[SplitName, FlatTokens | None] = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in some.items() if split is not None}
 
     @property
     def path(self) -> str:
@@ -280,7 +303,7 @@ class Dataset:
         return self.store.url
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{name} {getattr(self, name).token_count:,} tokens" for name in SPLITS)
+        counts = ", ".join(f"{name} {split.token_count:,} tokens" for name, split in self.splits.items())
         return f"Dataset({self.store.url!r}: {counts})"
 
     @cached_property
@@ -289,6 +312,22 @@ class Dataset:
         is not valid.
         """
         return read_manifest(self.store)
+
+    @cached_property
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """The bytes that each token id stands for: int32[highest id + 1]. Special tokens have 0, as ids without a token have.
+
+        Loss in bits per byte is the sum of the losses of tokens with bytes, over the sum of their bytes and ln 2.
+        FileNotFoundError for tokens from elsewhere, and for a dataset that an earlier release built; ValueError if the record is
+        damaged.
+        """
+        try:
+            return read_token_bytes(self.store, self.manifest).lengths
+        except NO_OBJECT as error:
+            raise FileNotFoundError(
+                f"{self.store.url}: has no {BYTES_RECORD}: its tokens are from elsewhere, or an earlier release built it. "
+                "flat_tokens.vocabulary.token_bytes has the bytes of a tokenizer by its name."
+            ) from error
 
 
 def open(
@@ -311,7 +350,8 @@ def open(
     if (cache is None) != (cache_bytes is None):
         raise ValueError(f"cache is {cache!r} and cache_bytes {cache_bytes}: give both, the directory and its bound, or none")
     checked_bytes, read_ahead = at_least(1, "cache_bytes", cache_bytes or 1), at_least(0, "read_ahead", read_ahead)
-    store, _ = open_root(Store.at(path_or_url))
+    store, metadata = open_root(Store.at(path_or_url))
+    manifest: dict[str, Any] = {}
     # Datasets with a manifest were written by this library. Local ones are checked in any case.
     if cache is not None and not store.is_local:
         if not (manifest := manifest_of(store)):
@@ -322,10 +362,21 @@ def open(
         manifest = manifest_of(store)
         objects = [stored_object(stored) for stored in manifest.get("objects", ())]
         store = replace(store, sizes={store.path(stored.key): stored.size for stored in objects})
-    in_order = bool(manifest_of(store) if signing.keys() else store.exists(MANIFEST)) and not store.is_local
-    with ThreadPoolExecutor(len(SPLITS)) as pool:  # round trips of an object store pass together
-        splits = pool.map(lambda split: open_split(store / split, in_order=in_order), SPLITS)
-        return Dataset(store, *splits)
+    if signing.keys():
+        manifest = manifest_of(store)
+    in_order = bool(manifest or store.exists(MANIFEST)) and not store.is_local
+    marker = f"{TEST}/{GROUPS[metadata['zarr_format']]}"
+
+    def opened(split: SplitName) -> FlatTokens | None:
+        if split not in SPLITS and not (split in splits_of(manifest["totals"]) if manifest else store.exists(marker)):
+            return None
+        return open_split(store / split, in_order=in_order)
+
+    with ThreadPoolExecutor(len(EVERY_SPLIT)) as pool:  # round trips of an object store pass together
+        train, validation, test = pool.map(opened, EVERY_SPLIT)
+    assert train is not None
+    assert validation is not None
+    return Dataset(store, train, validation, test)
 
 
 def open_root(root: Store) -> tuple[Store, dict[str, Any]]:

@@ -62,6 +62,7 @@ class DataLoader:
         local_batch_size: int | None = None,
         max_context_length: int | None = None,
         num_tokens_per_microbatch: int | None = None,
+        **_: Any,  # how often the state is taken, which costs nothing here
     ) -> None:
         context = max_context_length if seq_len is None else seq_len
         if context is None:

@@ -8,11 +8,13 @@ object per token.
 from __future__ import annotations
 
 import base64
+import contextlib
 import difflib
 import hashlib
 import json
 import operator
 import os
+import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +28,10 @@ import numpy.typing as npt
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.encodings import packaged_encoding, packages_with
 from flat_tokens.extras import extra
+from flat_tokens.pieces import PieceKind, Pieces
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
+from flat_tokens.token_bytes import TokenBytes
 
 UNKNOWN = "\ufffd".encode()
 """Text of an id that the vocabulary does not have."""
@@ -80,6 +84,8 @@ class Ranks:
     special: Mapping[str, int] = field(default_factory=dict)
     pattern: str | None = None
     encoding: Any = None
+    revision: str | None = None
+    """The commit of the hub."""
 
     @cached_property
     def file(self) -> bytes:
@@ -105,12 +111,46 @@ class TokenizerJson:
     revision: str | None = None
 
 
-Definition = ByteValues | Ranks | TokenizerJson
+@dataclass(frozen=True, eq=False)
+class SentencePieceModel:
+    """A ``.model`` file of SentencePiece: its pieces, and its bytes for the library that encodes."""
+
+    name: str
+    data: bytes
+    pieces: Pieces
+    revision: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+    @cached_property
+    def processor(self) -> Any:
+        """A ``sentencepiece.SentencePieceProcessor``. ModuleNotFoundError where the package is not installed; ValueError where it
+        does not load the file.
+        """
+        library = extra("sentencepiece", f"encoding with {self.name}")
+        try:
+            return library.SentencePieceProcessor(model_proto=self.data)
+        except RuntimeError as error:
+            raise ValueError(f"{self.name} is not a model that 'sentencepiece' {library.__version__} loads: {error}") from error
+
+
+Definition = ByteValues | Ranks | TokenizerJson | SentencePieceModel
+
+FILE_NAME = re.compile(r"\.(?:json|tiktoken|model(?:\.v[0-9][0-9a-z]*)?)$")
+"""The endings of a tokenizer's file. Mistral's ``.model`` files have a version, such as ``tokenizer.model.v1``."""
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a tokenizer's name is that of a file, by its ending."""
+    return FILE_NAME.search(name) is not None
 
 
 def resolve(name: str, *, pattern: str | None = None, revision: str | None = None, pin: bool = False) -> Definition:
-    """The tokenizer that a name stands for: a tiktoken encoding, ``bytes``, a ``.tiktoken`` file, a ``tokenizer.json`` or a
-    directory with one, or a hub repository. *pattern* is for ``.tiktoken`` files; *pin* asks the hub for the commit first.
+    """The tokenizer that a name stands for: a tiktoken encoding, ``bytes``, a ``.tiktoken`` file, a ``tokenizer.json``, Mistral's
+    ``tekken.json``, a ``.model`` file of SentencePiece, a directory with one of the last three, or a hub repository. *pattern* is
+    for ``.tiktoken`` files; *pin* asks the hub for the commit first.
 
     ValueError, with the next step, where the name means nothing or a file is malformed; ModuleNotFoundError where a package
     is not installed.
@@ -121,13 +161,17 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
     if path.suffix == ".tiktoken":
         return _rank_file(path, pattern)
     if kind_of(path) == "directory":
-        return _tokenizer_json(name, _read(_json_in(path)))
-    if path.suffix == ".json":
-        return _tokenizer_json(name, _read(path))
+        found = _file_in(path)
+        return _of_data(name, found.name, _read(found))
+    if is_file_name(name):
+        return _of_data(name, name, _read(path))
     if kind_of(path) == "file":
-        raise ValueError(f"the tokenizer {name} is neither a tokenizer.json nor a .tiktoken file. {_conversion(path.parent)}")
-    if name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts:
-        return _from_hub(name, revision, pin)
+        raise ValueError(
+            f"the tokenizer {name} is none of tokenizer.json, tekken.json, .tiktoken and .model. {_conversion(path.parent)}"
+        )
+    if _is_repository(name):
+        data, file, revision = _hub_file(name, revision, pin)
+        return _of_data(name, file, data, revision)
     encoding = _encoding(check_encoding(name), name)
     return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
 
@@ -139,7 +183,7 @@ def check_encoding(name: str) -> Any:
         known = ", ".join(_names(tiktoken))
         raise ValueError(
             f"there is no tokenizer {name!r}.{_nearest(tiktoken, name)} Set tokenizer to one of {known}, bytes, "
-            "a .tiktoken file, a tokenizer.json, or a hub repository such as openai-community/gpt2."
+            "a .tiktoken file, a tokenizer.json, a .model file, or a hub repository such as openai-community/gpt2."
         )
     return tiktoken
 
@@ -156,27 +200,37 @@ def _nearest(tiktoken: Any, name: str) -> str:
         near = [tiktoken.encoding_name_for_model(name)]
     except KeyError:
         longer = [one for one in names if len(name) > 2 and one.startswith(name.lower())]
-        near = longer or difflib.get_close_matches(name.lower(), names, 1, 0.8)
+        swapped = [one for one in names if sorted(one) == sorted(name.lower())]
+        near = longer or swapped or difflib.get_close_matches(name.lower(), names, 1, 0.8)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "tekken.json": lambda json: isinstance(json.get("vocab"), list) and "config" in json,
     "vocab.json": lambda json: bool(json) and all(type(i) is int for i in json.values()),
     "tokenizer_config.json": lambda json: "tokenizer_class" in json or "chat_template" in json,
     "config.json": lambda json: "model_type" in json and "vocab_size" in json,
 }
 """Other files of tokenizers and models, by their usual names, and how each is known by its content."""
 
-PARTS = (*FORMS, "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model")
+PARTS = (*FORMS, "merges.txt", "vocab.txt")
+
+FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model")
+"""Files that define a tokenizer alone, as directories and repositories have them: the first that is there counts."""
 
 
-def _json_in(directory: Path) -> Path:
-    """The tokenizer.json of a directory. ValueError where it has other files of a tokenizer alone."""
-    path, parts = directory / "tokenizer.json", [part for part in PARTS if kind_of(directory / part) == "file"]
-    if parts and kind_of(path) is None:
+def _file_in(directory: Path) -> Path:
+    """The file of a directory that defines its tokenizer. ValueError where it has other files of a tokenizer alone."""
+    for name in FILES:
+        if kind_of(directory / name) is not None:
+            return directory / name
+    if parts := [part for part in PARTS if kind_of(directory / part) == "file"]:
         raise ValueError(f"the tokenizer {directory} has no tokenizer.json, only {', '.join(parts)}. {_conversion(directory)}")
-    return path
+    return directory / FILES[0]
+
+
+def _of_data(name: str, file: str, data: bytes, revision: str | None = None) -> Definition:
+    """The tokenizer that a file defines, by its name and its bytes."""
+    return _tokenizer_json(name, data, revision) if file.endswith(".json") else _sentence_pieces(name, data, revision)
 
 
 def _conversion(directory: Path) -> str:
@@ -207,15 +261,16 @@ def _file_of(name: str) -> str:
     return {"p50k_base": "r50k_base", "p50k_edit": "r50k_base", "o200k_harmony": "o200k_base"}.get(name, name)
 
 
-def definition_file(name: str, revision: str | None = None) -> tuple[bytes, str]:
-    """The file that defines a published tokenizer, and how a configuration names the copy that is at ``{}``. An encoding of
-    tiktoken is a .tiktoken file, a hub repository a ``tokenizer.json``. ValueError if it cannot be had, and for other names.
+def definition_file(name: str, revision: str | None = None) -> tuple[bytes, str, str]:
+    """The file that defines a published tokenizer, how a configuration names the copy that is at ``{}``, and the ending by which
+    builds know what it is. ValueError if it cannot be had, and for names of neither tiktoken's encodings nor the hub.
     """
+    if _is_repository(name):
+        data, file, _ = _hub_file(name, revision, pin=False)
+        return data, "{}", Path(file).suffix
     definition = resolve(name, revision=revision)
-    if isinstance(definition, Ranks) and definition.encoding is not None and Path(name).suffix != ".tiktoken":
-        return definition.file, f"{{{{name: {{}}, pattern: {_file_of(name)}}}}}"
-    if isinstance(definition, TokenizerJson) and (data := beside(name, "tokenizer.json", revision)) is not None:
-        return data, "{}"
+    if isinstance(definition, Ranks) and not is_file_name(name) and kind_of(name) is None:
+        return definition.file, f"{{{{name: {{}}, pattern: {_file_of(name)}}}}}", ".tiktoken"
     raise ValueError(f"{name} has no file that another machine lacks. Name an encoding of tiktoken or a hub repository")
 
 
@@ -224,10 +279,19 @@ def _read(path: Path) -> bytes:
         with open_plain(path) as file:
             data = file.read()
     except OSError as error:
-        raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+        question = _nearest_file(path) if isinstance(error, FileNotFoundError) else ""
+        raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}.{question}") from error
     if data.startswith(LFS_POINTER):
         raise ValueError(f"the tokenizer {path} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull")
     return data
+
+
+def _nearest_file(path: Path) -> str:
+    """The file next to a missing one that has nearly its name, as a question; empty if there is none, or nobody may look."""
+    with contextlib.suppress(OSError, ValueError):
+        for name in difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.75):
+            return f" Did you mean {path.with_name(name)}?"
+    return ""
 
 
 def _rank_file(path: Path, pattern: str | None) -> Ranks:
@@ -250,49 +314,107 @@ def _rank_file(path: Path, pattern: str | None) -> Ranks:
         taken.add(rank)
     if pattern is None:
         return Ranks(path.name, ranks)
-    if missing := [value for value in range(256) if bytes([value]) not in ranks]:
-        raise ValueError(f"{path}: has no token for the byte {missing[0]:#04x}; every byte needs one")
+    _check_bytes(path, ranks)
     tiktoken = extra("tiktoken", f"encoding with {path.name}")
     spelled = PATTERNS.get(pattern, pattern)
     if spelled in tiktoken.list_encoding_names():
         spelled = str(_encoding(tiktoken, spelled)._pat_str)
+    return Ranks(path.name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern))
+
+
+def _check_bytes(name: str | Path, ranks: Mapping[bytes, int]) -> None:
+    if missing := [value for value in range(256) if bytes([value]) not in ranks]:
+        raise ValueError(f"{name}: has no token for the byte {missing[0]:#04x}; every byte needs one")
+
+
+def _new_encoding(name: str | Path, ranks: Mapping[bytes, int], spelled: str, pattern: str) -> Any:
+    """A ``tiktoken.Encoding`` of ranks and the pattern as it is *spelled*. ValueError, with *pattern*, if it cannot be had."""
+    tiktoken = extra("tiktoken", f"encoding with {name}")
     try:
-        encoding = tiktoken.Encoding(path.stem, pat_str=spelled, mergeable_ranks=ranks, special_tokens={})
+        return tiktoken.Encoding(Path(name).stem, pat_str=spelled, mergeable_ranks=ranks, special_tokens={})
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a pattern may make the library panic in Rust, which is no Exception
-        raise ValueError(f"{path}: cannot be used with pattern {pattern!r}: {error}") from error
-    return Ranks(path.name, ranks, {}, spelled, encoding)
+        raise ValueError(f"{name}: cannot be used with pattern {pattern!r}: {error}") from error
 
 
-def _from_hub(repository: str, revision: str | None, pin: bool) -> TokenizerJson:
+def _tekken(name: str, definition: Mapping[str, Any], revision: str | None) -> Ranks:
+    """Mistral's ``tekken.json``: the ids of special tokens come first, then those of its ranks, as many as it says."""
+    try:
+        config = definition["config"]
+        size, specials = int(config["default_vocab_size"]), int(config["default_num_special_tokens"])
+        pattern, vocabulary = str(config["pattern"]), definition["vocab"]
+        if not 0 <= specials < size <= len(vocabulary) + specials or size > MAX_TABLE_IDS:
+            raise ValueError(f"{len(vocabulary)} tokens and {specials} special ones are not {size} ids")
+        ranks: dict[bytes, int] = {}
+        for number, one in enumerate(vocabulary[: size - specials]):
+            if one["rank"] != number:
+                raise ValueError(f"the token of rank {number} has rank {one['rank']!r}")
+            if ranks.setdefault(base64.b64decode(one["token_bytes"], validate=True), number + specials) != number + specials:
+                raise ValueError(f"the token of rank {number} has been there before")
+        # Files of the first versions have no list. What the missing ones are called decides on no token.
+        special = {f"<SPECIAL_{i}>": i for i in range(specials)}
+        for one in definition.get("special_tokens") or ():
+            if (i := one["rank"]) not in range(specials):
+                raise ValueError(f"the special token {one['token_str']!r} has id {i!r}, of {specials}")
+            special.pop(f"<SPECIAL_{i}>", None)
+            special[str(one["token_str"])] = i
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{name} is not a tekken.json as Mistral has them: {problem}") from error
+    _check_bytes(name, ranks)
+    return Ranks(name, ranks, special, pattern, _new_encoding(name, ranks, pattern, pattern), revision)
+
+
+def _sentence_pieces(name: str, data: bytes, revision: str | None) -> SentencePieceModel:
+    try:
+        return SentencePieceModel(name, data, Pieces.of_file(data), revision)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a model of SentencePiece: {error}. {_conversion(Path(name).parent)}") from error
+
+
+def _is_repository(name: str) -> bool:
+    """Whether a name that is nothing on this machine is that of a hub repository."""
+    path = Path(name)
+    return name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts and not is_file_name(name)
+
+
+def _hub_file(repository: str, revision: str | None, pin: bool) -> tuple[bytes, str, str | None]:
+    """The file of a hub repository that defines its tokenizer: its bytes, its name, and the revision."""
     hub = extra("huggingface_hub", f"the tokenizer {repository} of the hub")
     endpoint = os.environ.get("HF_ENDPOINT")
     try:
         if pin:  # a branch or tag is one commit for all processes of a build
             revision = hub.HfApi(endpoint=endpoint).model_info(repository, revision=revision).sha
-        path = hub.hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=endpoint)
+        for file in FILES:
+            try:
+                path = hub.hf_hub_download(repository, file, revision=revision, endpoint=endpoint)
+            except hub.errors.EntryNotFoundError as error:
+                if isinstance(error, hub.errors.LocalEntryNotFoundError):
+                    raise
+                continue
+            return _read(Path(real_path(path))), file, revision
     except Exception as error:  # what the hub's client raises without a network is none of its own errors
-        if isinstance(error, hub.errors.EntryNotFoundError) and not isinstance(error, hub.errors.LocalEntryNotFoundError):
-            remedy = _conversion(Path(repository))
-            raise ValueError(f"the tokenizer {repository!r} of the hub has no tokenizer.json. {remedy}") from error
         raise ValueError(
             f"the tokenizer {repository!r} cannot be had from the hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
             "Check the name and the network, or name a tokenizer.json: on another machine, "
             f"python -m flows vocabulary {repository} --to tokenizer.json fetches it."
         ) from error
-    return _tokenizer_json(repository, _read(Path(real_path(path))), revision)
+    *most, last = FILES
+    raise ValueError(
+        f"the tokenizer {repository!r} of the hub has no {', '.join(most)} or {last}. {_conversion(Path(repository))}"
+    )
 
 
 def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
-    """A file next to the ``tokenizer.json`` of a directory or a hub repository; None if there is none. ValueError where the hub
+    """A file next to the one of FILES of a directory or a hub repository; None if there is none. ValueError where the hub
     does not tell.
     """
     path = Path(name)
-    if path.name == "tokenizer.json" or kind_of(path) == "directory":
+    if path.name in FILES or kind_of(path) == "directory":
         found = path / file if kind_of(path) == "directory" else path.with_name(file)
         return _read(found) if kind_of(found) == "file" else None
-    if path.suffix or name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
+    if path.suffix or not _is_repository(name):
         return None
     hub = extra("huggingface_hub", f"the tokenizer {name} of the hub")
     try:
@@ -303,10 +425,15 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
         raise ValueError(f"{file} of {name!r} cannot be had from the hub ({type(error).__name__}). Check the network.") from error
 
 
-def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> TokenizerJson:
+def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> TokenizerJson | Ranks:
+    """The tokenizer of a tokenizer.json, or of a tekken.json, whatever their names are."""
+    definition = None
+    with contextlib.suppress(ValueError, RecursionError):
+        definition = json.loads(data)
+    if isinstance(definition, dict) and isinstance(definition.get("vocab"), list) and "config" in definition:
+        return _tekken(name, definition, revision)
     tokenizers = extra("tokenizers", f"the tokenizer {name}")
     try:
-        definition = json.loads(data)
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises a bare Exception
         if form := _form_of(data):
@@ -315,6 +442,7 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
+    assert isinstance(definition, dict)  # or the library had not loaded it
     return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer, revision)
 
 
@@ -399,9 +527,56 @@ def load_vocabulary(name_or_path: str, *, pattern: str | None = None, revision: 
         parts: tuple[dict[int, bytes], Encode | None] = {value + 1: bytes([value]) for value in range(256)}, _encode_bytes
     elif isinstance(definition, Ranks):
         parts = _of_ranks(definition)
+    elif isinstance(definition, SentencePieceModel):
+        parts = _of_pieces(definition)
     else:
         parts = _of_tokenizer_json(definition)
     return Vocabulary.of(definition.name, definition.digest, *parts)
+
+
+def token_bytes(name_or_path: str, *, pattern: str | None = None, revision: str | None = None) -> TokenBytes:
+    """The bytes of each id of a tokenizer, by a name that ``resolve`` knows. Raises as ``resolve`` does."""
+    return token_bytes_of(resolve(os.path.expanduser(name_or_path), pattern=pattern, revision=revision))
+
+
+def token_bytes_of(definition: Definition) -> TokenBytes:
+    """The bytes of each id of a tokenizer. No bytes are made of them: it takes milliseconds."""
+    is_exact = True
+    if isinstance(definition, ByteValues):
+        lengths: dict[int, int] = {value + 1: 1 for value in range(256)}
+    elif isinstance(definition, Ranks):
+        lengths = {rank: len(token) for token, rank in definition.ranks.items()} | dict.fromkeys(definition.special.values(), 0)
+    elif isinstance(definition, SentencePieceModel):
+        found, is_exact = definition.pieces, False  # a lone space of the text becomes a space, and a space may be added
+        without = (PieceKind.CONTROL, PieceKind.UNKNOWN)
+        lengths = {i: 0 if kind in without else len(found.bytes_of(i)) for i, kind in enumerate(found.kinds)}
+    else:
+        lengths, is_exact = _lengths_of_json(definition)
+    of_ids = np.zeros(max(lengths, default=0) + 1, np.int32)
+    of_ids[np.fromiter(lengths, np.int64, len(lengths))] = np.fromiter(lengths.values(), np.int32, len(lengths))
+    return TokenBytes(of_ids, definition.digest or "", is_exact)
+
+
+def _lengths_of_json(of: TokenizerJson) -> tuple[dict[int, int], bool]:
+    """Bytes of each id, and whether the tokens of a text have its bytes, all of them and no others."""
+    definition, vocabulary = of.definition, of.tokenizer.get_vocab(with_added_tokens=True)
+    added = {token["content"]: bool(token.get("special")) for token in definition.get("added_tokens") or []}
+    pre_tokenizers, bytes_of = list(_flat(definition.get("pre_tokenizer"))), _bytes_of_tokens(definition)
+    alphabet = set(byte_level_alphabet())
+    is_byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizers)
+    plain = vocabulary.keys() - added.keys()
+    # After a byte-level pre-tokenizer, each character of a token is a byte.
+    if is_byte_level and alphabet.issuperset(set().union(*plain)):
+        lengths = {vocabulary[token]: len(token) for token in plain}
+    else:
+        lengths = {vocabulary[token]: len(bytes_of(token)) for token in plain}
+    lengths |= {
+        vocabulary[token]: 0 if special else len(token.encode()) for token, special in added.items() if token in vocabulary
+    }
+    adds_space = any(part.get("add_prefix_space") for part in pre_tokenizers)
+    splits = all(part.get("behavior", "Isolated") != "Removed" or part.get("invert") for part in pre_tokenizers)
+    is_exact = is_byte_level and not definition.get("normalizer") and not adds_space and splits and alphabet <= plain
+    return lengths, is_exact
 
 
 def _encode_bytes(text: str) -> npt.NDArray[np.uint32]:
@@ -414,6 +589,13 @@ def _of_ranks(definition: Ranks) -> tuple[dict[int, bytes], Encode | None]:
 
     special = {i: text.encode() for text, i in definition.special.items()}
     return {i: token for token, i in definition.ranks.items()} | special, encode if definition.encoding else None
+
+
+def _of_pieces(definition: SentencePieceModel) -> tuple[dict[int, bytes], Encode]:
+    def encode(text: str) -> npt.NDArray[np.uint32]:
+        return np.array(definition.processor.encode(text, out_type=int), np.uint32)
+
+    return {i: definition.pieces.bytes_of(i) for i in range(len(definition.pieces.pieces))}, encode
 
 
 def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Encode]:

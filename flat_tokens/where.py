@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.extras import Later
+from flat_tokens.extras import LazyModule
 
-pa: Any = Later("pyarrow", "an expression (where)")
+pa: Any = LazyModule("pyarrow", "an expression (where)")
 
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50
@@ -198,10 +198,10 @@ class _Parser:
         is_negative = self.take("-")
         if self.kind != "number":
             self.fail("a number" if is_negative else "a value: a number, a text in single quotes, true or false")
-        told = self.step()
-        if told.isdigit() and (len(told) > 19 or int(told) >= 1 << 63):
-            raise ValueError(f"where {self.text[:100]!r}: {told[:30]} is too large; whole numbers are below 2**63")
-        number = int(told) if told.isdigit() else float(told)
+        written = self.step()
+        if written.isdigit() and (len(written) > 19 or int(written) >= 1 << 63):
+            raise ValueError(f"where {self.text[:100]!r}: {written[:30]} is too large; whole numbers are below 2**63")
+        number = int(written) if written.isdigit() else float(written)
         return lambda _: -number if is_negative else number
 
 

@@ -188,18 +188,21 @@ def write_dataset(
     train: Iterable[TokenBatch],
     validation: Iterable[TokenBatch] = (),
     *,
+    test: Iterable[TokenBatch] | None = None,
     layout: LayoutName = "mmap",
     provenance: dict[str, Any] | None = None,
 ) -> Store:
     """Write a dataset to an empty path or URL, the root group's metadata last. A split whose batches have a ``loss_mask`` has
-    one. FileExistsError if something is there already, ValueError for a layout that there is not.
+    one. *test*: a third split, which the dataset has not without it.
+
+    FileExistsError if something is there already, ValueError for a layout that there is not.
     """
     store, chosen = Store.at(path_or_url), LAYOUTS[one_of("layout", layout, LAYOUTS)]
     check(json.loads(to_json(provenance or {})), PROVENANCE, "provenance")  # or readers would refuse the manifest
     if store.exists(""):
         raise FileExistsError(f"{store.url}: exists already. A dataset is written once; choose another path.")
     objects, totals = [], {}
-    for split, batches in (("train", train), ("validation", validation)):
+    for split, batches in (("train", train), ("validation", validation), *([] if test is None else [("test", test)])):
         ahead = iter(batches)
         first = list(itertools.islice(ahead, 1))
         masked = any(batch.loss_mask is not None for batch in first)

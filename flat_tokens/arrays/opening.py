@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 from dataclasses import dataclass
@@ -90,9 +91,18 @@ def _matching_spec(metadata: dict[str, Any], dtype: ItemType) -> ArraySpec | Non
             return None
     elif zarr_format == 2:
         return None
+    if not all(number is None or type(number) is int for number in (level, block_length)):
+        return None  # 3.0 equals 3, but is not written so
     spec = ArraySpec(dtype, "", zarr_format, object_length, chunk_length, level, block_length)
-    mine = json.loads(next(iter(spec.metadata(0).values())))
+    mine = _own_metadata(spec)
     return spec if all(mine[key] == metadata.get(key) for key in same) and not metadata.get("storage_transformers") else None
+
+
+@functools.lru_cache(64)
+def _own_metadata(spec: ArraySpec) -> dict[str, Any]:
+    """The metadata of an array without items."""
+    metadata: dict[str, Any] = json.loads(next(iter(spec.metadata(0).values())))
+    return metadata
 
 
 @dataclass(frozen=True)

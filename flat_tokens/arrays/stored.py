@@ -14,7 +14,7 @@ import mmap
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import google_crc32c
 import numpy as np
@@ -31,13 +31,23 @@ if TYPE_CHECKING:
     from flat_tokens.arrays.opening import ForeignSpec
 
 DECODED_BYTES = 16 << 20
-"""Decoded chunks kept by an array: enough for the entries of two million sequences."""
+"""Decoded chunks kept by an array: enough for the entries of two million sequences. A smaller one keeps all that was read."""
+LONG_RANGE = 64
+"""Ranges of fewer items on average are copied by one operation on an index of all items."""
 INDEXES = 1024
 """Indexes of shards kept, of 16 KiB each in the layouts written here."""
 READ_AHEAD_WORDS = 8 << 20
 """Words of a mapped file fetched ahead of a read of many chunks: the next read most likely begins where it ends."""
 FEW_RANGES = 16
 """The places of more ranges are computed by operations on whole arrays, which take a while to begin."""
+FEW_WORDS = 2048
+"""Copies of fewer words are of memory views, in half of numpy's time. For more, numpy lets other threads run meanwhile."""
+MANY_RANGES = 256
+"""So many ranges of a file are copied in windows, by few operations during which other threads run."""
+WINDOWS = (128, 16, 1)
+"""Words of a window. A range has windows of the first size that it has room for; its last one overlaps the one before it."""
+RANGES_AT_A_TIME = 1 << 12
+"""So many are copied in windows at a time, which bounds the memory that this takes."""
 READ_BYTES = 16 << 20
 """Larger reads are done in steps of this many bytes."""
 MERGED_GAP = 1 << 16
@@ -52,6 +62,9 @@ READS_ASKED_FIRST = 1024
 """This many reads after such a copy ask the system for all their pages before they touch the first. Asking costs a
 microsecond, so it isn't always done; from a cold cache a read is one request of the disk instead of three.
 """
+
+
+FileRanges: TypeAlias = list[list[int]] | npt.NDArray[np.int64]
 
 
 class ItemRange(NamedTuple):
@@ -69,6 +82,22 @@ class ByteRange(NamedTuple):
     i: int
     offset: int
     size: int
+
+
+class Copies(NamedTuple):
+    """Ranges of a mapped file, ``content``: the first word of each, the number of words, and its place in what is read. Of many
+    ranges these are int64[3, n], of fewer three lists.
+    """
+
+    content: npt.NDArray[np.uint32]
+    ranges: FileRanges
+
+
+class SmallArray(NamedTuple):
+    """Items of an array of compressed blocks that is kept as a whole: those of block n are there where ``has[n]`` is 1."""
+
+    items: npt.NDArray[Any]
+    has: bytearray
 
 
 class StoredArray:
@@ -95,6 +124,7 @@ class StoredArray:
         self._in_blocks = spec if isinstance(spec, ArraySpec) and spec.zstd_level is not None and not store.read_once else None
         """The specification, if compressed blocks are decoded alone. What is read once is read in whole chunks."""
         self._block_length = (self._in_blocks and self._in_blocks.block_length) or spec.chunk_length
+        self._is_small = self._in_blocks is not None and length * self.numpy_dtype.itemsize <= DECODED_BYTES
         self._waits = self._ask_first = 0
         """``_ask_first``: this many of the next reads tell the system what they want before they copy it."""
         self._words, self._files = Maps(), Maps()
@@ -154,8 +184,36 @@ class StoredArray:
 
     def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The items at *indices*: dtype[n]. Each inner chunk is read once, those of an object store all at once."""
+        if self._is_small:
+            found: npt.NDArray[Any] = self._small_array(indices, indices + 1)[indices]
+            return found
         out = np.empty(len(indices), self.numpy_dtype)
-        order = np.argsort(indices, kind="stable")
+        if self._is_mapped:
+            self._take_mapped(indices, out)
+        else:
+            self._take_of_chunks(indices, np.arange(len(indices)), out)
+        return out
+
+    def _take_mapped(self, indices: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Items of mapped files, a file at a time. Those of files that cannot be mapped are read with their chunks."""
+        objects, firsts = np.divmod(indices, self._object_length)
+        order = np.argsort(objects, kind="stable")
+        edges = np.flatnonzero(np.diff(objects[order], prepend=-1, append=-1)).tolist()
+        rest = []
+        for begin, end in itertools.pairwise(edges):
+            where = order[begin:end]
+            i = int(objects[where[0]])
+            if (mapped := self._words.get(i) or self._map_words(i)) is None:
+                rest.append(where)
+                continue
+            mapped.used = clock.now
+            out[where] = mapped.content[firsts[where] + firsts[where] // self._chunk_length]
+        if rest:
+            self._take_of_chunks(indices, np.concatenate(rest), out)
+
+    def _take_of_chunks(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Item ``indices[k]`` goes to ``out[k]``, for each k of *places*."""
+        order = places[np.argsort(indices[places], kind="stable")]
         chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
         groups = {
@@ -165,7 +223,6 @@ class StoredArray:
         for (i, c), items in self._chunks(list(groups), keep=True):
             where = groups[i, c]
             out[where] = items[indices[where] - (i * self._object_length + c * self._chunk_length)]
-        return out
 
     def gather(
         self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
@@ -176,50 +233,60 @@ class StoredArray:
         read at once: about one round trip, and one more if indexes of shards are not known yet.
         """
         if self._in_blocks is not None:
-            self._gather_blocks(starts, starts + lengths, out, at)
+            if self._is_small:
+                _copy_ranges(self._small_array(starts, starts + lengths), starts, lengths, out, at)
+            else:
+                self._gather_blocks(starts, starts + lengths, out, at)
             return
         if not self._is_mapped:
             self._read_ranges([one for k in range(len(starts)) for one in self._range(starts, lengths, at, k)], out)
             return
-        rest: list[ItemRange] = []
-        copies: list[tuple[npt.NDArray[np.uint32], int, int, int]] = []  # words, first, count, place
+        rest: list[int] = []
+        copies: list[Copies] = []
         maps, opened, now = self._words, 0, clock.now
-        for k, (i, word, count, place, within) in enumerate(self._in_files(starts, lengths, at)):
-            if not within:
-                rest += self._range(starts, lengths, at, k)
-                continue
+        for i, ranges, numbers in self._by_file(starts, lengths, at, rest):
             if (mapped := maps.get(i)) is None:
-                if not count:
-                    continue
                 if opened and opened >= at_a_time():  # no more descriptors than that: let go of the files that were read
                     self._copy(copies, out)
                     copies, opened = [], 0
                 if (mapped := self._map_words(i)) is None:
-                    rest += self._range(starts, lengths, at, k)
+                    rest += numbers.tolist()
                     continue
                 opened, now = opened + 1, clock.now
             mapped.used = now
-            copies.append((mapped.content, word, count, place))
+            copies.append(Copies(mapped.content, ranges))
         self._copy(copies, out)
         if rest:
-            self._read_ranges(rest, out)
+            self._read_ranges([one for k in rest for one in self._range(starts, lengths, at, k)], out)
 
-    def _in_files(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
-    ) -> Iterable[tuple[int, int, int, int, bool]]:
-        """Object, word of its file, number of words and place of each range, and whether it is within one chunk."""
+    def _by_file(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64], rest: list[int]
+    ) -> Iterator[tuple[int, FileRanges, npt.NDArray[np.int64]]]:
+        """Ranges of each object that are within one chunk: the object, the ranges of its file, and their numbers. The numbers of
+        all others that are not empty are added to *rest*.
+        """
         object_length, chunk_length = self._object_length, self._chunk_length
-        if len(starts) > FEW_RANGES:
-            objects, firsts = np.divmod(starts, object_length)
-            chunks = firsts // chunk_length
-            within = firsts + lengths <= (chunks + 1) * chunk_length
-            return zip(objects.tolist(), (firsts + chunks).tolist(), lengths.tolist(), at.tolist(), within.tolist(), strict=True)
-        found = []
-        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
-            i, first = divmod(start, object_length)
-            chunk = first // chunk_length
-            found.append((i, first + chunk, length, place, first + length <= (chunk + 1) * chunk_length))
-        return found
+        if len(starts) <= FEW_RANGES:
+            for k, (start, length, place) in enumerate(zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True)):
+                i, first = divmod(start, object_length)
+                chunk = first // chunk_length
+                if first + length > (chunk + 1) * chunk_length:
+                    rest.append(k)
+                elif length:
+                    yield i, [[first + chunk], [length], [place]], np.array([k])
+            return
+        objects = starts // object_length  # numpy's divmod takes several times as long
+        firsts = starts - objects * object_length
+        chunks = firsts // chunk_length
+        within = firsts + lengths <= (chunks + 1) * chunk_length
+        rest += np.flatnonzero(~within).tolist()
+        numbers = np.flatnonzero(within & (lengths > 0))
+        numbers = numbers[np.argsort(objects[numbers], kind="stable")]
+        found = np.stack([firsts + chunks, lengths, at])[:, numbers]
+        edges = np.flatnonzero(np.diff(objects[numbers], prepend=-1, append=-1)).tolist()
+        for first, stop in itertools.pairwise(edges):
+            ranges, its = found[:, first:stop], numbers[first:stop]
+            yield int(objects[its[0]]), ranges if len(its) >= MANY_RANGES else ranges.tolist(), its
 
     def _range(
         self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64], k: int
@@ -228,18 +295,29 @@ class StoredArray:
         start = int(starts[k])
         return self._by_object(start, start + int(lengths[k]), int(at[k]))
 
-    def _copy(self, copies: list[tuple[npt.NDArray[np.uint32], int, int, int]], out: npt.NDArray[Any]) -> None:
-        """Copy words ``first:first + count`` of mapped files to ``out[place:]``, for (words, first, count, place)."""
+    def _copy(self, copies: list[Copies], out: npt.NDArray[Any]) -> None:
+        """Copy words of mapped files to their places in *out*."""
         if not copies:
             return
+        reads = sum(len(ranges[1]) for _, ranges in copies)
         if self._ask_first:
-            self._ask_first = max(self._ask_first - len(copies), 0)
-            for words, first, count, _ in copies:
-                _ask_for(words, first, count)
+            self._ask_first = max(self._ask_first - reads, 0)
+            for content, (words, counts, _) in copies:
+                for first, count in zip(words, counts, strict=True):
+                    _ask_for(content, int(first), int(count))
+        is_alike = out.dtype == copies[0].content.dtype
+        items = sum(sum(ranges[1]) if isinstance(ranges, list) else int(ranges[1].sum()) for _, ranges in copies)
         begin = perf_counter()
-        for words, first, count, place in copies:
-            out[place : place + count] = words[first : first + count]
-        self._note(perf_counter() - begin, sum(count for _, _, count, _ in copies), len(copies))
+        for content, ranges in copies:
+            if isinstance(ranges, list):
+                _copy_each(content, ranges, out, FEW_WORDS if is_alike else 0)
+                continue
+            is_short = ranges[1] < (FEW_WORDS if is_alike else 0)
+            _copy_each(content, ranges[:, ~is_short].tolist(), out, 0)
+            short = ranges[:, is_short]
+            for some in range(0, short.shape[1], RANGES_AT_A_TIME):
+                _copy_windows(content, short[:, some : some + RANGES_AT_A_TIME], out)
+        self._note(perf_counter() - begin, items, reads)
 
     def units_of(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[Unit]:
         """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
@@ -406,19 +484,50 @@ class StoredArray:
 
     def _read_blocks(self, start: int, stop: int, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Items of a block or two, which are kept: the next read is often of the same."""
-        at, length = start, self._block_length
+        at, length, small = start, self._block_length, self._small() if self._is_small else None
         while at < stop:
             block = at // length
             end = min((block + 1) * length, stop)
-            if (items := self._decoded.find(block)) is None:
+            if small is not None and small.has[block]:
+                items = small.items[block * length : (block + 1) * length]
+            elif small is not None or (items := self._decoded.find(block)) is None:
                 chunk, n = divmod(block, self._chunk_length // length)
                 begin, where = perf_counter(), divmod(chunk, self._spec.chunks_per_object)
                 (stored,) = self._compressed([where]) if not self.store.is_local else self._mapped_chunks(where[0], where[1:])
-                items = self._decoded.keep(block, self._decode_block(where, n, stored))
+                items = self._decode_block(where, n, stored)
+                if small is None:
+                    self._decoded.keep(block, items)
+                else:
+                    small.items[block * length : (block + 1) * length] = items[: self.length - block * length]
+                    small.has[block] = 1
                 self._note(perf_counter() - begin, length, 1)
             out[at - start : end - start] = items[at - block * length : end - block * length]
             at = end
         return out
+
+    def _small(self) -> SmallArray:
+        """The items of an array that is small enough to be kept as a whole, as far as they were read."""
+        if (found := self._decoded.find(SmallArray)) is None:
+            blocks = -(-self.length // self._block_length)
+            found = self._decoded.keep(SmallArray, SmallArray(np.empty(self.length, self.numpy_dtype), bytearray(blocks)))
+        return cast(SmallArray, found)
+
+    def _small_array(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """All items of a small array, of which those of ``starts[k]:stops[k]`` are decoded: dtype[length]."""
+        small, length = self._small(), self._block_length
+        if 0 in small.has:
+            some = np.flatnonzero(stops > starts)
+            # block -> ranges that begin in it, less those that have ended before it
+            changes = np.zeros(len(small.has) + 1, np.int64)
+            np.add.at(changes, starts[some] // length, 1)
+            np.add.at(changes, (stops[some] - 1) // length + 1, -1)
+            is_wanted = np.cumsum(changes)[:-1] > 0
+            missing = np.flatnonzero(is_wanted & (np.frombuffer(small.has, np.uint8) == 0))
+            first = missing * length
+            self._gather_blocks(first, np.minimum(first + length, self.length), small.items, first)
+            for block in missing.tolist():
+                small.has[block] = 1
+        return small.items
 
     def _gather_blocks(
         self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
@@ -618,6 +727,57 @@ class StoredArray:
     def _damaged(self, i: int, what: str) -> ValueError:
         path = self.store.path(self._spec.object_key(i))
         return ValueError(f"{path}: {what}. The file is damaged: remove it and build again.")
+
+
+def _copy_ranges(
+    items: npt.NDArray[Any],
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    out: npt.NDArray[Any],
+    at: npt.NDArray[np.int64],
+) -> None:
+    """Items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``."""
+    ends = np.cumsum(lengths)
+    count = int(ends[-1]) if len(ends) else 0
+    if count < len(starts) * LONG_RANGE:
+        places, before = np.arange(count), ends - lengths
+        out[places + np.repeat(at - before, lengths)] = items[places + np.repeat(starts - before, lengths)]
+        return
+    for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
+        out[place : place + length] = items[start : start + length]
+
+
+def _copy_each(content: npt.NDArray[np.uint32], ranges: list[list[int]], out: npt.NDArray[Any], few: int) -> None:
+    """Copy ranges of a mapped file one by one, those of fewer words than *few* as memory."""
+    stored, target = content.view(np.uint32).data, out.view(np.uint32).data
+    for first, count, place in zip(*ranges, strict=True):
+        if count < few:
+            target[place : place + count] = stored[first : first + count]
+        else:
+            out[place : place + count] = content[first : first + count]
+
+
+def _copy_windows(content: npt.NDArray[np.uint32], ranges: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    """Copy ranges of a mapped file, int64[3, n], to *out*, which has items of the same type.
+
+    An array that has a window from each word on, as one item, is indexed: one operation copies all windows.
+    """
+    most = FEW_WORDS
+    for size in WINDOWS:
+        first, count, place = ranges[:, (ranges[1] >= size) & (ranges[1] < most)]
+        most = size
+        if not len(first):
+            continue
+        windows = -(-count // size)
+        within = np.arange(int(windows.sum())) - np.repeat(np.cumsum(windows) - windows, windows)
+        within = np.minimum(within * size, np.repeat(count - size, windows))
+        stored, target = (_windows(words, size) for words in (content, out))
+        target[within + np.repeat(place, windows)] = stored[within + np.repeat(first, windows)]
+
+
+def _windows(words: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Item i: words ``i:i + size``. It is a view of the same memory."""
+    return np.ndarray((len(words) - size + 1,), f"V{4 * size}", words, strides=(4,)) if size > 1 else words
 
 
 def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int, advice: int = mmap.MADV_WILLNEED) -> None:

@@ -23,7 +23,7 @@ from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
-from flat_tokens.manifest import SPLITS, SplitName
+from flat_tokens.manifest import EVERY_SPLIT, SplitName, splits_at
 from flat_tokens.reader import open_root, open_split, resolve
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -87,13 +87,13 @@ def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, opt
 
 def _exported_nothing(files: Files) -> Opened | None:
     """The empty splits of an export of no sequence, which has no files, or those alone that list the others."""
-    if len(files.keys) > len(SPLITS):
+    if len(files.keys) > len(EVERY_SPLIT):
         return None
     try:
         record = read_json(files.store, EXPORT_RECORD)
         if record["parts"] != 0 or record["format"] not in FORMATS:
             return None
-        return Opened(record["format"], {name: Joined(()) for name in SPLITS if name in record["splits"]})
+        return Opened(record["format"], {name: Joined(()) for name in EVERY_SPLIT if name in record["splits"]})
     except (*NO_OBJECT, ValueError, KeyError, TypeError):
         return None
 
@@ -107,7 +107,7 @@ def check_format(format: object, known: Collection[str]) -> None:
 def source(path_or_url: str | os.PathLike[str]) -> Splits:
     """The splits of a dataset, as an export takes them. FileNotFoundError if there is no dataset."""
     store, _ = open_root(Store.at(path_or_url))
-    return {split: open_split(store / split) for split in SPLITS}
+    return {split: open_split(store / split) for split in splits_at(store)}
 
 
 def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
@@ -121,7 +121,7 @@ def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
         return {}
     if "max_token_id" in metadata["attributes"]:
         return {split_of(store.root.rsplit("/", 1)[-1]): open_split(store)}
-    return {split: open_split(store / split) for split in SPLITS}
+    return {split: open_split(store / split) for split in splits_at(store)}
 
 
 def recognised(files: Files) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Literal
 import zstandard
 
 from flat_tokens.arrays.codecs import inflate
-from flat_tokens.extras import Later
+from flat_tokens.extras import LazyModule
 
 Codec = Literal["zstd", "gz", "br", "bz2", "snappy"]
 LEVELS: dict[Codec, int | None] = {"zstd": 3, "gz": 6, "br": 5, "bz2": 9, "snappy": None}
@@ -17,7 +17,7 @@ LEVELS: dict[Codec, int | None] = {"zstd": 3, "gz": 6, "br": 5, "bz2": 9, "snapp
 MAX_WHOLE_BYTES = 1 << 30
 """Such a file is held in memory: a larger one is neither read nor written."""
 
-pa = Later("pyarrow", "br or snappy")
+pa = LazyModule("pyarrow", "br or snappy")
 
 
 def compress(codec: Codec, data: bytes) -> bytes:

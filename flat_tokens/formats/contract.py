@@ -34,10 +34,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.manifest import SplitName
+from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
-from flat_tokens.stores.store import Store, StoredObject, file_at
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, file_at
 
 EXPORT_RECORD = ".export/export.json"
 """The record of a finished export, next to its files."""
@@ -45,7 +46,7 @@ BATCH_TOKENS = 1 << 19
 """Tokens processed at a time: 2 MB, which fit into a processor's cache."""
 
 Splits = Mapping[SplitName, FlatTokens]
-"""The splits to export: ``{"train": dataset.train, "validation": dataset.validation}``, or one of them."""
+"""The splits to export: ``dataset.splits``, or some of them."""
 
 
 class ExportFile(NamedTuple):
@@ -185,9 +186,22 @@ def members(files: Files, ending: str, has_format: Callable[[Store, str], object
 VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdout"}
 
 
-def split_of(key: str) -> SplitName:
-    """The split of a file, from the words in its path: ``fineweb_val_000000.npy`` is validation."""
-    return "validation" if VALIDATION_WORDS & set(re.split(r"[^a-z]+", key.lower())) else "train"
+def split_of(key: str, has_test: bool = False) -> SplitName:
+    """The split of a file, from the words in its path: ``fineweb_val_000000.npy`` is validation. *has_test*: ``test`` is a split
+    of its own; else it is a word for validation.
+    """
+    words = set(re.split(r"[^a-z]+", key.lower()))
+    if has_test and TEST in words:
+        return TEST
+    return "validation" if VALIDATION_WORDS & words else "train"
+
+
+def has_test(files: Files) -> bool:
+    """Whether the files are of an export that has ``test`` as a split of its own."""
+    try:
+        return TEST in read_json(files.store, EXPORT_RECORD).get("splits", ())
+    except (*NO_OBJECT, ValueError, TypeError):
+        return False
 
 
 def indices(files: Files, name: str) -> list[str]:
@@ -202,7 +216,7 @@ def split_of_index(files: Files, key: str) -> SplitName:
     directory = posixpath.dirname(key)
     # The user chose the name of the root directory: only a whole word in it names a split.
     name = directory or posixpath.basename(files.store.root)
-    return split_of(name) if directory or name in VALIDATION_WORDS else "train"
+    return split_of(name, has_test(files)) if directory or name in VALIDATION_WORDS else "train"
 
 
 def by_split(
@@ -210,8 +224,9 @@ def by_split(
 ) -> dict[SplitName, Readable]:
     """The readers of some of the files by split, joined in the order of the keys."""
     found: dict[SplitName, list[Readable]] = {}
+    of_test = has_test(files)
     for key in keys:
-        found.setdefault(split_of(key), []).append(opened(files.store, key, options))
+        found.setdefault(split_of(key, of_test), []).append(opened(files.store, key, options))
     return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in found.items()}
 
 

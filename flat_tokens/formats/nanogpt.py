@@ -187,14 +187,23 @@ def check_bounds(split: FlatTokens, options: Stream, what: str) -> None:
         )
 
 
+STREAM_NAMES: dict[SplitName, str] = {"train": "train", "validation": "val", "test": "test"}
+
+
 def plan(splits: Splits, options: Stream, kind: Kind) -> list[ExportFile]:
     check(splits, kind, options)
     lengths = {name: stream_length(split, options) for name, split in splits.items() if split.seq_count}
     if not isinstance(options, Shards):
-        return [ExportFile(f"{'train' if name == 'train' else 'val'}.bin", name, 0, length) for name, length in lengths.items()]
+        return [ExportFile(f"{STREAM_NAMES[name]}.bin", name, 0, length) for name, length in lengths.items()]
     named, size = isinstance(options, NamedShards), options.tokens_per_shard
     prefix, digits = (f"{options.name}_", 6) if isinstance(options, NamedShards) else ("", 4)
     names: dict[SplitName, str] = {"validation": "val" if named else "test", "train": "train"}
+    if "test" in lengths:
+        if not named:
+            raise ValueError(
+                f"{kind.name} calls validation 'test', and has no place for a test split. Export train or validation."
+            )
+        names["test"] = "test"
     files: list[ExportFile] = []
     for name, word in names.items():
         # The numbers of named shards go on from validation to train, whose first is 1 if there is no validation.
@@ -354,11 +363,12 @@ class StreamReader:
 
 def open_streams(files: Files, options: Stream, kind: Kind) -> Mapping[SplitName, Readable]:
     found: dict[SplitName, list[StoredItems]] = {}
+    of_test = contract.has_test(files)
     for key in contract.members(files, kind.ending, lambda store, key: has_kind(store, key, kind)):
         tokens = kind.parse(files.store, key)
         if tokens.dtype.itemsize != kind.dtype.itemsize:
             raise ValueError(f"{tokens.path}: has tokens of {tokens.dtype.name}, but {kind.name} has {kind.dtype.name}")
-        found.setdefault(split_of(key), []).append(tokens)
+        found.setdefault(split_of(key, of_test), []).append(tokens)
     return {split: StreamReader(tuple(those), options.end_of_text, kind.place) for split, those in found.items()}
 
 

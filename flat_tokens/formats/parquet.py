@@ -20,7 +20,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.columns import Sink, type_of
-from flat_tokens.extras import Later
+from flat_tokens.extras import LazyModule
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
@@ -31,7 +31,7 @@ from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.text.limits import LARGEST_PAGE
 
-pyarrow: Any = Later("pyarrow", "reading and writing Parquet and Arrow files")
+pyarrow: Any = LazyModule("pyarrow", "reading and writing Parquet and Arrow files")
 
 MAX_ROW_TOKENS = 2**31 - 1
 """A list's offsets are 32 bits wide."""

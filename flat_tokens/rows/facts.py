@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_of
-from flat_tokens.manifest import SPLITS, dataset_of, manifest_of
+from flat_tokens.manifest import dataset_of, manifest_of, splits_of
 from flat_tokens.rows.views import Int64s
 from flat_tokens.where import Where, pa
 
@@ -55,34 +55,34 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
 
     ValueError for a name that it cannot have, and for a comparison of a number with a text.
     """
-    split = posixpath.basename(tokens.store.root)
+    return where.holds(lambda name: values_of(tokens, name, start, stop, recorded))
+
+
+def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Callable[[], Recorded]) -> Any:
+    """A fact of the sequences ``start:stop``, by its name: an Arrow array. ValueError for a name that it cannot have."""
+    dataset, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
 
     def entries(name: str) -> npt.NDArray[np.uint64]:
-        array = open_array(dataset_of(tokens.store) / f"documents/{split}/{name}", "uint64")
+        array = open_array(dataset / f"documents/{split}/{name}", "uint64")
         found: npt.NDArray[np.uint64] = (
             array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
         )
         return found
 
-    def column(name: str) -> Any:
-        if name not in NAMES:
-            kept = recorded().columns.get(split)
-            if kept is None or name not in kept.kinds:
-                raise ValueError(f"there is no column {name!r}; there are {', '.join((*NAMES, *(kept.kinds if kept else ())))}")
-            numbers = np.arange(start, stop) if tokens.numbers is None else tokens.numbers[start:stop]
-            return replace(kept, store=dataset_of(tokens.store)).take(numbers, [name]).column(0)
-        if name == "tokens":
-            return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
-        try:
-            if name == "row":
-                return pa.array(entries("row").astype(np.int64))
-            return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), recorded().sources)
-        except FileNotFoundError as error:
-            raise ValueError(
-                f"there is no column {name!r}: {dataset_of(tokens.store).url} has no record of its documents"
-            ) from error
-
-    return where.holds(column)
+    if name not in NAMES:
+        kept = recorded().columns.get(split)
+        if kept is None or name not in kept.kinds:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join((*NAMES, *(kept.kinds if kept else ())))}")
+        numbers = np.arange(start, stop) if tokens.numbers is None else tokens.numbers[start:stop]
+        return replace(kept, store=dataset).take(numbers, [name]).column(0)
+    if name == "tokens":
+        return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
+    try:
+        if name == "row":
+            return pa.array(entries("row").astype(np.int64))
+        return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), recorded().sources)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no column {name!r}: {dataset.url} has no record of its documents") from error
 
 
 class Recorded(NamedTuple):
@@ -97,7 +97,7 @@ def recorded_of(dataset: Store) -> Recorded:
     manifest = manifest_of(dataset)
     made_of = manifest.get("provenance", {})
     sources = [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]
-    return Recorded(sources, {split: columns_of(dataset, manifest, split) for split in SPLITS})
+    return Recorded(sources, {split: columns_of(dataset, manifest, split) for split in splits_of(manifest.get("totals", {}))})
 
 
 def kept_columns(tokens: FlatTokens) -> Columns | None:

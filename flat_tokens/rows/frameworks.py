@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections import deque
@@ -18,17 +19,19 @@ Array: TypeAlias = Any
 Framework = Literal["numpy", "torch", "jax"]
 Fields: TypeAlias = Sequence[str] | None
 """Names of the fields that a row is a dict of; None: a row is the tuple of its stored fields."""
-REUSED_TOKENS = range(1 << 18, (1 << 24) + 1)
-"""Arrays of this many tokens are recycled: 1 to 64 MiB. The allocator keeps smaller ones by itself."""
-REUSED_ARRAYS = 4
-"""At most this many unused arrays are kept."""
+REUSED_BYTES = range(1 << 20, (64 << 20) + 65)
+"""Arrays of 1 to 64 MiB are recycled. The allocator keeps smaller ones by itself."""
+KEPT_BYTES = 256 << 20
+"""At most this many bytes of unused arrays are kept: those that were freed last."""
 
 
-def room_for(shape: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    """Uninitialized uint32[shape] at a multiple of 64 bytes: jax takes over only such arrays without a copy."""
-    count = math.prod(shape)
-    room = _reused(count + 16) if count in REUSED_TOKENS else np.empty(count + 16, np.uint32)
-    skipped = -room.ctypes.data % 64 // 4
+def room_for(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[Any]:
+    """Uninitialized dtype[shape] at a multiple of 64 bytes: jax takes over only such arrays without a copy."""
+    wanted, count = np.dtype(dtype), math.prod(shape)
+    spare = 64 // wanted.itemsize
+    size = (count + spare) * wanted.itemsize
+    room = _reused(size).view(wanted) if size in REUSED_BYTES else np.empty(count + spare, wanted)
+    skipped = -room.ctypes.data % 64 // wanted.itemsize
     return room[skipped : skipped + count].reshape(shape)
 
 
@@ -36,22 +39,34 @@ class _Lent:
     """Memory of a large array. It is kept for the next one when the array and all its slices are gone."""
 
     __slots__ = ("__array_interface__", "_memory")
-    left: ClassVar[deque[npt.NDArray[np.uint32]]] = deque(maxlen=REUSED_ARRAYS)
+    left: ClassVar[deque[npt.NDArray[np.uint8]]] = deque()
 
-    def __init__(self, memory: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self._memory, self.__array_interface__ = memory, memory.__array_interface__
 
     def __del__(self) -> None:
         self.left.append(self._memory)
+        while sum(map(len, self.left.copy())) > KEPT_BYTES:
+            with contextlib.suppress(IndexError):  # another thread has taken it
+                self.left.popleft()
+
+    @classmethod
+    def memory(cls, size: int) -> npt.NDArray[np.uint8]:
+        """Unused memory of this size, else fresh one. The arrays of a batch have several sizes."""
+        for _ in range(len(cls.left)):
+            try:
+                memory = cls.left.popleft()
+            except IndexError:
+                break
+            if len(memory) == size:
+                return memory
+            cls.left.append(memory)
+        return np.empty(size, np.uint8)
 
 
-def _reused(count: int) -> npt.NDArray[np.uint32]:
-    """Uninitialized uint32[count]. Pages of fresh memory cost several times as much as the computation that fills them."""
-    try:
-        memory = _Lent.left.pop()
-    except IndexError:
-        memory = np.empty(count, np.uint32)
-    lent: Any = _Lent(memory if len(memory) == count else np.empty(count, np.uint32))
+def _reused(size: int) -> npt.NDArray[np.uint8]:
+    """Uninitialized uint8[size]. Pages of fresh memory cost several times as much as the computation that fills them."""
+    lent: Any = _Lent(_Lent.memory(size))
     return np.asarray(lent)
 
 

@@ -357,7 +357,7 @@ class Steps(Iterator[Any]):
         self._stop = there_are if stop is None else whole_number("stop", stop)
         if there_are is not None and self._stop is not None and self._stop > there_are:
             raise IndexError(f"there are no steps up to {stop}; there are {there_are}")
-        self._ahead: _Ahead | None = None
+        self._ahead: _Prefetcher | None = None
         self._load: Callable[[int], Any] = loader.__getitem__
         self._closed = False
         self._changing = threading.Lock()  # one thread may close what another iterates over
@@ -377,13 +377,13 @@ class Steps(Iterator[Any]):
         if self._prefetch:
             self._running()
 
-    def _running(self) -> _Ahead:
+    def _running(self) -> _Prefetcher:
         """The buffer of the threads, which are started if they do not run."""
         with self._changing:
             if self._closed:
                 raise StopIteration
             if self._ahead is None:
-                self._ahead = _Ahead(self._load, self.step, self._stop, self._prefetch, self._threads)
+                self._ahead = _Prefetcher(self._load, self.step, self._stop, self._prefetch, self._threads)
                 # The threads know the buffer, not this iterator: they do not keep it alive.
                 self._stop_ahead = weakref.finalize(self, self._ahead.stop)
             return self._ahead
@@ -454,7 +454,7 @@ def _resumed(loader: ByStep, step: int, stop: int | None, prefetch: int, threads
     return steps
 
 
-class _Ahead:
+class _Prefetcher:
     """At most *depth* steps loading or loaded, in order. Threads share only simple queues, which finalizers may always fill."""
 
     def __init__(self, load: Callable[[int], Any], start: int, stop: int | None, depth: int, threads: int) -> None:

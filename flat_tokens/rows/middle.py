@@ -22,7 +22,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import whole_number
 from flat_tokens.rows.lookup import stored_keys
-from flat_tokens.rows.shuffle import derive_keys
+from flat_tokens.rows.shuffle import derive_keys, extended_keys
 from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 
@@ -93,9 +93,11 @@ def with_middle(tokens: FlatTokens, fim: FillInMiddle | dict[str, Any] | None) -
 class _MiddleStarts:
     """``seq_starts`` of the documents, in memory, and what decides their cuts."""
 
-    def __init__(self, stored: StoredArray, entries: Int64s, before: Int64s, keys: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, stored: StoredArray, entries: Int64s, before: Int64s, keys: npt.NDArray[np.uint64], seed: int) -> None:
         self.stored, self.store, self.length = stored, stored.store, len(entries)
         self.entries, self.before, self.keys = entries, before, keys
+        self.roots = np.stack([derive_keys(seed, CUTS, 0), derive_keys(seed, CUTS, 1), derive_keys(seed, ORDER)])
+        """The beginning of the random numbers of all documents: uint64[3, 1], of two cuts and of the order."""
 
     @classmethod
     def of(cls, tokens: FlatTokens, fim: FillInMiddle) -> _MiddleStarts:
@@ -104,7 +106,7 @@ class _MiddleStarts:
         drawn = (derive_keys(fim.seed, CHOSEN, keys) >> np.uint64(11)).astype(np.float64) / (1 << 53)
         is_moved = (drawn < fim.rate) & (np.diff(entries) >= MIN_TOKENS)
         before = running_sums(is_moved.view(np.uint8))
-        return cls(tokens.seq_starts, entries + SENTINELS * before, before, keys)
+        return cls(tokens.seq_starts, entries + SENTINELS * before, before, keys, fim.seed)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
         return self.entries[start:stop].astype(np.uint64)
@@ -166,35 +168,29 @@ class _MiddleTokens:
         first = np.searchsorted(entries, starts, side="right") - 1
         counts = np.where(lengths > 0, np.searchsorted(entries, starts + lengths) - first, 0)
         of, document = np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
-        begin, is_moved = entries[document], before[document + 1] > before[document]
+        begin, moved_before = entries[document], before[document]
+        is_moved = before[document + 1] > moved_before
+        stored = begin - SENTINELS * moved_before
         sizes = entries[document + 1] - begin - SENTINELS * is_moved
-        low, high, suffix_first = self._cuts(document, sizes, begin - SENTINELS * before[document], is_moved)
-        # part of a document: its place in the document as it is read, its place in the stored one, its length
-        where, source, size = np.empty((3, len(document), 3), np.int64)
-        shifted = SENTINELS * is_moved
-        where[:, 0], source[:, 0], size[:, 0] = np.where(suffix_first, 0, is_moved), 0, np.where(suffix_first, 0, low)
-        where[:, 1] = np.where(suffix_first, 2, low + np.where(is_moved, 2, 0))
-        source[:, 1], size[:, 1] = high, sizes - high
-        where[:, 2] = shifted + np.where(suffix_first, sizes - high, low + sizes - high)
-        source[:, 2] = np.where(suffix_first, 0, low)
-        size[:, 2] = high - source[:, 2]
-        shift = (at[of] + begin - starts[of])[:, None]  # place in the document -> place in out
-        start, stop = (starts[of] - begin)[:, None], (starts[of] + lengths[of] - begin)[:, None]
+        low, high, suffix_first = self._cuts(document, sizes, stored, is_moved)
+        # A document is read as what is before its middle, or nothing where the suffix is first; the suffix; the rest up to it:
+        # the place of each in the document as it is read, its place in the stored one, its length.
+        before_suffix, suffix = np.where(suffix_first, 0, low), sizes - high
+        where = np.stack([is_moved, before_suffix + 2 * is_moved, before_suffix + suffix + SENTINELS * is_moved])
+        source = np.stack([np.zeros_like(low), high, before_suffix])
+        size = np.stack([before_suffix, suffix, high - before_suffix])
+        start = starts[of] - begin
+        stop, shift = start + lengths[of], at[of] - start  # place in the document -> place in out
         clipped = np.maximum(where, start)
         count = np.minimum(where + size, stop) - clipped
-        some = np.flatnonzero(count.reshape(-1) > 0)
-        stored_at = (begin - SENTINELS * before[document])[:, None] + source + clipped - where
-        parts = ((clipped + shift).reshape(-1)[some], stored_at.reshape(-1)[some], count.reshape(-1)[some])
-        # the document's first token is the first of a part that begins at its place 0
-        first_part = is_moved[:, None] & (source == 0) & (size > 0) & (where >= start) & (where < stop)
-        moved = (where + shift)[first_part]
-        added = (
-            np.zeros_like(low),
-            np.where(suffix_first, 1, low + 1),
-            np.where(suffix_first, sizes - high + 2, low + sizes - high + 2),
-        )
-        sentinels = tuple((place + shift[:, 0])[is_moved & (place >= start[:, 0]) & (place < stop[:, 0])] for place in added)
-        return (*parts, moved, sentinels)  # type: ignore[return-value]
+        some = np.flatnonzero(count > 0)
+        parts = ((clipped + shift).reshape(-1)[some], (stored + source + clipped - where).reshape(-1)[some])
+        # the document's first token, and the three that are added
+        first_token = np.where(before_suffix > 0, 1, np.where(high > 0, where[2], where[1]))
+        places = np.stack([first_token, np.zeros_like(low), before_suffix + 1, before_suffix + suffix + 2])
+        there = is_moved & (places >= start) & (places < stop)
+        moved, *sentinels = (place[its] for place, its in zip(places + shift, there, strict=True))
+        return (*parts, count.reshape(-1)[some], moved, (sentinels[0], sentinels[1], sentinels[2]))
 
     def _cuts(
         self, document: Int64s, sizes: Int64s, stored: Int64s, is_moved: npt.NDArray[np.bool_]
@@ -202,16 +198,13 @@ class _MiddleTokens:
         """Where the middle of each document begins and ends, and whether its suffix comes first. A document that is read as it
         is stored is all prefix.
         """
-        keys = self._starts.keys[document]
-        epoch = np.uint64(self._epoch)
-        drawn = [derive_keys(self.fim.seed, CUTS, number, keys, np.array([epoch])) >> np.uint64(33) for number in (0, 1)]
+        drawn = extended_keys(self._starts.roots, self._starts.keys[document], self._epoch)  # two cuts, and an order
         # a place from 0 to n, both included
-        places = [_scaled(bits, sizes + 1) for bits in drawn]
-        cuts = np.stack([np.minimum(*places), np.maximum(*places)])
-        cuts = np.where(is_moved, cuts, sizes)
+        places = _scaled(drawn[:2] >> np.uint64(33), sizes + 1)
+        cuts = np.where(is_moved, np.stack([np.minimum(*places), np.maximum(*places)]), sizes)
         if self.fim.inside:
             cuts = self._between_characters(cuts, sizes, stored, is_moved)
-        order = (derive_keys(self.fim.seed, ORDER, keys, np.array([epoch])) >> np.uint64(11)).astype(np.float64) / (1 << 53)
+        order = (drawn[2] >> np.uint64(11)).astype(np.float64) / (1 << 53)
         return cuts[0], cuts[1], is_moved & (order < self.fim.spm_rate)
 
     def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: npt.NDArray[np.bool_]) -> Int64s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MixedSource: TypeAlias = tuple[View, float | Schedule] | tuple[View, float | Schedule, int | None]
 """A view, its weight, and for how many epochs it is drawn: without end if that is None or missing."""
+ROWS_AT_A_TIME = 1 << 20
 MOST_SAMPLES = 1 << 53
 """The samples of a source with a limit of epochs are numbered in int64, together with those of all others."""
 
@@ -36,6 +37,14 @@ class MixedBatch(NamedTuple):
     samples: Any
     source: Indices
     index: Indices  # type: ignore[assignment] # a field of this name hides a tuple's method
+
+
+class EpochRows(NamedTuple):
+    """The rows of a source that are drawn in each of the epochs *first* to *last*: bool[rows], None for all, once each."""
+
+    first: int
+    last: int
+    rows: npt.NDArray[np.bool_] | None
 
 
 class Mixture(ByStep):
@@ -164,6 +173,43 @@ class Mixture(ByStep):
         position = self.position(step)
         phase = bisect_right(self._phase_starts, position) - 1
         found: Indices = self._drawn_before[phase] + self._in_phase(self._phases[phase], position)
+        return found
+
+    def drawn_rows(self, step: int, source: str | None = None) -> Iterator[EpochRows]:
+        """The rows of a source that are drawn before *step*, an item for each run of epochs that have the same, in order.
+
+        An epoch that is drawn in part costs a bit more than a byte a row. *source* is needed if there are several.
+        """
+        k, end, stock = self._number_of(source), self.position(step), None
+        for phase in self._phases:
+            if phase.start < end and k in phase.sources:
+                stock = phase.stocks(end if phase.stop is None else min(end, phase.stop))[k]
+        if stock is None:
+            return
+        # All places before stock.rest were drawn, but for those that were skipped: these come next.
+        length, epoch = len(self.views[k]), 0
+        skipped = np.sort(stock.skipped)
+        open_epochs = np.unique(skipped // length).tolist() + ([stock.rest // length] if stock.rest % length else [])
+        for partial in sorted(set(open_epochs)):
+            if epoch < partial:
+                yield EpochRows(epoch, partial - 1, None)
+            low, high = np.searchsorted(skipped, (partial * length, (partial + 1) * length))
+            rows = self._rows_in(k, partial, stock.rest, skipped[low:high])
+            if rows.any():
+                yield EpochRows(partial, partial, rows)
+            epoch = partial + 1
+        if epoch < stock.rest // length:
+            yield EpochRows(epoch, stock.rest // length - 1, None)
+
+    def _rows_in(self, k: int, epoch: int, rest: int, skipped: Indices) -> npt.NDArray[np.bool_]:
+        """The rows of a source whose places in an epoch are before *rest* and not *skipped*: bool[rows]."""
+        length, keys = len(self.views[k]), derive_keys(self.seed, 1, k, epoch)
+        found, stop = np.zeros(length, bool), min(rest - epoch * length, length)
+        for first in range(0, stop, ROWS_AT_A_TIME):
+            places = np.arange(first, min(first + ROWS_AT_A_TIME, stop))
+            if len(skipped):
+                places = places[~np.isin(places + epoch * length, skipped)]
+            found[self._permutations[k](places.view(np.uint64), keys).view(np.int64)] = True
         return found
 
     def _in_phase(self, phase: Phase, position: int) -> Indices:

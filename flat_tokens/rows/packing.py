@@ -6,6 +6,8 @@ An *index*, made from ``seq_starts`` alone, says which documents a pack is made 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.attention import Attention
 from flat_tokens.rows.fill import Covered
-from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along
+from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along, room_for
 from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index
 from flat_tokens.rows.views import IGNORED_LABEL, Int64s, Row, SplitView, checked_length, ranges, running_sums
 
@@ -24,6 +26,10 @@ PADDING = -1
 """The document id of padding."""
 MAX_LENGTH = 1 << 30
 """The longest pack: positions, and sums of two of them, are int32."""
+PLACES_AT_A_TIME = 1 << 17
+"""Operations on fewer leave other threads no time to run meanwhile; what repeats so many is still in a processor's cache."""
+FEW_PLACES = 32
+"""Ranges of fewer places on average are written by one operation on all places."""
 
 
 class _PackedDocuments(NamedTuple):
@@ -52,6 +58,7 @@ class PackedDocuments(Attention, Row, _PackedDocuments):  # type: ignore[misc]
 
     __slots__ = ()
     _on_request = ("loss_mask",)
+    _made_of = MappingProxyType({"loss_mask": ("labels",)})
     _padding_segment = PADDING
 
     @property
@@ -232,11 +239,6 @@ class PackedDocumentsView(SplitView):
             raise ValueError(
                 f"{self.tokens.store.url}: seq_starts is not what the packing index was made of. Open the dataset again."
             )
-        encoded = np.empty((rows, length), np.uint32)
-        self.tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
-        encoded >>= np.uint32(1)
-        ids = encoded.view(np.int32)
-
         # Padding is one more part of each row: part p of row r -> p + r; the padding of row r -> splits[r + 1] + r
         row_numbers = np.arange(rows)
         part_rows = np.repeat(row_numbers, np.diff(splits))
@@ -247,24 +249,89 @@ class PackedDocumentsView(SplitView):
         documents[part_at], documents[padding_at] = parts.documents, PADDING
         offsets[part_at], offsets[padding_at] = parts.offsets % length, (parts.offsets + parts.lengths - 1)[last] % length + 1
         lengths[part_at], lengths[padding_at] = parts.lengths, length - filled
+        wanted = self._stored_fields
+        tokens = labels = input_pos = document_ids = None
+        if "tokens" in wanted or "labels" in wanted:
+            tokens, labels = self._tokens_and_labels(parts, filled, with_labels="labels" in wanted)
+        if "document_ids" in wanted:
+            document_ids = room_for((rows, length), np.int64)
+            _repeat(documents, lengths, document_ids)
+        if "input_pos" in wanted:
+            input_pos = room_for((rows, length), np.int32)
+            _count_on(offsets, lengths, length, input_pos)
+            beyond = np.maximum(offsets[padding_at] - filled, 0)
+            _fill(input_pos, (row_numbers + 1) * length - beyond, beyond, length - 1)
+        return PackedDocuments(tokens, labels, input_pos, document_ids, parts.document_range)
 
-        document_ids = np.repeat(documents, lengths).reshape(rows, length)
-        # place in the row -> place in the document
-        begins = running_sums(lengths)[:-1] - np.repeat(row_numbers, np.diff(splits) + 1) * length
-        input_pos = np.repeat((offsets - begins).astype(np.int32), lengths).reshape(rows, length)
-        input_pos += np.arange(length, dtype=np.int32)
-        if (offsets + lengths > length).any():
-            beyond = np.where(document_ids == PADDING, np.int32(length - 1), input_pos - np.int32(length))
-            np.copyto(input_pos, beyond, where=input_pos >= length)
-        labels = ids.astype(np.int64)
-        if self.tokens.loss_mask is not None:
-            mask = np.ones((rows, length), np.uint8)
-            self.tokens.loss_mask.gather(parts.starts, parts.counts, mask.reshape(-1), parts.at)
-            labels[mask == 0] = IGNORED_LABEL
+    def _tokens_and_labels(self, parts: Parts, filled: Int64s, *, with_labels: bool) -> tuple[Array, Array]:
+        """``tokens`` and, where they are wanted, ``labels`` of packs: int32[rows, length], int64[rows, length] or None."""
+        shape = rows, length = len(filled), self.length
+        encoded, labels = room_for(shape), room_for(shape, np.int64) if with_labels else None
+        self.tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
+        ids = encoded.view(np.int32)
+        padding = [(np.arange(rows) * length + filled, length - filled)]
         if self._plan.pad_to > 1:
-            places = ranges(parts.at + parts.counts, parts.lengths - parts.counts)
-            ids.reshape(-1)[places], labels.reshape(-1)[places] = self.padding_idx, IGNORED_LABEL
-        if (filled < length).any():
-            padding = document_ids == PADDING
-            ids[padding], labels[padding] = self.padding_idx, IGNORED_LABEL
-        return PackedDocuments(ids, labels, input_pos, document_ids, parts.document_range)
+            padding.append((parts.at + parts.counts, parts.lengths - parts.counts))
+        np.right_shift(encoded, np.uint32(1), out=encoded)
+        if labels is not None:
+            np.copyto(labels, ids)
+            if self.tokens.loss_mask is not None:
+                mask = np.ones(shape, np.uint8)
+                self.tokens.loss_mask.gather(parts.starts, parts.counts, mask.reshape(-1), parts.at)
+                np.copyto(labels, IGNORED_LABEL, where=mask == 0)
+        for starts, counts in padding:
+            _fill(ids, starts, counts, self.padding_idx)
+            if labels is not None:
+                _fill(labels, starts, counts, IGNORED_LABEL)
+        return ids, labels
+
+
+def _repeat(values: Int64s, counts: Int64s, out: Array) -> None:
+    """Each value, as many times as its count says, in order: to all of *out*, whose rows begin with a value."""
+    flat = out.reshape(-1)
+    if len(values) and int(values.max()) < 1 << 31:
+        values = values.astype(np.int32)  # half of the bytes on the way
+    for some, first, stop in _parts_of_rows(counts, out.shape):
+        flat[first:stop] = np.repeat(values[some], counts[some])
+
+
+def _count_on(offsets: Int64s, counts: Int64s, length: int, out: Array) -> None:
+    """Numbers from each offset on, as many as its count says, and again from 0 on after ``length - 1``: to all of *out*."""
+    begins, flat = running_sums(counts)[:-1], out.reshape(-1)
+    shifts = offsets - begins  # place in out -> number
+    if (again := np.flatnonzero(offsets + counts > length)).size:
+        rest = (offsets + counts - length)[again]
+        counts = counts.copy()
+        counts[again] -= rest
+        counts, shifts = np.insert(counts, again + 1, rest), np.insert(shifts, again + 1, shifts[again] - length)
+    places = np.arange(min(out.size, _rows_at_a_time(length) * length), dtype=np.int32)
+    for some, first, stop in _parts_of_rows(counts, out.shape):
+        np.add(np.repeat((shifts[some] + first).astype(np.int32), counts[some]), places[: stop - first], out=flat[first:stop])
+
+
+def _rows_at_a_time(length: int) -> int:
+    return max(PLACES_AT_A_TIME // length, 1)
+
+
+def _parts_of_rows(counts: Int64s, shape: tuple[int, int]) -> Iterator[tuple[slice, int, int]]:
+    """The parts that make up some rows, and the places of these rows, laid end to end. Parts have so many places as *counts*
+    say, and none is in two rows.
+    """
+    rows, length = shape
+    edges = [*range(0, rows, _rows_at_a_time(length)), rows]
+    places = (np.array(edges) * length).tolist()
+    parts = np.searchsorted(running_sums(counts), places).tolist()
+    for k in range(len(edges) - 1):
+        yield slice(parts[k], parts[k + 1]), places[k], places[k + 1]
+
+
+def _fill(out: Array, starts: Int64s, counts: Int64s, value: int) -> None:
+    """Write a value into ranges of rows laid end to end."""
+    total = int(counts.sum())
+    if total < np.count_nonzero(counts) * FEW_PLACES:
+        out.reshape(-1)[ranges(starts, counts)] = value
+    elif total:
+        # Views of memory: numpy would let go of the interpreter's lock for each, and wait for it.
+        flat, values = out.reshape(-1).data, np.full(int(counts.max()), value, out.dtype).data
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            flat[start : start + count] = values[:count]

@@ -19,7 +19,7 @@ from flat_tokens.arrays.threads import Recent, share
 from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
-from flat_tokens.rows.stretches import Stretch, Weight, stretches
+from flat_tokens.rows.stretches import Weight, WeightRun, stretches
 from flat_tokens.rows.views import ranges, running_sums
 
 BLOCKS_KEPT = 8
@@ -36,7 +36,7 @@ class Dealt(NamedTuple):
     rank: npt.NDArray[np.int32]
 
 
-class Stock(NamedTuple):
+class Remainder(NamedTuple):
     """The rest of a source's stream: the places *skipped* (int64[n], in the order in which they come next), then all from
     *rest* on.
     """
@@ -80,8 +80,8 @@ class Phase:
         edit: Edit,
         start: int,
         stop: int | None,
-        made: list[Stretch],
-        stocks: Mapping[int, Stock],
+        made: list[WeightRun],
+        stocks: Mapping[int, Remainder],
         seed: int,
         order: MixtureOrder,
         recent: Recent,
@@ -189,7 +189,7 @@ class Phase:
         source, _ = self._drawn_at(position - within, position)
         return stretch.drawn + stretch.drawn_in(blocks) + np.bincount(source, minlength=len(self.sources))
 
-    def stocks(self, position: int) -> dict[int, Stock]:
+    def stocks(self, position: int) -> dict[int, Remainder]:
         """The rest of each of the phase's sources when it ends before *position*."""
         dealt, open_block = self.drawn(position), np.empty(0, np.int64)
         if self._stretches and position != (stretch := self._stretches[self._stretch_at(position)]).stop:
@@ -203,7 +203,7 @@ class Phase:
             first, count = int(self._skipped_at[k]), int(self._skipped_counts[k])
             later = self._skipped[first + min(int(dealt[k]), count) : first + count]
             before = open_places[open_block == k] if open_block.size else open_block
-            found[source] = Stock(np.concatenate([before, later]), int(self._shifts[k]) + max(int(dealt[k]), count))
+            found[source] = Remainder(np.concatenate([before, later]), int(self._shifts[k]) + max(int(dealt[k]), count))
         return found
 
     def _stretch_at(self, position: int) -> int:
@@ -286,14 +286,14 @@ def phases_of(
 
     ValueError for an edit after the run's end, or weights that leave nothing to draw.
     """
-    stocks = {k: Stock(np.empty(0, np.int64), 0) for k in range(len(samples))}
+    stocks = {k: Remainder(np.empty(0, np.int64), 0) for k in range(len(samples))}
     drawn, start, recent = np.zeros(len(samples), np.int64), first, Recent(BLOCKS_KEPT)
     for number, edit in enumerate(edits):
         following = edits[number + 1] if number + 1 < len(edits) else None
         stop = None if following is None else start + (following.step - edit.step) * edit.batch_size
         weights = [Weight.of(weight, edit.step, start, edit.batch_size, row_tokens) for weight in edit.weights.values()]
         left = [None if (all_ := samples[k]) is None else all_ - int(drawn[k]) for k in edit.weights]
-        made: list[Stretch] = []
+        made: list[WeightRun] = []
         for stretch in stretches(start, weights, left):
             if stop is not None and stretch.start >= stop:
                 break

@@ -43,7 +43,11 @@ Network: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], 
 
 def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Independent keys for a seed and any numbers after it: uint64[n], or uint64[1]."""
-    keys = mix(np.array([seed], np.uint64) + A)
+    return extended_keys(mix(np.array([seed], np.uint64) + A), *numbers)
+
+
+def extended_keys(keys: npt.NDArray[np.uint64], *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The keys for the same seed and numbers, and these after them."""
     for number in numbers:
         keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)
     return keys

@@ -68,7 +68,7 @@ class Weight(NamedTuple):
         return self.at(Fraction(start)) == self.at(last)
 
 
-class Stretch(NamedTuple):
+class WeightRun(NamedTuple):
     """Samples from position *start* on, before *stop* if there is an end, in blocks of *block*.
 
     ``firsts``: int64[cycle, sources + 1], the first slot of each source in the blocks, which repeat. ``before``: int64[cycle + 1,
@@ -98,7 +98,7 @@ class Stretch(NamedTuple):
         return found
 
 
-def stretches(start: int, weights: Sequence[Weight], left: Sequence[int | None]) -> Iterator[Stretch]:
+def stretches(start: int, weights: Sequence[Weight], left: Sequence[int | None]) -> Iterator[WeightRun]:
     """The stretches of sources with these weights from sample *start* on, of which *left* samples are left (None: endless).
 
     They end where no source that has a weight has samples left. ValueError if none has a weight although all have samples.
@@ -145,22 +145,22 @@ def _next_stretch(
     remaining: Sequence[int | None],
     drawn: Indices,
     debts: list[int],
-) -> Stretch:
+) -> WeightRun:
     """As many whole blocks as there are samples for; else a shorter block, up to *end* or to the end of a source."""
     room = MIXTURE_BLOCK if end is None else min(end - position, MIXTURE_BLOCK)
     if room == MIXTURE_BLOCK:
         quotas = block_quotas(active)
-        whole = Stretch.of(position, None, quotas, drawn)
+        whole = WeightRun.of(position, None, quotas, drawn)
         fits = [] if end is None else [(end - position) // MIXTURE_BLOCK]
         fits += [_blocks_for(whole.before[:, k], n) for k, n in enumerate(remaining) if n is not None and whole.before[-1, k]]
         if not fits or min(fits):
             debts[:] = [0] * len(debts)
-            return Stretch.of(position, min(fits), quotas, drawn) if fits else whole
+            return WeightRun.of(position, min(fits), quotas, drawn) if fits else whole
     total, limited = sum(active), zip(active, remaining, strict=True)
     ends = [math.ceil(n * total / weight) for weight, n in limited if n is not None and weight]
     quota = _single(active, min([room, *ends]), debts)
     capped = [k if n is None else min(k, n) for k, n in zip(quota, remaining, strict=True)]
-    return Stretch.of(position, 1, np.array([capped], np.int64), drawn)
+    return WeightRun.of(position, 1, np.array([capped], np.int64), drawn)
 
 
 def _blocks_for(before: Indices, count: int) -> int:

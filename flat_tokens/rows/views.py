@@ -7,9 +7,10 @@ on) are derived by its user: in a worker, on a device, inside ``jax.jit``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, cast, get_args
 
 import numpy as np
@@ -44,6 +45,8 @@ class Row:
     _derived: tuple[str, ...] = ()
     _on_request: tuple[str, ...] = ()
     """Fields that are not among ``keys()``, but are there when somebody asks for them."""
+    _made_of: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """The stored fields that others are made of, where not all of them are."""
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
@@ -160,6 +163,9 @@ class SplitView:
         self.tokens, self._count = tokens, count
         self.fields, self.framework = fields if fields is None else tuple(fields), framework
         self._as_read = fields is None and framework == "numpy"
+        made_of = self.row_type._made_of
+        self._stored_fields = {stored for name in fields or self.row_type._fields for stored in made_of.get(name, (name,))}
+        """The stored fields that rows are made of: a view may leave the others out of what it reads, as None."""
 
     def __len__(self) -> int:
         return self._count
@@ -250,7 +256,7 @@ class SplitView:
 
     def _read(self, i: int) -> Any:
         """Row *i* of ``row_type``; *i* is one of the view's."""
-        return self.row_type(*(field[0] for field in self._read_many(np.array([i]))))
+        return self.row_type(*(field if field is None else field[0] for field in self._read_many(np.array([i]))))
 
     def _read_many(self, indices: Int64s) -> Any:
         """The rows, stacked; *indices* are of the view's."""
@@ -276,7 +282,7 @@ class SplitView:
 
     def _handed_out(self, row: Any) -> Any:
         if self.framework != "numpy":
-            row = self.row_type(*(frameworks.converted(array, self.framework) for array in row))
+            row = self.row_type(*(array if array is None else frameworks.converted(array, self.framework) for array in row))
         return row if self.fields is None else {name: row[name] for name in self.fields}
 
 

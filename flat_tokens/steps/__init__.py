@@ -6,8 +6,10 @@ installed packages. ``contract`` says what a step is.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.metadata
+import inspect
 import json
 import re
 from collections import Counter
@@ -18,20 +20,36 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens import columns as kept
 from flat_tokens.extras import pa
-from flat_tokens.steps.contract import MakeStep, Outcome, Step
+from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
 from flat_tokens.steps.datatrove import Datatrove
+from flat_tokens.steps.decontaminate import Decontaminate
+from flat_tokens.steps.html import Html
+from flat_tokens.steps.language import Language
 from flat_tokens.steps.shipped import Length, Normalize, Pattern
+from flat_tokens.text.rows import as_kept
 
-__all__ = ["GROUP", "HARMLESS", "SHIPPED", "Outcome", "Step", "Stepped", "Steps", "open_steps"]
+__all__ = ["GROUP", "HARMLESS", "READ_BY_BUILDS", "SHIPPED", "Outcome", "Step", "Stepped", "Steps", "TextMatch", "open_steps"]
 
 GROUP = "flat_tokens.steps"
 """Entry points of this group are steps."""
-SHIPPED: Mapping[str, MakeStep] = {"length": Length, "pattern": Pattern, "normalize": Normalize, "datatrove": Datatrove}
+SHIPPED: Mapping[str, MakeStep] = {
+    "length": Length,
+    "pattern": Pattern,
+    "normalize": Normalize,
+    "language": Language,
+    "html": Html,
+    "decontaminate": Decontaminate,
+    "datatrove": Datatrove,
+}
 HARMLESS = frozenset({"length", "pattern", "normalize"})
 """They run for a dataset that a stranger made: whatever their options are, they read nothing, and take time as the
 text does, and a pattern as its program's size: see ``patterns``."""
+READ_BY_BUILDS = frozenset({"decontaminate"})
+"""They need files that a build reads for them."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+COLUMN = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 MOST_REASONS = 64
 """Of one step. A reason is a kind of documents, not a document."""
 
@@ -46,10 +64,12 @@ class _Open(NamedTuple):
 
 class Stepped(NamedTuple):
     """The outcome of all steps for n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters
-    of each count, None for all of them; None where no step gives spans.
+    of each count, None for all of them; None where no step gives spans. ``columns``: of these, those that are kept and
+    those that steps give; None if there are none. ``kinds``: of the columns that steps give, of all documents that came to them.
 
     ``skipped``: how many go, by step and reason. ``changed``: how many texts each step changed, of those that give texts.
     ``failed``: documents on which a step fails, as (index, reason, detail); these do not stay and are not in ``skipped``.
+    ``matches``: what steps found, by their names and what it is, such as ``decontaminate.gsm8k``, in the order of the documents.
     """
 
     keep: npt.NDArray[np.bool_]
@@ -58,6 +78,9 @@ class Stepped(NamedTuple):
     skipped: Counter[str]
     changed: Counter[str]
     failed: list[tuple[int, str, str]]
+    columns: pa.RecordBatch | None
+    kinds: dict[str, str]
+    matches: list[TextMatch]
 
 
 @dataclass(frozen=True)
@@ -71,25 +94,39 @@ class Steps:
     def gives_spans(self) -> bool:
         return any(getattr(one.step, "gives_spans", False) for one in self._open)
 
+    @property
+    def gives_columns(self) -> tuple[str, ...]:
+        """The columns that steps give, which a dataset keeps."""
+        return tuple(name for one in self._open for name in columns_given(one.step))
+
     def __call__(
         self, texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: pa.RecordBatch | None = None
     ) -> Stepped:
-        """Take documents through all steps, which see their kept *columns*, n rows. ValueError where a step gives what is no
-        outcome.
+        """Take documents through all steps, which see their kept *columns*, n rows, and those that earlier steps give. ValueError
+        where a step gives something else than an outcome.
         """
+        beside = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
+        beside, kinds = {name: values for name, values in beside.items() if name not in self.gives_columns}, dict[str, str]()
         at = np.arange(len(texts))  # of those that are still there
         spans: list[list[tuple[int, int]] | None] | None = [None] * len(texts) if self.gives_spans else None
         spans_by: str | None = None
         skipped, changed, failed = Counter[str](), Counter[str](), list[tuple[int, str, str]]()
+        matches = list[TextMatch]()
         for name, step in self._open:
             if not len(texts):
                 break
-            run = _run(name, step, _batch(texts, keys[at], None if columns is None else columns.take(pa.array(at))))
-            told = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
-            failed += [(i, f"{name}.failed", detail) for i, detail in told]
+            run = _run(name, step, _batch(texts, keys[at], beside))
+            details = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
+            failed += [(i, f"{name}.failed", detail) for i, detail in details]
             skipped.update(run.skipped)
+            matches += [TextMatch(int(at[i]), f"{name}.{what}", example) for i, what, example in run.outcome.matches]
             stay = pa.array(run.keep)
             texts = texts if run.keep.all() else texts.filter(stay)
+            given = run.outcome.columns or {}
+            kinds |= {column: kept.kind_of(values) for column, values in given.items()}
+            beside = {**beside, **given}
+            if not run.keep.all():
+                beside = {column: values.filter(stay) for column, values in beside.items()}
             if run.outcome.text is not None:
                 if spans_by is not None:
                     raise ValueError(
@@ -108,12 +145,18 @@ class Steps:
             at = at[run.keep]
         keep = np.zeros(len(keys), bool)
         keep[at] = True
-        return Stepped(keep, texts, spans, skipped, changed, failed)
+        beside |= {column: pa.nulls(len(texts)) for column in self.gives_columns if column not in beside}
+        kinds = {column: kinds.get(column, "null") for column in self.gives_columns}
+        return Stepped(keep, texts, spans, skipped, changed, failed, kept.batch_of(beside) if beside else None, kinds, matches)
 
 
-def _batch(texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: pa.RecordBatch | None) -> pa.RecordBatch:
-    kept = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
-    named = {"text": texts, "key": pa.array(keys), **kept}
+def columns_given(step: Step) -> tuple[str, ...]:
+    """The columns that a step says it gives."""
+    return tuple(getattr(step, "gives_columns", ()))
+
+
+def _batch(texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    named = {"text": texts, "key": pa.array(keys), **columns}
     return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
 
@@ -142,6 +185,7 @@ def _run(name: str, step: Step, batch: pa.RecordBatch) -> _Run:
             raise ValueError(f"step {name!r} fails on documents on which it did not fail before: {_told(error)}") from error
         return _spread(rest, sound, batch, faults)
     outcome, keep = _checked(name, given, batch)
+    outcome = outcome._replace(columns=_columns_of(name, step, outcome, len(batch)))
     return _Run(outcome, keep, _reasons(name, outcome, keep), faults)
 
 
@@ -165,7 +209,9 @@ def _spread(run: _Run, sound: npt.NDArray[np.int64], batch: pa.RecordBatch, faul
     keep[sound], places[sound] = run.keep, np.arange(len(sound))
     where = pa.array(places, pa.int64(), mask=places < 0)
     text, spans = (None if values is None else values.take(where) for values in (run.outcome.text, run.outcome.spans))
-    return _Run(Outcome(text=text, spans=spans), keep, run.skipped, faults)
+    columns = run.outcome.columns and {name: values.take(where) for name, values in run.outcome.columns.items()}
+    matches = [match._replace(document=int(sound[match.document])) for match in run.outcome.matches]
+    return _Run(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, run.skipped, faults)
 
 
 def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, npt.NDArray[np.bool_]]:
@@ -173,8 +219,10 @@ def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, n
     count = len(batch)
     if not isinstance(outcome, Outcome):
         raise ValueError(f"step {name!r} gives {type(outcome).__name__}, not an Outcome")
-    outcome = Outcome(*(one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in outcome))
-    for what, values in zip(Outcome._fields, outcome, strict=True):
+    arrays = {name: values for name, values in outcome._asdict().items() if name not in ("columns", "matches")}
+    arrays = {name: one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for name, one in arrays.items()}
+    outcome = outcome._replace(**arrays)
+    for what, values in arrays.items():
         if values is not None and not isinstance(values, str) and len(values) != count:
             raise ValueError(f"step {name!r} gives {len(values)} of {what} for {count} documents")
     keep = np.ones(count, bool) if outcome.keep is None else np.asarray(outcome.keep)
@@ -187,6 +235,30 @@ def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, n
     if text.filter(pa.array(keep)).null_count:
         raise ValueError(f"step {name!r} gives null for the text of a document that stays")
     return outcome._replace(text=text), keep
+
+
+def _columns_of(name: str, step: Step, outcome: Outcome, count: int) -> dict[str, pa.Array]:
+    """The columns of an outcome, each of a kind that a dataset keeps. ValueError where they are not those that the step names."""
+    given, wanted = dict(outcome.columns or {}), columns_given(step)
+    if {*given} != {*wanted}:
+        names = ", ".join(map(repr, given)) or "none"
+        raise ValueError(
+            f"step {name!r} gives the columns {names}, but its gives_columns names {', '.join(map(repr, wanted)) or 'none'}"
+        )
+    found = {}
+    for column in wanted:
+        values = given[column]
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        if len(values) != count:
+            raise ValueError(f"step {name!r} gives {len(values)} values of column {column!r} for {count} documents")
+        try:
+            found[column] = as_kept(values, column, f"step {name!r}")
+        except ValueError as error:
+            raise ValueError(
+                f"step {name!r} gives column {column!r} of type {values.type}; columns are text, numbers, truth values, dates "
+                "and times"
+            ) from error
+    return found
 
 
 def _reasons(name: str, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counter[str]:
@@ -221,17 +293,17 @@ def open_steps(steps: Sequence[Mapping[str, Any]]) -> Steps:
     ValueError for a step that is not there, for options that it does not take, and where it is of another version.
     """
     try:
-        told = json.dumps([dict(step) for step in steps], sort_keys=True, allow_nan=False)
+        steps_json = json.dumps([dict(step) for step in steps], sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"options of steps are texts, numbers, true, false, lists and mappings of them ({error})") from error
-    return _opened(told)
+    return _opened(steps_json)
 
 
 @functools.lru_cache(32)
-def _opened(told: str) -> Steps:
+def _opened(steps_json: str) -> Steps:
     described, opened = list[Described](), list[_Open]()
     names = Counter[str]()
-    for step in json.loads(told):
+    for step in json.loads(steps_json):
         use, given, options, version = step["use"], step.get("name"), step.get("options") or {}, step.get("version")
         made, installed = _made(use, options)
         names[use] += 1
@@ -242,14 +314,29 @@ def _opened(told: str) -> Steps:
             raise ValueError(f"{name!r} is the name of two steps; give one of them another")
         if version not in (None, installed):
             raise ValueError(f"step {use!r} is of version {installed} here, and was of version {version}")
+        _check_columns(name, made, opened)
+        options = getattr(made, "described_as", options)
         described.append({"use": use, "name": name, "version": installed, "options": options})
         opened.append(_Open(name, made))
     return Steps(tuple(described), tuple(opened))
 
 
+def _check_columns(name: str, step: Step, before: Sequence[_Open]) -> None:
+    """ValueError for names of columns that a step cannot give."""
+    given, taken = columns_given(step), [column for one in before for column in columns_given(one.step)]
+    for number, column in enumerate(given):
+        if not isinstance(column, str) or not COLUMN.fullmatch(column):
+            raise ValueError(f"step {name!r} gives a column {column!r}, which is not a name")
+        if column in kept.RESERVED:
+            raise ValueError(f"step {name!r} gives a column {column!r}, which every document has already. Give it another name")
+        if column in (*given[:number], *taken):
+            raise ValueError(f"the column {column!r} is given twice, by step {name!r} the second time. Give it another name")
+
+
 def _made(use: str, options: Mapping[str, Any]) -> tuple[Step, str]:
     """The step of that name with its options, and its version."""
     make, package = (SHIPPED[use], "") if use in SHIPPED else _installed(use)
+    _check_options(use, make, options)
     try:
         step = make(**options)
     except (TypeError, ValueError, ModuleNotFoundError) as error:
@@ -257,12 +344,30 @@ def _made(use: str, options: Mapping[str, Any]) -> tuple[Step, str]:
     return step, str(getattr(step, "version", package))
 
 
+def _check_options(use: str, make: MakeStep, options: Mapping[str, Any]) -> None:
+    """ValueError, with the nearest one, for an option that a step does not have, and for one that it needs."""
+    parameters = inspect.signature(make).parameters
+    takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for name in options:
+        if name not in parameters and not takes_others:
+            raise ValueError(f"step {use!r} has no option {name!r}. {_hint(name, list(parameters))}")
+    for name, one in parameters.items():
+        if one.default is one.empty and one.kind is one.KEYWORD_ONLY and name not in options:
+            raise ValueError(f"step {use!r} needs the option {name!r}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """The nearest of the *known* names, as a question; all of them if none is near."""
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}." if known else "There is none."
+
+
 def _installed(use: str) -> tuple[MakeStep, str]:
     entries = tuple(importlib.metadata.entry_points(group=GROUP))
     found = {f"{entry.dist.name} {entry.dist.version}": entry for entry in entries if entry.name == use and entry.dist}
     if not found:
-        known = ", ".join([*SHIPPED, *sorted({entry.name for entry in entries})])
-        raise ValueError(f"there is no step {use!r}; there are {known}. Install the package that has it.")
+        known = [*SHIPPED, *sorted({entry.name for entry in entries})]
+        raise ValueError(f"there is no step {use!r}. {_hint(use, known)} Others are in packages that are not installed.")
     if len(found) > 1:
         raise ValueError(f"several packages have a step {use!r}: {', '.join(found)}. Remove all but one.")
     ((package, entry),) = found.items()

@@ -111,8 +111,8 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
 
     def give_up(error: Exception, failures: int) -> Exception:
         if status_of(error) in (401, 403) or str(error).startswith("Forbidden: "):  # as gcsfs says without a status
-            told = f"Repair the credentials{where} or the rights, and run the same command again."
-            return PermissionError(f"{what}: {brief(error).rstrip('.')}. {told}")
+            remedy = f"Repair the credentials{where} or the rights, and run the same command again."
+            return PermissionError(f"{what}: {brief(error).rstrip('.')}. {remedy}")
         if any(type(cause).__name__ in UNIDENTIFIED for cause in causes(error)):
             return PermissionError(f"{what}: {brief(error).rstrip('.')}. Set the credentials{where}.")
         if not may_pass(error):
@@ -127,7 +127,8 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
 
 def may_pass(error: BaseException) -> bool:
     """Whether an error is transient: of a busy server, or a broken or silent connection. What is forbidden or missing, and a
-    wrong name or certificate, stays so. A FileNotFoundError that fsspec made of a transient error passes too.
+    wrong name or certificate, stays so. A FileNotFoundError that fsspec made of a transient error passes too, and what its store
+    in memory says when it is listed while another thread writes there.
     """
     if (status := status_of(error)) is not None:
         return status in RETRIED_STATUS
@@ -138,6 +139,7 @@ def may_pass(error: BaseException) -> bool:
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return False
         passes |= isinstance(cause, ConnectionError | TimeoutError) or getattr(cause, "retryable", None) is True
+        passes |= isinstance(cause, RuntimeError) and str(cause).endswith("changed size during iteration")
         passes |= any(kind.__name__ in PASSING.get(kind.__module__.partition(".")[0], ()) for kind in type(cause).__mro__)
     return passes
 

@@ -15,8 +15,8 @@ KEY_FILE = "FLAT_TOKENS_SIGNING_KEY_FILE"
 SIGNATURE = ".hmac"
 
 SIGNED = re.compile(
-    r"(?:.*?/)??(latest\.json|held\.json|(?:versions/[^/]+/)?manifest\.json|(?:_cache/[^/]+/)?receipt\.json|_groups/[^/]+/[^/]+\.json"
-    r"|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))",
+    r"(?:.*?/)??(latest\.json|held\.json|forgotten/[^/]+\.json|(?:versions/[^/]+/)?(?:manifest|token_bytes)\.json|(?:_cache/[^/]+/)?receipt\.json"
+    r"|_groups/[^/]+/[^/]+\.json|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))",
     re.DOTALL,  # an output's own path may have any character
 )
 """Paths of the records that decide about tokens. The group is a record's place below its output."""
@@ -90,6 +90,6 @@ def with_signature(lines: bytes, place: str, data: bytes) -> bytes:
 
 def is_signed(lines: bytes, place: str, data: bytes) -> bool:
     """Whether one of *lines* signs *data* at *place*. A copy outside of an output may come from any place of its kind."""
-    told = ((line, line.partition(b"  ")[2].decode(errors="replace")) for line in lines.splitlines())
-    right = [(line, there) for line, there in told if place in (there, there.rpartition("/")[2])]
+    named = ((line, line.partition(b"  ")[2].decode(errors="replace")) for line in lines.splitlines())
+    right = [(line, there) for line, there in named if place in (there, there.rpartition("/")[2])]
     return any(hmac.compare_digest(sign(key, there, data), line) for line, there in right for key in keys())

@@ -72,7 +72,7 @@ class StoredObject(NamedTuple):
         return self.digest.removeprefix(BLAKE3)
 
     @property
-    def told(self) -> str:
+    def digest_text(self) -> str:
         """The beginning of the digest, for people."""
         return f"{self.kind} {self.hexadecimal[:12]}"
 
@@ -306,6 +306,19 @@ class Store:
             self.info(key)
             return True
         return False
+
+    def has(self, key: str) -> bool:
+        """Whether there is an object of this very name: one request. If there is none, ``exists`` also asks for a prefix."""
+        if self.is_local:
+            return local.kind_of(self.path(key)) == "file"
+        try:
+            self.ask("cat_file", key, start=0, end=1)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            if status_of(error) != 416:  # it is empty
+                raise
+        return True
 
     def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of an object from *start* on, in order, in blocks of bounded size."""

@@ -5,11 +5,13 @@ then, and would end the process otherwise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from flat_tokens.extras import pa
 from flat_tokens.stores.reading import library_path
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
+from flat_tokens.text.paths import column_at, fields_of, steps_of
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, chosen, cut, neighbours
 
 FILE, STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 
@@ -30,6 +32,28 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Record batches of these columns, or of all if there are none; the offsets of *columns* are checked."""
+    source, opened = _source(file)
+    schema = opened(source).schema
+    if columns:
+        check_columns(file, schema)
+    source.seek(0)
+    fields = fields_of(schema)
+    firsts = dict.fromkeys((steps_of(fields, name) or [name])[0] for name in columns)
+    included = [schema.get_field_index(name) for name in firsts]
+    reader = opened(source, options=pa.ipc.IpcReadOptions(included_fields=included))
+    is_file = opened is pa.ipc.open_file
+    for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+        # Arrow files have no checksums: after an offset that leads astray the process would be gone.
+        for name in firsts:
+            if pa.types.is_struct(batch.schema.field(name).type):
+                batch.column(name).validate()
+        for name in columns:
+            _check_offsets(column_at(batch, name))
+        yield chosen(batch, columns) if columns else batch
+
+
+def _source(file: TextFile) -> tuple[pa.NativeFile, Callable[..., Any]]:
+    """A file, and the function of pyarrow that opens it."""
     if file.is_local:
         with library_path(file.path) as path:
             source = pa.OSFile(path)
@@ -39,17 +63,7 @@ def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
         source = pa.BufferReader(file.content)
     is_file = source.read(len(FILE)) == FILE
     source.seek(0)
-    opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
-    schema = opened(source).schema
-    if columns:
-        check_columns(file, schema)
-    source.seek(0)
-    reader = opened(source, options=pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns]))
-    for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-        # Arrow files have no checksums: after an offset that leads astray the process would be gone.
-        for column in columns:
-            _check_offsets(batch.column(column))
-        yield plain_batch(batch) if columns else batch
+    return source, pa.ipc.open_file if is_file else pa.ipc.open_stream
 
 
 def _check_offsets(values: pa.Array) -> None:
@@ -77,4 +91,10 @@ def rows_before(file: TextFile, part: Range) -> int:
     return sum(batch.num_rows for batch in itertools.islice(_opened(file, []), part.start))
 
 
-ARROW = SourceFormat((".arrow", ".feather"), ranges, bounded(read), rows_before, begins=(FILE, STREAM))
+def columns(file: TextFile) -> list[str]:
+    source, opened = _source(file)
+    names: list[str] = opened(source).schema.names
+    return names
+
+
+ARROW = SourceFormat((".arrow", ".feather"), ranges, bounded(read), rows_before, begins=(FILE, STREAM), columns=columns)

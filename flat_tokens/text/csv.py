@@ -149,7 +149,7 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
     if not start:
         next(found)
     text_at, id_at = [header.index(name) for name in file.text_columns], header.index(file.id_column) if file.id_column else None
-    kept_at = [header.index(name) for name in file.kept_columns]
+    kept_at = [header.index(name) for name in file.kept_here]
     collected = Collected(file)
     size, seen = 0, start
     for row in found:
@@ -264,4 +264,9 @@ def _other_delimiter(file: TextFile) -> str | None:
     return next((one for one in others if set(file.columns) <= set(_cells(line, one))), None)
 
 
-CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before=lambda file, part: 0)
+def columns(file: TextFile) -> list[str] | None:
+    header = next(_rows(file, limits.LOOK_BYTES), [])
+    return None if isinstance(header, str) else header
+
+
+CSV = SourceFormat((".csv", ".tsv"), ranges, read, rows_before=lambda file, part: 0, columns=columns)

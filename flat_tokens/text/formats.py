@@ -16,17 +16,27 @@ from typing import Any, BinaryIO, Literal
 
 import zstandard
 
-from flat_tokens.text import limits
+from flat_tokens.text import limits, warc
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.csv import CSV
 from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.parquet import PARQUET
 from flat_tokens.text.plain import BOM, PLAIN
 from flat_tokens.text.rows import Range, SourceFormat, TextFile
+from flat_tokens.text.tar import TAR, has_header, is_tar
+from flat_tokens.text.warc import WARC
 
-FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv"]
+FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv", "warc", "tar"]
 
-FORMATS: dict[FileFormat, SourceFormat] = {"parquet": PARQUET, "jsonl": JSONL, "text": PLAIN, "arrow": ARROW, "csv": CSV}
+FORMATS: dict[FileFormat, SourceFormat] = {
+    "parquet": PARQUET,
+    "jsonl": JSONL,
+    "text": PLAIN,
+    "arrow": ARROW,
+    "csv": CSV,
+    "warc": WARC,
+    "tar": TAR,
+}
 
 ENCRYPTED = b"PARE"
 """Parquet files whose footer is encrypted, too, begin so."""
@@ -139,7 +149,6 @@ given the largest window that may be kept in memory.
 FOREIGN: dict[str, tuple[bytes, str]] = {
     ".lz4": (LZ4, "lz4 -d"),
     ".zip": (rb"PK(?:\x03\x04|\x05\x06|\x07\x08)", "unzip"),
-    ".tar": (rb"[\s\S]{257}ustar", "tar -xf"),
     ".7z": (rb"7z\xbc\xaf\x27\x1c", "7z x"),
     ".rar": (rb"Rar!\x1a\x07", "unrar x"),
     ".z": (rb"\x1f[\x9d\xa0]", "gzip -d"),
@@ -246,12 +255,14 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
     if head.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
-    found = next((kind for kind, row in FORMATS.items() if head.startswith(row.begins)), None)
+    found = next((kind for kind, row in FORMATS.items() if head.startswith(row.begins)), "tar" if is_tar(head) else None)
     claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
             raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or repair the file.")
         return found
+    if claimed == "tar" and not has_header(head):
+        raise ValueError(f"{name} is not an archive: it begins with {head[:8]!r}. Fetch it again, or rename it.")
     if claimed and FORMATS[claimed].begins:
         raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or repair it.")
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -269,6 +280,8 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         return claimed
     if text[:1] == b"{":
         return "jsonl"
+    if head.startswith(warc.BEGIN):
+        return "warc"
     *most, last = FORMATS
     raise ValueError(
         f"cannot tell the format of {name}, which begins with {head[:8]!r}. Set source.format if it is {', '.join(most)} or "

@@ -6,7 +6,7 @@ import codecs
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
+from flat_tokens.text.paths import ABSENT, column_at, has_paths, value_at
 from flat_tokens.text.plain import BOM, Separator, blocks, byte_ranges
 from flat_tokens.text.rows import (
     BOUNDARY,
@@ -85,7 +86,7 @@ def parse_block(block: bytes, file: TextFile) -> Rows:
 
 def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
     """The types of the kept columns: those of the blocks before, else of the first lines that have a value."""
-    left = [name for name in file.kept_columns if name not in known]
+    left = [name for name in file.kept_here if name not in known]
     types = dict(known)
     for line in block[: limits.LOOK_BYTES].split(b"\n")[:LINES_LOOKED_AT] if left else ():
         try:
@@ -93,7 +94,7 @@ def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
         except (ValueError, RecursionError):
             continue
         for name in left if isinstance(value, dict) else ():
-            if name not in types and (kind := JSON_TYPES.get(type(value.get(name)))) is not None:
+            if name not in types and (kind := JSON_TYPES.get(type(value_at(value, name)))) is not None:
                 types[name] = getattr(pa, kind)()
     return types
 
@@ -121,11 +122,12 @@ def _parse_fast(
         or (ends - starts).max() > limit
         or not _one_object_a_line(block, data, starts, ends)
         or _deeply_nested(block, data, starts, ends)
+        or (has_paths(file.columns) and _may_have_dots(block, file.columns))
     ):
         return None, id_type
     has_own_id = file.id_column not in (None, *file.text_columns)
     types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != (id_type or pa.string()))
-    kept = {name: types_of_kept.get(name, pa.null()) for name in file.kept_columns}
+    kept = {name: types_of_kept.get(name, pa.null()) for name in file.kept_here}
     with_fractions = {name: pa.float64() if one == pa.int64() else one for name, one in kept.items()}
     tried = [kept] if kept == with_fractions else [kept, with_fractions]
     for kind, beside in itertools.product(types if has_own_id else types[:1], tried):
@@ -135,9 +137,10 @@ def _parse_fast(
             table = pa.json.read_json(
                 pa.BufferReader(block),
                 pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                pa.json.ParseOptions(pa.schema(fields), newlines_in_values=False, unexpected_field_behavior="ignore"),
+                pa.json.ParseOptions(_nested(fields), newlines_in_values=False, unexpected_field_behavior="ignore"),
             )
-            columns = {name: table.column(name).combine_chunks() for name in fields}
+            (batch,) = table.combine_chunks().to_batches()
+            columns = {name: column_at(batch, name) for name in fields}
             for column in columns.values():
                 column.validate(full=True)
         except pa.ArrowException:
@@ -148,11 +151,43 @@ def _parse_fast(
             return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
-        rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns))
+        rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns, len(ends)))
         needed = [columns[name] for name in own]
         nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
         return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file).fault for i in sorted(nulls)}), kind
     return None, id_type
+
+
+def _may_have_dots(block: bytes, paths: Sequence[str]) -> bool:
+    """Whether keys may have dots of a path in their names: then each line says what the path means."""
+    if b"\\u002" in block:
+        return True
+    for path in paths:
+        parts = path.split(".")
+        spans = ((i, k) for i in range(len(parts)) for k in range(i + 2, len(parts) + 1))
+        if any(b'"%b"' % ".".join(parts[i:k]).encode(errors="replace") in block for i, k in spans):
+            return True
+    return not all(all(path.split(".")) for path in paths)
+
+
+def _nested(fields: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The schema of columns and paths as lines have them."""
+    tree: dict[str, Any] = {}
+    for path, kind in fields.items():
+        *structs, name = path.split(".")
+        inner = tree
+        for struct in structs:
+            inner = inner.setdefault(struct, {})
+            if not isinstance(inner, dict):
+                raise pa.ArrowInvalid(f"{path!r} is within a column")
+        if name in inner:
+            raise pa.ArrowInvalid(f"{path!r} has columns within")
+        inner[name] = kind
+    return pa.schema(_as_types(tree))
+
+
+def _as_types(tree: Mapping[str, Any]) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.struct(_as_types(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
 
 
 def _may_be_rounded(values: pa.Array) -> bool:
@@ -246,27 +281,38 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
         return _Line(fault=("malformed", f"the line is not JSON ({error})"))
     if not isinstance(value, dict):
         return _Line(fault=("wrong_type", f"the line is a JSON {_json_type(value)}, not an object"))
+    return row_of(value, file)
+
+
+def row_of(value: dict[str, Any], file: TextFile) -> _Line:
+    """The row of an object, which a line is."""
     needed = (column for column in file.text_columns if column != file.tools_column)  # a conversation may do without tools
     for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
-        if column is not None and column not in value:
+        if column is not None and value_at(value, column) is ABSENT:
             return _Line(fault=(reason, f"the line has no key {column!r}"))
     columns = [column for column in (file.text_column, file.completion_column, file.tools_column) if column is not None]
-    texts = [value.get(column) for column in columns]
+    texts = [_value(value, column) for column in columns]
     for column, text in zip(columns, texts, strict=True):
         if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
             wanted = f"an array of {'tools' if column == file.tools_column else 'messages'}" if file.has_messages else "a string"
             return _Line(fault=("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}"))
-    identity = value.get(file.id_column) if file.id_column else None
+    identity = _value(value, file.id_column) if file.id_column else None
     if isinstance(identity, bool | float | dict | list):
         return _Line(fault=("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer"))
     if isinstance(identity, str) and SURROGATE.search(identity):
         return _Line(fault=("invalid_unicode", f"{file.id_column!r} is not valid UTF-8"))
-    kept = tuple(value.get(name) for name in file.kept_columns)
+    kept = tuple(_value(value, name) for name in file.kept_here)
     try:
         text_bytes = _joined(texts, file)
     except RecursionError:  # writing JSON goes a little less deep than reading it
         return _Line(fault=("malformed", "the line is JSON nested too deep"))
     return _Line(text_bytes, None if identity is None else str(identity).encode(), kept)
+
+
+def _value(line: dict[str, Any], path: str) -> Any:
+    """The value at a path of a line; None if there is none."""
+    found = value_at(line, path)
+    return None if found is ABSENT else found
 
 
 def _joined(texts: list[Any], file: TextFile) -> bytes | None:
@@ -286,28 +332,57 @@ def _json_type(value: Any) -> str:
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     # The keys of the first lines are checked. Lines that are not JSON objects are left to the policy for documents.
-    keys: dict[str, None] = {}
+    keys = _first_keys(file, set(file.columns))
+    if keys:
+        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
+    yield from byte_ranges(file, LINE_FEED, range_bytes)
+
+
+def _first_keys(file: TextFile, wanted: set[str]) -> dict[str, None]:
+    """The keys of the first lines, until they have all that are *wanted*."""
     with file.open() as opened:
         head = opened.read(limits.LOOK_BYTES).removeprefix(BOM)
-        whole = head if file.size <= limits.LOOK_BYTES else head[: head.rfind(b"\n") + 1]
+    return keys_of_lines(head if file.size <= limits.LOOK_BYTES else head[: head.rfind(b"\n") + 1], wanted)
+
+
+def keys_of_lines(whole: bytes, wanted: set[str]) -> dict[str, None]:
+    """The keys of lines, until they have all that are *wanted*."""
+    keys: dict[str, None] = {}
     for line in whole.splitlines()[:1000]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            keys.update(dict.fromkeys(value))
-            if keys.keys() >= set(file.columns):
+            keys |= keys_of_row(value, wanted)
+            if keys.keys() >= wanted:
                 break
-    if keys:
-        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
-    yield from byte_ranges(file, LINE_FEED, range_bytes)
+    return keys
+
+
+def keys_of_row(value: Mapping[str, Any], wanted: set[str]) -> dict[str, None]:
+    """The keys of an object, and the paths of *wanted* that lead to a value of it."""
+    paths = (path for path in wanted if path not in value and value_at(value, path) is not ABSENT)
+    return {**dict.fromkeys(value), **dict.fromkeys(paths)}
+
+
+def columns(file: TextFile) -> list[str] | None:
+    return list(_first_keys(file, set(file.kept_columns))) or None
 
 
 def rows_before(file: TextFile, part: Range) -> int:
+    return lines_within(file, 0, part.start)
+
+
+def lines_within(file: TextFile, start: int, stop: int) -> int:
+    """The lines of the bytes *start* to *stop* of a file, of which the last may have no end."""
+    count, last = 0, b"\n"
     with file.open() as opened:
-        starts = range(0, part.start, limits.BATCH_BYTES)
-        return sum(opened.read(min(limits.BATCH_BYTES, part.start - start)).count(b"\n") for start in starts)
+        opened.seek(start)
+        for at in range(start, stop, limits.BATCH_BYTES):
+            block = opened.read(min(limits.BATCH_BYTES, stop - at))
+            count, last = count + block.count(b"\n"), block[-1:] or last
+    return count + (last != b"\n")
 
 
-JSONL = SourceFormat((".jsonl", ".ndjson", ".json"), ranges, read, rows_before)
+JSONL = SourceFormat((".jsonl", ".ndjson", ".json"), ranges, read, rows_before, columns=columns)

@@ -12,7 +12,7 @@ from flat_tokens.pages import Footer, Page, batch_lengths, common_lengths, first
 from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
 from flat_tokens.text.footers import FOOTERS
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, cut, neighbours, plain_batch
+from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, chosen, cut, neighbours
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -70,7 +70,7 @@ def _batches(
         low, high = max(first - at, 0), min(last - at, len(batch))
         at += len(batch)
         if low < high:
-            yield plain_batch(batch.slice(low, high - low))
+            yield chosen(batch.slice(low, high - low), names)
         if at >= last:
             return
     if at < last:
@@ -80,7 +80,9 @@ def _batches(
 def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Range) -> list[list[Page]]:
     """The pages of each column of a range. ValueError where one is larger than any document makes it."""
     metadata = parquet.metadata
-    leaf = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    # A column that has the path of a field for its name counts, as it does when its values are read.
+    order = sorted(range(metadata.num_columns), key=lambda i: metadata.schema.column(i).path == metadata.schema.column(i).name)
+    leaf = {metadata.schema.column(i).path: i for i in order}
     limit = max(limits.LARGEST_PAGE, 2 * file.max_bytes)
     columns: list[list[Page]] = []
     with file.open() as opened:
@@ -217,4 +219,10 @@ def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
         first += count
 
 
-PARQUET = SourceFormat((".parquet",), ranges, bounded(read), rows_before, begins=(b"PAR1",), holding=holding)
+def columns(file: TextFile) -> list[str]:
+    with _opened(file) as parquet:
+        names: list[str] = parquet.schema_arrow.names
+    return names
+
+
+PARQUET = SourceFormat((".parquet",), ranges, bounded(read), rows_before, begins=(b"PAR1",), holding=holding, columns=columns)

@@ -154,6 +154,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         if whole:
             texts = split(block, file.separator, file.crlf)
             rows = Rows(texts, None, np.arange(start, start + len(texts)), start + len(texts), seen)
+            rows = rows._replace(columns=file.kept({}, len(texts)))
         else:
             rows = passed_over(file, start, seen)
         yield rows
@@ -231,10 +232,8 @@ def _texts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], has_rest: b
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     if file.completion_column is not None or file.has_messages:
         raise ValueError(f"{file.name} is plain text, which has no column {file.text_column!r}. Set source.format to what it is.")
-    if file.kept_columns:
-        raise ValueError(
-            f"{file.name} is plain text, which has no column {file.kept_columns[0]!r}. Leave source.keep_columns out."
-        )
+    if file.kept_here:
+        raise ValueError(f"{file.name} is plain text, which has no column {file.kept_here[0]!r}. Leave source.keep_columns out.")
     if file.id_column is not None:
         raise ValueError(f"{file.name} is plain text, which has no column {file.id_column!r}. Leave source.id_column out.")
     return byte_ranges(file, _separator(file), range_bytes)

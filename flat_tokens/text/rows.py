@@ -17,6 +17,7 @@ from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.text import limits
+from flat_tokens.text.paths import column_at, nearest_path, with_paths
 
 
 class TextFile(NamedTuple):
@@ -51,6 +52,8 @@ class TextFile(NamedTuple):
     """
     content: bytes | None = None
     """The bytes of the file, where they are in memory: then nothing is at the path."""
+    partitions: tuple[tuple[str, str | None], ...] = ()
+    """Kept columns that the names of its directories give, each with the value of all its rows."""
 
     @property
     def text_columns(self) -> list[str]:
@@ -60,13 +63,21 @@ class TextFile(NamedTuple):
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once: those of the text, the id's and those that are kept."""
-        return list(dict.fromkeys(filter(None, (*self.text_columns, self.id_column, *self.kept_columns))))
+        return list(dict.fromkeys(filter(None, (*self.text_columns, self.id_column, *self.kept_here))))
 
-    def kept(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch | None:
-        """The kept columns of rows, of their columns by name; None where none is kept."""
+    @property
+    def kept_here(self) -> tuple[str, ...]:
+        """The kept columns that the file itself has."""
+        given = dict(self.partitions)
+        return tuple(name for name in self.kept_columns if name not in given) if given else self.kept_columns
+
+    def kept(self, columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch | None:
+        """The kept columns of *count* rows, of their columns by name; None where none is kept."""
         if not self.kept_columns:
             return None
-        return kept.batch_of({name: as_kept(columns[name], name, self.name) for name in self.kept_columns})
+        given = {name: _repeated(value, count) for name, value in self.partitions}
+        own = {name: as_kept(columns[name], name, self.name) for name in self.kept_here}
+        return kept.batch_of({name: own[name] if name in own else given[name] for name in self.kept_columns})
 
     def texts(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         """The texts of rows, of their columns by name."""
@@ -128,7 +139,7 @@ class Rows(NamedTuple):
         end = start + batch.num_rows
         ids = batch.column(file.id_column) if file.id_column else None
         texts = file.texts({name: batch.column(name) for name in file.text_columns})
-        columns = file.kept({name: batch.column(name) for name in file.kept_columns})
+        columns = file.kept({name: batch.column(name) for name in file.kept_here}, len(batch))
         return cls(texts, ids, np.arange(start, end), end, seen, columns=columns)
 
 
@@ -145,7 +156,9 @@ class Collected:
         return len(self._found) + len(self.faults)
 
     def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
-        """Add a row. *kept*: the value of each kept column: None, a truth, a number, or text, which may be UTF-8 already."""
+        """Add a row. *kept*: the value of each kept column of the file: None, a truth, a number, or text, which may be UTF-8
+        already.
+        """
         self._found.append((row, text, identity))
         self._kept.append(kept)
 
@@ -153,8 +166,8 @@ class Collected:
         rows, *values = zip(*self._found, strict=True) if self._found else ((), (), ())
         texts, ids = (pa.array(column, pa.large_binary()) for column in values)
         file, kept_values = self._file, zip(*self._kept, strict=True) if self._kept else ()
-        named = zip(file.kept_columns, kept_values or [()] * len(file.kept_columns), strict=True)
-        columns = file.kept({name: values_as_array(column, name, file.name) for name, column in named})
+        named = zip(file.kept_here, kept_values or [()] * len(file.kept_here), strict=True)
+        columns = file.kept({name: values_as_array(column, name, file.name) for name, column in named}, len(rows))
         found = np.array(rows, np.int64)
         return Rows(texts, ids if file.id_column else None, found, end, seen, tuple(self.faults), columns)
 
@@ -182,34 +195,57 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
     """Refuse a file without the text column, or with one that holds no text."""
     first = "messages_column" if file.has_messages else "prompt_column" if file.completion_column else "text_column"
     columns = (file.text_column, file.completion_column, file.tools_column, file.id_column)
+    written, schema = schema, with_paths(schema, file.columns)
     settings = zip((first, "completion_column", "tools_column", "id_column"), columns, strict=True)
     for setting, column in settings:
         if column is None:
             continue
         if column not in (names := schema.names):
-            raise _no_column(file, column, names, setting)
+            raise _no_column(file, column, written, setting)
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
         kind = plain_type(schema.field(column).type)
         is_list = setting in ("messages_column", "tools_column") and is_messages(kind)
+        if is_list and (twice := _named_twice(kind)):
+            raise ValueError(f"{file.name}: column {column!r} has two fields named {twice!r}; give them different names.")
         right = (setting == "id_column" and pa.types.is_integer(kind)) or is_list
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = WANTED.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
-    for column in file.kept_columns:
+    for column in file.kept_here:
         if column not in schema.names:
-            raise _no_column(file, column, schema.names, "keep_columns")
+            raise _no_column(file, column, written, "keep_columns")
         if schema.names.count(column) > 1:
             raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
         as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
 
 
-def _no_column(file: TextFile, column: str, names: Sequence[str], setting: str) -> ValueError:
-    found = ", ".join(map(repr, names)) or "none"
+def _repeated(value: str | None, count: int) -> pa.Array:
+    """*count* times the same text, or null."""
+    if value is None:
+        return pa.nulls(count)
+    data = value.encode(errors="replace")
+    offsets = np.arange(count + 1, dtype=np.int64) * len(data)
+    return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data * count))
+
+
+def _named_twice(kind: pa.DataType) -> str | None:
+    """The name of two fields of a struct, at any depth; None where names differ."""
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    names = [field.name for field in fields] if pa.types.is_struct(kind) else []
+    own = next((name for name in names if names.count(name) > 1), None)
+    return own if own is not None else next(filter(None, (_named_twice(field.type) for field in fields)), None)
+
+
+def _no_column(file: TextFile, column: str, schema: pa.Schema, setting: str) -> ValueError:
+    found = ", ".join(map(repr, schema.names)) or "none"
     directory = next((part for part in f"{file.path}/{file.name}".split("/") if part.startswith(f"{column}=")), None)
-    remedy = f"Set source.{setting}."
-    if directory is not None:
-        remedy = f"Names of directories, such as {directory}, give no columns here: write the column into the files."
+    path = nearest_path(schema, column)
+    remedy = f"Set source.{setting}." if path is None else f"Set source.{setting} to {path!r}, a field of its structs."
+    if directory is not None and setting != "keep_columns":
+        remedy = f"Directories, such as {directory}, give columns to source.keep_columns alone."
+    elif directory is not None:
+        remedy = f"Directories give columns if they are below source.path: set it to one that {directory} is below."
     return ValueError(f"{file.name} has no column {column!r}; it has {found}. {remedy}")
 
 
@@ -266,9 +302,9 @@ def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
         as_bytes = [utf8(value) if isinstance(value, str) else value for value in values]
         return pa.array(as_bytes, pa.large_binary()) if kinds else pa.nulls(len(values))
     if len(kinds) > 1 or kinds & {list, dict}:
-        told = " and ".join(sorted(kind.__name__ for kind in kinds))
+        types = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(
-            f"{file}: column {name!r} holds values of type {told}; kept are text, numbers and truth values, one of them. Leave "
+            f"{file}: column {name!r} holds values of type {types}; kept are text, numbers and truth values, one of them. Leave "
             "it out of source.keep_columns."
         )
     return pa.array(values, pa.bool_() if kinds == {bool} else pa.int64() if kinds == {int} else pa.float64())
@@ -291,6 +327,13 @@ def as_plain(values: pa.Array) -> pa.Array:
     if not isinstance(values.type, pa.BaseExtensionType):
         return values
     return _uuids_as_text(values.storage) if values.type.extension_name == UUID else as_plain(values.storage)
+
+
+def chosen(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The columns and paths *names* of a batch, none of them of an extension type; others may come with them."""
+    if not set(batch.schema.names).issuperset(names):
+        batch = pa.RecordBatch.from_arrays([column_at(batch, name) for name in names], names=list(names))
+    return plain_batch(batch)
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -372,7 +415,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
         None
         if messages is None
         else json_bytes([one and {key: one[key] for key in one if one[key] is not None or key in KEPT_NULLS} for one in messages])
-        for messages in values.to_pylist()
+        for messages in _as_objects(values)
     ]
     return pa.array(found, pa.large_binary())
 
@@ -387,7 +430,7 @@ def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:
-    found = [None if one is None else json_bytes([_known(item, KEPT_NULLS) for item in one]) for one in values.to_pylist()]
+    found = [None if one is None else json_bytes([_known(item, KEPT_NULLS) for item in one]) for one in _as_objects(values)]
     return pa.array(found, pa.large_binary())
 
 
@@ -400,9 +443,49 @@ def _known(value: Any, kept_nulls: Sequence[str] = ()) -> Any:
     return {key: _known(item) for key, item in value.items() if item is not None or key in kept_nulls}
 
 
+def _as_objects(values: pa.Array) -> list[Any]:
+    """Lists of structs as Python objects. Times are text there. Text that is not UTF-8 is bytes."""
+    kind = _replaced(values.type, _plain_times)
+    if kind != values.type:
+        values = values.cast(_replaced(values.type, _in_utc)).cast(kind)
+    try:
+        found: list[Any] = values.to_pylist()
+    except UnicodeDecodeError:
+        found = values.cast(_replaced(kind, lambda one: pa.large_binary() if is_text(one) else one)).to_pylist()
+    return found
+
+
+def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with other types in its lists and structs."""
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(i).with_type(_replaced(kind.field(i).type, leaf)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        field = kind.value_field.with_type(_replaced(kind.value_type, leaf))
+        return pa.large_list(field) if pa.types.is_large_list(kind) else pa.list_(field)
+    return leaf(kind)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
+
+
+def _plain_times(kind: pa.DataType) -> pa.DataType:
+    """Text for dates and times, and the number of a duration: Python has no nanoseconds."""
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) else kind
+
+
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON in UTF-8, in which each lone surrogate becomes a byte that no UTF-8 has, to be seen later."""
-    return utf8(json.dumps(value, ensure_ascii=False))
+    """A value as JSON in UTF-8, in which each lone surrogate, and each byte of no UTF-8, becomes a byte that no UTF-8 has, to be
+    seen later.
+    """
+    return utf8(json.dumps(value, ensure_ascii=False, default=_as_text))
+
+
+def _as_text(value: Any) -> str:
+    """The text of a value that JSON does not have."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -536,7 +619,8 @@ class SourceFormat(NamedTuple):
 
     ``ranges`` checks a file and cuts it into ranges of about this many bytes of text. ``read`` yields the rows of a range.
     ``rows_before`` counts the rows of the file before a range. ``holding`` yields ranges that hold all of some rows, each
-    with its first row; without it the whole file is one range.
+    with its first row; without it the whole file is one range. ``columns``: the names of a file's columns, None where it does not
+    tell; without it files have none.
     """
 
     endings: tuple[str, ...]
@@ -545,3 +629,4 @@ class SourceFormat(NamedTuple):
     rows_before: Callable[[TextFile, Range], int]
     begins: tuple[bytes, ...] = ()
     holding: Callable[[TextFile, Any], Iterator[tuple[Range, int]]] | None = None
+    columns: Callable[[TextFile], Sequence[str] | None] = lambda file: ()

@@ -87,7 +87,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--tokenizer": {
         "metavar": "NAME_OR_FILE",
         "help": "decode with this one instead of the one in the manifest: a tiktoken encoding, bytes, a .tiktoken file, a "
-        "tokenizer.json or its directory, or a repository of the hub",
+        "tokenizer.json, tekken.json or .model file, its directory, or a repository of the hub",
     },
     "--pattern": {
         "metavar": "REGEX_OR_NAME",

@@ -1,4 +1,4 @@
-"""The command line: ``flat-tokens inspect | stats | verify | trace | seen | duplicates | diff | export | import | completion``.
+"""The command line: ``flat-tokens COMMAND``, such as ``inspect``, ``stats`` or ``verify``.
 
 Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from flat_tokens import __version__
-from flat_tokens.tools import completion, diff, duplicates, export, import_, inspect, seen, stats, trace, verify
+from flat_tokens.tools import compare, completion, diff, duplicates, export, import_, inspect, record, seen, stats, trace, verify
 from flat_tokens.tools.arguments import TROUBLE
 from flat_tokens.tools.terminal import one_line
 
@@ -22,8 +22,10 @@ COMMANDS: dict[str, ModuleType] = {
     "verify": verify,
     "trace": trace,
     "seen": seen,
+    "record": record,
     "duplicates": duplicates,
     "diff": diff,
+    "compare": compare,
     "export": export,
     "import": import_,
     "completion": completion,

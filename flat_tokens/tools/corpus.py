@@ -19,7 +19,19 @@ from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
-from flat_tokens.manifest import CACHE, PART, POINTER, PROVENANCE, RECEIPT, RUNS, SPLITS, TOTALS, VERSIONS, check, manifest_of
+from flat_tokens.manifest import (
+    CACHE,
+    EVERY_SPLIT,
+    PART,
+    POINTER,
+    PROVENANCE,
+    RECEIPT,
+    RUNS,
+    TOTALS,
+    VERSIONS,
+    check,
+    manifest_of,
+)
 from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
 from flat_tokens.reader import FlatTokens, resolve, without_links
 from flat_tokens.stores.local import kind_of
@@ -181,7 +193,7 @@ def open_corpus(
         raise
     if opened.format == FLAT_TOKENS:
         return _flat_tokens(root, dict(opened.splits))
-    splits = {str(name): opened.splits[name] for name in SPLITS if name in opened.splits}
+    splits = {str(name): opened.splits[name] for name in EVERY_SPLIT if name in opened.splits}
     if not origin or opened.format != origin["format"]:
         return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
     made_of = {name: origin[name] for name in ("version", "digest")}
@@ -242,10 +254,10 @@ def _flat_tokens(store: Store, splits: dict[Any, Readable]) -> Corpus:
         return Corpus(store.url, FLAT_TOKENS, "token shard", {"shard": split}, store, manifest, receipt, output)
     parent, name = posixpath.split(store.root)
     above = Store(parent or "/", store.fs)
-    if name in SPLITS and (manifest := manifest_of(above)):
+    if name in EVERY_SPLIT and (manifest := manifest_of(above)):
         kind = f"{name} split of a flat-tokens dataset"
         return Corpus(store.url, FLAT_TOKENS, kind, {name: split}, above, manifest, output=_output(above, VERSIONS))
-    return Corpus(store.url, FLAT_TOKENS, "flat-tokens array", {name if name in SPLITS else "array": split}, store)
+    return Corpus(store.url, FLAT_TOKENS, "flat-tokens array", {name if name in EVERY_SPLIT else "array": split}, store)
 
 
 def _output(store: Store, name: str) -> Store | None:
@@ -355,8 +367,8 @@ def vocabulary_of(
         return None
     remedy = "Name the tokenizer or its file with --tokenizer."
     if not trusted and (not re.fullmatch(r"[\w-]+", known.name) or kind_of(known.name) == "directory"):
-        told = f"the dataset says that its tokenizer is {known.name!r}, a file or a repository of the hub"
-        raise ValueError(f"{told}. {remedy} If you trust who made the dataset: --trust-records")
+        reason = f"the dataset says that its tokenizer is {known.name!r}, a file or a repository of the hub"
+        raise ValueError(f"{reason}. {remedy} If you trust who made the dataset: --trust-records")
     named = [(known.name, pattern)]
     run = run_of(corpus)
     if trusted and run.tokenizer and posixpath.basename(run.tokenizer) == known.name and kind_of(run.tokenizer) is not None:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import posixpath
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +30,30 @@ from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
 from flat_tokens.formats.contract import EXPORT_RECORD
-from flat_tokens.manifest import MANIFEST, POINTER, SPLITS, TOKEN_BYTES, VERSIONS, SplitName, manifest_of
+from flat_tokens.manifest import (
+    EVERY_SPLIT,
+    EXPORTS,
+    LOCK,
+    MANIFEST,
+    POINTER,
+    SPLITS,
+    TOKEN_BYTES,
+    VERSIONS,
+    SplitName,
+    manifest_of,
+    splits_at,
+)
 from flat_tokens.options import at_least, one_of
 from flat_tokens.reader import FlatTokens, resolve
-from flat_tokens.stores.local import make_directory, real_path
+from flat_tokens.stores.local import (
+    directory_below,
+    kind_of,
+    make_directory,
+    named_errors,
+    real_path,
+    refuse_links,
+    remove,
+)
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools import arguments, terminal
@@ -51,6 +72,7 @@ examples:
 
 PLAN, RECORD = f"{BESIDE}/plan.json", EXPORT_RECORD
 STAGING = f"{BESIDE}/staging"
+HALF_NOTED = re.compile(r"\..+\.json\.\w+\.part")
 READERS = 4
 ALWAYS_ROOM, SHARE_FOR_DOCUMENTS = 64 << 20, 0.1
 """Bytes that the documents' keys, files and rows may take next to an export, and their share of its size where that is more."""
@@ -108,29 +130,31 @@ def export_of(
     path_or_url: str | os.PathLike[str],
     format: str,
     options: Mapping[str, Any],
-    splits: Sequence[SplitName] = SPLITS,
+    splits: Sequence[SplitName] | None = None,
     watch: Watch | None = None,
 ) -> ExportRequest:
-    """The request to export the dataset that is at a path now. *watch* is called with the progress of reading one without a
-    manifest.
+    """The request to export the dataset that is at a path now. *splits*: all that it has without
+    them. *watch* is called with the progress of reading one without a manifest.
 
     FileNotFoundError if there is no dataset; ValueError for an unknown format or option.
     """
     check_format(format, FORMATS)
     chosen = options_of(format, options)
-    if not splits:
+    if splits is not None and not splits:
         raise ValueError(f"no split is named; there are {', '.join(SPLITS)}")
-    for name in splits:
-        one_of("a split", name, SPLITS)
+    for name in splits or ():
+        one_of("a split", name, EVERY_SPLIT)
     store = resolve(Store.at(path_or_url))
-    source(store.url)
-    return ExportRequest(store.url, _digest(store, watch), tuple(splits), format, chosen)
+    there = tuple(source(store.url))
+    for name in splits or ():
+        one_of("a split", name, there)
+    return ExportRequest(store.url, _digest(store, watch), there if splits is None else tuple(splits), format, chosen)
 
 
 def _digest(store: Store, watch: Watch | None) -> str:
     if manifest_of(store):
         return hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
-    stored = sorted((f"{split}/{key}", size) for split in SPLITS for key, size in (store / split).listing())
+    stored = sorted((f"{split}/{key}", size) for split in splits_at(store) for key, size in (store / split).listing())
     seen = adding_up(watch, sum(size for _, size in stored))
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(lambda one: store.digest(one[0], "sha256", seen), stored))
@@ -143,6 +167,49 @@ def target(path_or_url: str) -> Store:
     """
     store = Store.at(path_or_url)
     return replace(store, staging=store.path(STAGING) if store.is_local else None, digests="sha256")
+
+
+def note_export(location: str, format: str, path_or_url: str) -> None:
+    """Note at the output of the version at *location* that it is exported, for ``forget`` there. Nothing is noted where this
+    process may only read. OSError, naming the path, where a local output may be written and the note cannot: ``forget`` would
+    not know of the export.
+    """
+    above, _, version = location.rpartition("/")
+    output, _, versions = above.rpartition("/")
+    if versions != VERSIONS:
+        return
+    place = Store.at(path_or_url).url
+    name = hashlib.sha256(place.encode()).hexdigest()[:16]
+    facts = {"path": place, "format": format, "version": version}
+    root, key, data = Store.at(output), f"{name}-{version}.json", to_json(facts, indent=1)
+    if root.is_local:
+        places = (root.root, root.path(LOCK), root.path(EXPORTS))
+        if root.exists(POINTER) and all(os.access(path, os.W_OK) or not os.access(path, os.F_OK) for path in places):
+            _note_locally(root, key, data)
+        return
+    with contextlib.suppress(Exception):  # each store has errors of its own for who may only read
+        if root.exists(POINTER):
+            (root / EXPORTS).put(key, data)
+
+
+def _note_locally(root: Store, key: str, data: bytes) -> None:
+    """Write a note, unless it is there, under the lock of the output's records: what else is half written is of the dead."""
+    notes = root / EXPORTS
+    refuse_links(Path(notes.root), root.root)
+    if kind_of(notes.path(key), follow_links=False) == "file" and notes.read(key) == data:
+        return
+    lock = os.open(root.path(LOCK), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with named_errors(root.path(LOCK)):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        make_directory(Path(notes.root))
+        with directory_below(root.root, EXPORTS) as directory, named_errors(notes.root):
+            left = list(filter(HALF_NOTED.fullmatch, os.listdir(directory)))
+        for name in left:
+            remove(root.root, f"{EXPORTS}/{name}")
+        notes.put(key, data)
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -312,9 +379,11 @@ def write(request: ExportRequest, path_or_url: str, threads: int | None = None, 
     threads = None if threads is None else at_least(1, "threads", threads)
     store = target(path_or_url)
     if done := done_before(request, store):
+        note_export(request.location, request.format, path_or_url)
         return done
     files = FORMATS[request.format].plan(request.source(), request.options)
     with writing(request, store), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        note_export(request.location, request.format, path_or_url)
         seen = adding_up(watch, TOKEN_BYTES * request.token_count)
         tasks = [pool.submit(write_file, file, request, path_or_url, lambda tokens: seen(TOKEN_BYTES * tokens)) for file in files]
         try:
@@ -334,13 +403,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that define an export."""
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    parser.add_argument("--split", choices=SPLITS, help="this split alone")
+    parser.add_argument("--split", choices=EVERY_SPLIT, help="this split alone")
     add_option_flags(parser, except_for=READING_ONLY)
 
 
 def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
-    splits = SPLITS if options.split is None else (options.split,)
+    splits = None if options.split is None else (options.split,)
     with terminal.progress("examine") as watch:
         request = export_of(options.path, options.to, given_options(options), splits, watch)
     with terminal.progress("export") as watch:

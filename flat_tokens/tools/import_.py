@@ -13,7 +13,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.options import one_of
 from flat_tokens.reader import Dataset, open
 from flat_tokens.stores.store import Store
@@ -64,10 +64,11 @@ def import_dataset(
             "files": [{"name": key, "size": files.store.size(key)} for key in files.keys],
         },
     }
-    named = {name: corpus.splits.get(name) for name in SPLITS}
+    named = {name: corpus.splits.get(name) for name in EVERY_SPLIT}
     if all(split is None for split in named.values()):  # an array by itself
         named["train"] = corpus.split(None)[1]
-    write_dataset(out, _batches(named["train"]), _batches(named["validation"]), layout=layout, provenance=provenance)
+    test = None if named["test"] is None else _batches(named["test"])
+    write_dataset(out, _batches(named["train"]), _batches(named["validation"]), test=test, layout=layout, provenance=provenance)
     return open(out)
 
 
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     dataset = import_dataset(options.path, options.out, options.format, given_options(options), layout=options.layout)
-    splits = {name: getattr(dataset, name) for name in SPLITS}
+    splits = dataset.splits
     if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], given_options(options)):
         arguments.warn(hint)
     counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}

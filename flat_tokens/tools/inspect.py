@@ -22,6 +22,7 @@ from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows
+from flat_tokens.tools.evaluation import SetReport, set_reports
 from flat_tokens.tools.sources import document_of
 from flat_tokens.vocabulary import Vocabulary
 
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case distinguished")
     in_a_row = "find sequences that hold these token ids in a row: 1,2,3"
     what.add_argument("--find-ids", type=token_ids, metavar="IDS", help=in_a_row)
-    parser.add_argument("--split", metavar="NAME", help="train or validation; --sequence: the first without it, --find: all")
+    parser.add_argument(
+        "--split", metavar="NAME", help="train, validation or test; --sequence: the first without it, --find: all"
+    )
     parser.add_argument("--limit", **arguments.COUNT, default=10, help="find N sequences at most; 0: all (default: 10)")
     parser.add_argument("--ids", action="store_true", help="show token ids instead of text")
     arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option", "--color", "--json")
@@ -243,12 +246,17 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
     taken = [", ".join(step["name"] for step in source["settings"].get("steps") or ()) for source in described["sources"]]
     if any(taken):
         yield "steps", "; ".join(dict.fromkeys(one or "none" for one in taken))
+    for one in evaluated(described):
+        yield "evaluation", one.sentence
     if columns := described.get("columns"):
         yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     if rule := described["split_rule"]:
-        fraction = rule.get("validation_fraction")
-        drawn = f"{fraction} of the documents, by their keys and seed {rule.get('seed')}"
-        yield "validation", drawn if fraction else "what the sources name as such; no document is drawn"
+        fraction, test = rule.get("validation_fraction"), rule.get("test_fraction")
+        by = {"key": "their keys", "text": "their texts"}.get(rule.get("by", "key"), f"their values of {rule.get('by')!r}")
+        drawn = f"{fraction} of the documents, by {by} and seed {rule.get('seed')}"
+        yield "validation", drawn if fraction or test else "what the sources name as such; no document is drawn"
+        if test:
+            yield "test", f"{test} of the documents, by the same hash"
     if made_of := described.get("made_of"):
         yield "made of", f"version {made_of['version']}, manifest with sha256 {made_of['digest'][:digits]}"
     if receipt := described.get("receipt"):
@@ -258,6 +266,12 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
     for key in OF_A_FORMAT:
         if described.get(key):
             yield key, described[key]
+
+
+def evaluated(described: Mapping[str, Any]) -> list[SetReport]:
+    """The evaluation sets that the documents were compared with, of a described dataset."""
+    steps = [step for source in described["sources"][:1] for step in source["settings"].get("steps") or ()]
+    return set_reports(steps, described["documents"] or {})
 
 
 def _counted(documents: Mapping[str, Any]) -> str:
@@ -301,8 +315,8 @@ def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
         terminal.show(options, {**facts, **text, "ids": ids.tolist()}, ())
         return arguments.SAME
     where = f", {document['file']} row {document['row']}, key {document['key']}" if document else ""
-    told = f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}"
-    print(terminal.line(told), file=sys.stderr)
+    heading = f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}"
+    print(terminal.line(heading), file=sys.stderr)
     if vocabulary is None:
         if not options.ids:
             arguments.warn("no tokenizer is known: ids are shown. Name one with --tokenizer.")
@@ -357,8 +371,8 @@ def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
         if not options.json:
             before, text, after = (part.replace("\n", " ") for part in match[2:])
             left, right = gap if before else "", gap if after else ""
-            told = f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}"
-            print(terminal.line(told, color), flush=True)
+            line = f"{name} {match.sequence}:{match.token}  {before}{left}{mark}{text}{reset}{right}{after}"
+            print(terminal.line(line, color), flush=True)
     more = next(matches, None) is not None
     if options.json:
         terminal.show(options, {"matches": found, "more": more}, ())

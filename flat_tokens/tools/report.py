@@ -6,14 +6,12 @@ It draws the summary that ``--json`` prints. Equal summaries give equal bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any
 
-from flat_tokens.tools import terminal
-from flat_tokens.tools.inspect import origin_facts, source_facts
+from flat_tokens.tools import markup, near_duplicates, terminal
+from flat_tokens.tools.inspect import evaluated, origin_facts, source_facts
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BOTTOM = 44, 27, 12, 34
@@ -37,26 +35,26 @@ WIDTHS = {1: "quarter of a doubling", 2: "half of a doubling", 4: "doubling"}
 
 def page(summary: Mapping[str, Any]) -> str:
     """The report as one HTML document."""
-    dataset, own = summary["dataset"], files("flat_tokens.tools")
+    dataset = summary["dataset"]
     name = dataset["name"] or dataset["path"].rstrip("/").rpartition("/")[2] or dataset["path"]
     version = f" · version {dataset['version']}" if dataset["version"] else ""
-    sections = (_lengths(summary), _sources(summary), _vocabulary(summary), _frequent(summary), _origin(dataset))
-    # Token text and names come from strangers: by the template's policy even unescaped ones could load and run nothing.
-    html = Template((own / "report.html").read_text("utf-8")).substitute(
-        style=(own / "report.css").read_text("utf-8"),
-        kind=escape(dataset["kind"] + version),
-        name=escape(name),
-        path=escape(dataset["path"]),
+    near, vocabulary = near_duplicates.section(summary.get("near_duplicates")), (_vocabulary(summary), _frequent(summary))
+    sections = (_lengths(summary), _sources(summary), _evaluation(dataset), near, *vocabulary, _origin(dataset))
+    return markup.page(
+        title=f"{name}: token statistics",
+        kind=dataset["kind"] + version,
+        name=name,
+        path=dataset["path"],
         figures=_key_figures(summary),
-        sections="\n".join(filter(None, sections)),
-        tokens=f"{summary['total']['token_count']:,}",
+        sections=sections,
+        footer=f"Counted from all {summary['total']['token_count']:,} tokens, none of them sampled. "
+        "Written by <code>flat-tokens stats</code>; this page loads nothing.",
     )
-    return terminal.visible(html)
 
 
 def _key_figures(summary: Mapping[str, Any]) -> str:
     total, dataset = summary["total"], summary["dataset"]
-    figures = [("Tokens", *_large(total["token_count"])), ("Sequences", *_large(total["seq_count"]))]
+    figures = [("Tokens", *markup.large(total["token_count"])), ("Sequences", *markup.large(total["seq_count"]))]
     if total["lengths"]["p50"] is not None:
         figures.append(("Median length", f"{total['lengths']['p50']:,}", f"mean {total['lengths']['mean']:,.0f}"))
     if (rate := bytes_per_token(summary)) is not None:
@@ -65,13 +63,7 @@ def _key_figures(summary: Mapping[str, Any]) -> str:
         share = terminal.percent(use["used"] / max(use["size"], 1))
         figures.append(("Vocabulary used", share, f"{use['used']:,} of {use['size']:,}"))
     figures.append(("Size", terminal.size(dataset["byte_count"]), dataset["layout"] or ""))
-    cells = (f"<dt>{label}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd>" for label, value, more in figures)
-    return f'<dl class="figures">{"".join(f"<div>{cell}</div>" for cell in cells)}</dl>'
-
-
-def _large(count: int) -> tuple[str, str]:
-    """A count in few digits, and all of its digits if these are others."""
-    return (f"{count:,}", "") if count < 1_000_000 else (terminal.short(count), f"{count:,}")
+    return markup.figures(figures)
 
 
 def bytes_per_token(summary: Mapping[str, Any]) -> tuple[float, int] | None:
@@ -92,12 +84,12 @@ def _lengths(summary: Mapping[str, Any]) -> str:
     half = "; ".join(f"{part['lengths']['token_median']:,} in {name}" for name, part in splits.items() if part["token_count"])
     note = f"Half of all tokens are in sequences no longer than {half}." if half else ""
     figures = "".join(_length_figure(name, part) for name, part in splits.items())
-    return _section(
+    return markup.section(
         "lengths",
         "Document lengths",
         f'<p class="soft">In tokens, on a scale of doublings. {escape(note)}</p>'
         '<p class="key"><span><i class="area"></i>share of sequences</span><span><i class="second"></i>share of tokens</span></p>'
-        f'<div class="pair">{figures}</div><div class="lengths">{_table(["", *splits], rows)}</div>',
+        f'<div class="pair">{figures}</div><div class="lengths">{markup.table(["", *splits], rows)}</div>',
     )
 
 
@@ -136,7 +128,7 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     )
     rows = [[_span(found), f"{found['seq_count']:,}", f"{found['token_count']:,}"] for found in bins]
     caption = f"{escape(name)}: {terminal.plural(part['seq_count'], 'sequence')}"
-    numbers = _numbers(["tokens", "sequences", "tokens in them"], rows)
+    numbers = markup.numbers(["tokens", "sequences", "tokens in them"], rows)
     return _figure(caption, f"Share in each {WIDTHS[merged]} of the length", plot + numbers)
 
 
@@ -167,12 +159,12 @@ def _sources(summary: Mapping[str, Any]) -> str:
         f'<tr><th scope="row">{escape(source["name"])}</th><td class="spare">{source["files"]:,}</td>'
         f"<td>{source['seq_count']:,}</td><td>{source['token_count']:,}</td>"
         f'<td class="spare">{"" if source["bytes_per_token"] is None else format(source["bytes_per_token"], ".3f")}</td>'
-        f"{_share(share, share)}</tr>"
+        f"{markup.share(share, share)}</tr>"
         for source in total["sources"]
         for share in [source["token_count"] / total["token_count"]]
     )
     head = {"source": "text", "files": "spare", "sequences": "", "tokens": "", "bytes per token": "spare", "of all": "of"}
-    return _section("sources", "Tokens by source", _wide('aria-labelledby="sources"', head.items(), rows))
+    return markup.section("sources", "Tokens by source", markup.wide('aria-labelledby="sources"', head.items(), rows))
 
 
 def _vocabulary(summary: Mapping[str, Any]) -> str:
@@ -184,8 +176,8 @@ def _vocabulary(summary: Mapping[str, Any]) -> str:
         items = (f"<li><code>{escape(one['text'] or str(one['id']))}</code></li>" for one in use["unused_examples"])
         chips = f'<h3 style="margin-top:20px">Some that never occur</h3><ul class="chips">{"".join(items)}</ul>'
     figures = _rank_figure(total) + (_use_figure(use) if use else "")
-    facts = _facts(vocabulary_facts(summary))
-    return _section("vocabulary", "Vocabulary", f'{facts}<div class="pair">{figures}</div>{chips}')
+    facts = markup.facts(vocabulary_facts(summary))
+    return markup.section("vocabulary", "Vocabulary", f'{facts}<div class="pair">{figures}</div>{chips}')
 
 
 def vocabulary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -221,7 +213,7 @@ def _rank_figure(total: Mapping[str, Any]) -> str:
         f'<polyline class="line" points="{line}"/>',
     )
     shown = [[f"{rank:,}", f"{count:,}"] for rank, count in points[:: max(1, len(points) // 24)]]
-    numbers = _numbers(["rank", "occurrences"], shown)
+    numbers = markup.numbers(["rank", "occurrences"], shown)
     return _figure("Frequency by rank", "Occurrences of a token; both scales logarithmic", plot + numbers)
 
 
@@ -245,7 +237,7 @@ def _use_figure(use: Mapping[str, Any]) -> str:
         shape,
     )
     rows = [[_span(found), f"{found['size']:,}", f"{found['used']:,}"] for found in ranges]
-    numbers = _numbers(["ids", "in the vocabulary", "used"], rows)
+    numbers = markup.numbers(["ids", "in the vocabulary", "used"], rows)
     return _figure("Ids that occur, by id", "Share of each range of ids that is used at all", plot + numbers)
 
 
@@ -256,20 +248,40 @@ def _frequent(summary: Mapping[str, Any]) -> str:
     most, half = top[0]["share"], -(-len(top) // 2)
     rows = [
         f'<tr><td class="soft">{rank}</td><td class="text">{text}</td><td>{token["id"]:,}</td>'
-        f"<td>{token['count']:,}</td>{_share(token['share'], token['share'] / most)}</tr>"
+        f"<td>{token['count']:,}</td>{markup.share(token['share'], token['share'] / most)}</tr>"
         for rank, token in enumerate(top, 1)
         for text in ["" if token["text"] is None else f"<code>{escape(token['text'])}</code>"]
     ]
     head = {"#": "", "token": "text", "id": "", "count": "", "of all": "of"}
     halves = filter(None, ("".join(rows[:half]), "".join(rows[half:])))
-    tables = "".join(_wide('aria-label="most frequent tokens"', head.items(), part) for part in halves)
+    tables = "".join(markup.wide('aria-label="most frequent tokens"', head.items(), part) for part in halves)
     pair = f'<div class="pair" style="margin-top:8px;row-gap:0">{tables}</div>'
-    return _section("frequent", "Most frequent tokens", pair)
+    return markup.section("frequent", "Most frequent tokens", pair)
+
+
+def _evaluation(dataset: Mapping[str, Any]) -> str:
+    reports = evaluated(dataset)
+    if not reports:
+        return ""
+    rows = [
+        [
+            one.name,
+            f"{one.documents:,}",
+            terminal.percent(one.share),
+            "" if one.questions is None else f"{one.questions:,}",
+            one.step,
+        ]
+        for one in reports
+    ]
+    examples = [[one.name, line] for one in reports for line in one.lines()]
+    shown = markup.numbers(["set", "example"], examples, "Show examples", text={1}) if examples else ""
+    head = ["evaluation set", "documents with some of it", "of all read", "questions", "step"]
+    return markup.section("evaluation", "Evaluation sets", markup.table(head, rows, {4}) + shown)
 
 
 def _origin(dataset: Mapping[str, Any]) -> str:
     sources = "".join(_source(source) for source in dataset["sources"])
-    return _section("origin", "What it was made of", _facts(origin_facts(dataset, digits=64)) + sources)
+    return markup.section("origin", "What it was made of", markup.facts(origin_facts(dataset, digits=64)) + sources)
 
 
 def _source(source: Mapping[str, Any]) -> str:
@@ -278,49 +290,8 @@ def _source(source: Mapping[str, Any]) -> str:
     return (
         f'<h3 style="margin-top:20px">{escape(source["name"])}</h3><p class="soft" style="margin:0;overflow-wrap:anywhere">'
         f"From {escape(where)}. {escape(settings)}</p>"
-        + _numbers(["#", "file", "bytes", "sha256"], rows, "Show the files", text={1, 3})
+        + markup.numbers(["#", "file", "bytes", "sha256"], rows, "Show the files", text={1, 3})
     )
-
-
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
-    return f'<dl class="facts">{cells}</dl>' if cells else ""
-
-
-def _share(share: float, length: float) -> str:
-    return f'<td class="share of" style="--share:{length:.4f}">{terminal.percent(share)}</td>'
-
-
-def _numbers(head: Sequence[str], rows: Rows, label: str = "Show the numbers", text: Iterable[int] = ()) -> str:
-    return f"<details><summary>{label}</summary>{_table(head, rows, text)}</details>"
-
-
-def _table(head: Sequence[str], rows: Rows, text: Iterable[int] = ()) -> str:
-    kinds = ["text" if k == 0 or k in set(text) else "" for k in range(len(head))]
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{_class(kind)}>{escape(cell)}</td>" for kind, cell in zip(kinds[1:], row[1:], strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return _wide(f'aria-label="{escape(", ".join(head))}"', zip(head, kinds, strict=True), body)
-
-
-def _wide(label: str, head: Iterable[tuple[str, str]], body: str) -> str:
-    """A table in a region of that label that scrolls by itself; *head*: the names and the classes of its columns."""
-    cells = "".join(f'<th scope="col"{_class(kind)}>{escape(name)}</th>' for name, kind in head)
-    return (
-        f'<div class="wide" tabindex="0" role="region" {label}><table><thead><tr>{cells}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
-
-
-def _section(name: str, title: str, inside: str) -> str:
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>{inside}</section>'
 
 
 def _figure(caption: str, note: str, inside: str) -> str:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.stores.store import Store
-from flat_tokens.tools import arguments, report, terminal
+from flat_tokens.tools import arguments, near_duplicates, report, terminal
 from flat_tokens.tools.corpus import Corpus, Source, windows
 from flat_tokens.tools.inspect import describe, heading
+from flat_tokens.tools.sources import Locator
 from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
 
 SUMMARY = "count lengths, sources, bytes per token, frequent tokens, unused vocabulary"
@@ -30,6 +31,8 @@ examples:
   flat-tokens stats out/web --html report.html       a page with plots, in one file
   flat-tokens stats out/web --split train --json     all numbers
   flat-tokens stats corpus.pbin --tokenizer gpt2
+  flat-tokens stats out/web --html report.html --source /data/web
+                                                     with the texts of some near-duplicates, if it was built to find them
 """
 
 Ints = npt.NDArray[np.int64]
@@ -51,13 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="NAME", help="count this split alone")
     parser.add_argument("--top", **arguments.COUNT, default=25, help="show the N most frequent tokens (default: 25)")
     parser.add_argument("--html", metavar="FILE", help="write a report with plots: one HTML file that needs no other")
-    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option", "--json")
+    arguments.add_shared(parser, "--tokenizer", "--pattern", "--source", "--trust-records", "--format", "--option", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
     corpus = arguments.corpus_of(options)
     vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
     summary = summarise(corpus, {name: count(corpus, name) for name in corpus.chosen(options.split)}, vocabulary, options.top)
+    if (near := near_duplicates.near_duplicates(corpus, Locator(corpus, options.source, options.trust_records))) is not None:
+        summary["near_duplicates"] = near
     if options.html is not None:
         target, _, name = options.html.rpartition("/")
         Store.at(target or ("/" if options.html.startswith("/") else ".")).put(name, report.page(summary).encode())
@@ -119,8 +124,8 @@ class Tally:
         merged = Counts.together([self._above, *self._pending])
         self._pending = []
         if len(merged.values) > DISTINCT_VALUES:
-            told = Counts(merged.values[:DISTINCT_VALUES], merged.counts[:DISTINCT_VALUES])
-            merged = told._replace(untold=merged.untold + int(merged.counts[DISTINCT_VALUES:].sum()))
+            shown = Counts(merged.values[:DISTINCT_VALUES], merged.counts[:DISTINCT_VALUES])
+            merged = shown._replace(untold=merged.untold + int(merged.counts[DISTINCT_VALUES:].sum()))
         self._above = merged
 
 
@@ -319,6 +324,8 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
             yield from ["", *_histogram_lines(split, part)]
     if total["sources"]:
         yield from ["", "tokens by source", *_source_lines(total)]
+    if near := summary.get("near_duplicates"):
+        yield from ["", *near_duplicates.lines(near)]
     vocabulary = list(report.vocabulary_facts(summary))
     if total["vocabulary_use"] and (unused := total["vocabulary_use"]["unused_examples"]):
         shown = [one["text"] or str(one["id"]) for one in unused]

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--token", type=int, metavar="K", help="token K of the split, counted through all of its sequences")
     what.add_argument("--sequence", type=int, metavar="N", help="sequence N of the split; -1 is the last")
     what.add_argument("--step", type=arguments.at_least(0), metavar="S", help="step S of a ShuffledLoader over the split")
-    parser.add_argument("--split", metavar="NAME", help="train or validation (default: the first)")
+    parser.add_argument("--split", metavar="NAME", help="train, validation or test (default: the first)")
     characters = "show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)"
     parser.add_argument("--characters", **arguments.COUNT, help=characters)
     arguments.add_shared(

@@ -28,15 +28,17 @@ from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
 from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
-from flat_tokens.steps import HARMLESS, Steps, open_steps
+from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import endorsing, signing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
+from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
+from flat_tokens.tools.remains import check_forgotten
 from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, kept_of, places_of, texts_of
 
 SUMMARY = "check objects, structure and tokens"
@@ -44,6 +46,7 @@ EXAMPLES = """\
 examples:
   flat-tokens verify out/web                   sizes, metadata, last entries: seconds
   flat-tokens verify out/web --full            every digest, every token
+  flat-tokens verify out/web --forgotten       nothing is left of forgotten documents
   flat-tokens verify out/web --sample 3/30     the third of thirty parts: its digests and tokens, and 64 of its documents
                                                tokenized again from the source, where that can be reached
 """
@@ -51,6 +54,8 @@ examples:
 
 MOST_WORK = 1 << 32
 """Instructions of the patterns that a stranger's dataset names: some 20 seconds."""
+MOST_STEPS = 100
+"""Steps of a source that a stranger's dataset names."""
 
 
 class Sample(NamedTuple):
@@ -76,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=sample,
         metavar="N/M",
         help="quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once",
+    )
+    level.add_argument(
+        "--forgotten",
+        action="store_true",
+        help="of an output: that nothing below it has a key or a run of tokens that was forgotten",
     )
     parser.add_argument("--sign", action="store_true", help="--full: sign what is right, whoever wrote it")
     parser.add_argument(
@@ -109,6 +119,8 @@ def sample(text: str) -> Sample:
 
 def run(options: argparse.Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
+    if options.forgotten:
+        return _run_forgotten(options)
     private = endorsing.private_key() if options.sign else None
     if options.sign and not (options.full and (signing.keys() or private)):
         raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE} or {endorsing.PRIVATE_KEY_FILE}")
@@ -121,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
         root = Store.at(options.path)
         with signing.using(()):
             store = resolve(root)
-        for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, RECEIPT)):
+        for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
             if there.exists(key):
                 there.sign(key, there.read(key))
         if private is not None:
@@ -139,6 +151,18 @@ def run(options: argparse.Namespace) -> int:
             documents = {"documents": {"same": same, "different": len(faults), "not_reachable": dict(not_reachable)}}
     found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS, **documents}
     terminal.show(options, found, lines(found))
+    return arguments.DIFFERENT if faults else arguments.SAME
+
+
+def _run_forgotten(options: argparse.Namespace) -> int:
+    root = Store.at(options.path)
+    with terminal.progress("verify") as watch:
+        faults = list(
+            check_forgotten(root, adding_up(watch, sum(size for _, size in root.listing())) if watch else lambda _: None)
+        )
+    facts = {"path": root.url, "level": "forgotten", "ok": not faults, "faults": faults}
+    right = f"right (forgotten): nothing below {root.url} has a key or a run of tokens of a forgotten document"
+    terminal.show(options, facts, [f"not forgotten: {root.url}", *(f"  {fault}" for fault in faults)] if faults else [right])
     return arguments.DIFFERENT if faults else arguments.SAME
 
 
@@ -242,7 +266,7 @@ def _check_digests(store: Store, objects: list[StoredObject], sample: Sample) ->
     start, stop = sample.share(len(objects))
     for stored in sorted(objects)[start:stop]:
         if (now := store.now(stored)) != stored:
-            yield f"{stored.key} has {now.told} instead of {stored.told}"
+            yield f"{stored.key} has {now.digest_text} instead of {stored.digest_text}"
 
 
 def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
@@ -351,8 +375,12 @@ def _steps_of(settings: Mapping[str, Any], trusted: bool) -> tuple[Steps | None,
     described = settings.get("steps") or ()
     try:
         foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
+        if len(described) > MOST_STEPS and not trusted:
+            return None, f"the manifest has {len(described):,} steps, which take long: --trust-records takes them"
         if foreign and not trusted:
             return None, f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records"
+        if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
+            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read"
         return open_steps(described), ""
     except (ValueError, KeyError, TypeError) as error:
         return None, f"its steps cannot be taken again: {error}"

@@ -96,6 +96,21 @@ def test_a_text_that_all_documents_have_is_no_fault(tmp_path: Path) -> None:
     assert columns.take(np.array([5, ROWS - 1]), ["t"]).column(0).to_pylist() == [text, text]
 
 
+@pytest.mark.parametrize("depth", [1, 20, 300])
+def test_columns_within_a_column_are_a_fault(depth: int, tmp_path: Path) -> None:
+    """However many there are within each other."""
+    kind = pa.string()
+    for _ in range(depth):
+        kind = pa.struct([("t", kind)])
+    path = tmp_path / name_of("train", 0)
+    path.parent.mkdir(parents=True)
+    pa.parquet.write_table(pa.table({"t": pa.nulls(3, kind)}), path, store_schema=False)
+    columns = Columns(Store.at(tmp_path), {"t": "text"}, parts_of([name_of("train", 0)], "train", 3))
+    with pytest.raises(ValueError, match=r"0\.parquet: (column 't' has columns within it|cannot be read \(.* too deeply nested)"):
+        columns.take(np.arange(3), ["t"])
+    assert len(list(columns.faults())) == 1
+
+
 def test_what_is_refused_names_the_object_and_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / name_of("train", 0)
     path.parent.mkdir(parents=True)

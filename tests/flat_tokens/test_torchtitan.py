@@ -1,4 +1,4 @@
-"""torchtitan's data loader, against the interface that its README and its GrainDataLoader state: it is on no package index."""
+"""torchtitan's data loader, against the interface that its trainer, its README and its GrainDataLoader state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import flat_tokens
 from flat_tokens import FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch, write_dataset
 from flat_tokens.rows.loader import ByStep
 from flat_tokens.torchtitan import Config, DataLoader
+from tests.examples import first_fast
 
-torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs("torch")
 
 CONTEXT = 15
 
@@ -63,7 +64,7 @@ def test_rows_are_inputs_positions_and_labels(train: FlatTokens) -> None:
     for step in range(30):
         inputs, labels = next(with_one)
         assert inputs.keys() == {"input", "positions"}
-        assert {tensor.dtype for tensor in (*inputs.values(), labels)} == {torch.int64}
+        assert {str(tensor.dtype) for tensor in (*inputs.values(), labels)} == {"torch.int64"}
         rows = [expected_of(row) for row in loader[step].targets.tolist()]
         assert [*zip(inputs["input"].tolist(), inputs["positions"].tolist(), labels.tolist(), strict=True)] == rows
     with_one.close()
@@ -97,12 +98,30 @@ def test_packs_and_masks_are_trained_on_where_they_count(tmp_path: Path) -> None
         loader.close()
 
 
+def test_the_trainer_of_0_3_says_how_often_it_saves(train: FlatTokens) -> None:
+    """``trainer.py`` of torchtitan 0.3.0 also passes ``snapshot_every_n_steps``. It changes nothing."""
+    plain, told = built(shuffled(train), 2, 1), built(shuffled(train), 2, 1, snapshot_every_n_steps=10)
+    for _ in range(3):
+        (inputs, labels), (others, more) = next(plain), next(told)
+        assert inputs["input"].equal(others["input"])
+        assert labels.equal(more)
+    assert plain.state_dict() == told.state_dict()
+    for loader in (plain, told):
+        loader.close()
+
+
 def rows_of(loaders: list[DataLoader]) -> list[list[int]]:
     return [row for loader in loaders for row in next(loader)[0]["input"].tolist()]
 
 
+RANKS = ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3))
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "mixture"])
-def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(train: FlatTokens, kind: str) -> None:
+@pytest.mark.parametrize("is_whole", first_fast([False, True]), ids=["some", "all"])
+def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(
+    train: FlatTokens, kind: str, is_whole: bool
+) -> None:
     def mixed(length: int, batch_size: int, start: int) -> ByStep:
         sources = {"a": (train.packed(length), 0.7), "b": (train.packed(length, bos=1), 0.3)}
         return Mixture(sources, batch_size, 5, start=start)
@@ -114,9 +133,10 @@ def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(tr
         states.append(json.loads(json.dumps(whole.state_dict())))
         stream += rows_of([whole])
     whole.close()
-    for state in states:
+    for step, state in enumerate(states):
         at = state["position"]
-        for ranks, rows in ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3)):
+        some = ((1, 16), (3, 2), (16, 3)) if step % 2 else ((2, 8), (4, 1), (8, 2))
+        for ranks, rows in RANKS if is_whole else some:
             loaders = [built(make, ranks, rank, rows) for rank in range(ranks)]
             for loader in loaders:
                 loader.load_state_dict(pickle.loads(pickle.dumps(state)))

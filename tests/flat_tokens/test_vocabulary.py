@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.vocabulary import Vocabulary, load_vocabulary
+from flat_tokens.vocabulary import Vocabulary, load_vocabulary, token_bytes
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.tokenizers import load_tokenizer
@@ -179,6 +179,13 @@ def test_a_name_that_means_nothing_is_refused_with_those_that_do() -> None:
         load_vocabulary("/none.json")
 
 
+def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for wrong in ("tokeniser.json", "tokenzer.json"):
+        with pytest.raises(ValueError, match=rf"No such file or directory. Did you mean {tmp_path}/tokenizer.json\?"):
+            load_vocabulary(str(tmp_path / wrong))
+
+
 def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
@@ -193,6 +200,7 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path) -> N
         ("cl100k-base", "cl100k_base"),
         ("gpt-4o", "o200k_base"),  # a model
         ("BYTES", "bytes"),
+        ("gtp2", "gpt2"),
         ("/nowhere/gpt2x", None),
     ],
 )
@@ -202,18 +210,13 @@ def test_a_name_that_is_nearly_one_is_refused_with_that(name: str, near: str | N
         load_vocabulary(name)
 
 
-TEKKEN = {"config": {"pattern": "."}, "vocab": [{"rank": 0, "token_bytes": "AA=="}], "special_tokens": []}
-
-
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("tekken.json", TEKKEN),
         ("vocab.json", {"a": 0, "b": 1}),
         ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}),
         ("config.json", {"model_type": "gpt2", "vocab_size": 9}),
         ("merges.txt", ["a b"]),
-        ("tokenizer.model", ["x"]),
     ],
 )
 def test_a_tokenizer_of_another_form_is_refused_with_the_way_to_one_that_is_read(tmp_path: Path, file: str, content: Any) -> None:
@@ -226,12 +229,61 @@ def test_a_tokenizer_of_another_form_is_refused_with_the_way_to_one_that_is_read
         load_vocabulary(str(tmp_path))
     other = tmp_path / (f"other{Path(file).suffix}")
     (tmp_path / file).rename(other)
-    words = f"is a {file}, not a tokenizer.json" if file.endswith(".json") else "is neither a tokenizer.json nor a .tiktoken file"
-    with pytest.raises(ValueError, match=rf"{other} {words}. {advice}"):
+    words = f"is a {file}, not a tokenizer.json" if file.endswith(".json") else "is none of tokenizer.json, tekken.json"
+    with pytest.raises(ValueError, match=rf"{other} {words}.* {advice}"):
         load_vocabulary(str(other))
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"{words}. Name {tmp_path}/tokenizer.json$"):
+    with pytest.raises(ValueError, match=rf"{words}.* Name {tmp_path}/tokenizer.json$"):
         load_vocabulary(str(other))
+
+
+def tekken(**changes: Any) -> dict[str, Any]:
+    """A tekken.json of all bytes and two merges, of which the second is not used."""
+    tokens = [*(bytes([value]) for value in range(256)), b"th", b"he"]
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for rank, token in enumerate(tokens)]
+    special = [{"rank": 1, "token_str": "<s>", "is_control": True}]
+    config = {"pattern": r"\w+|\W", "default_vocab_size": 260, "default_num_special_tokens": 3, "version": "v3"}
+    return {"vocab": vocab, "special_tokens": special, "config": config | changes}
+
+
+def test_a_tekken_has_its_special_tokens_first_and_as_many_others_as_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(tekken()))
+    vocabulary = load_vocabulary(str(tmp_path))
+    assert vocabulary.digest == load_vocabulary(str(path)).digest
+    assert vocabulary.encode is not None
+    assert vocabulary.encode("the <s>").tolist() == [259, 3 + ord("e"), *(3 + byte for byte in b" <s>")]
+    assert [vocabulary.piece(i) for i in (0, 1, 2, 3, 259)] == [b"<SPECIAL_0>", b"<s>", b"<SPECIAL_2>", b"\0", b"th"]
+    assert vocabulary.size == 260
+    found = token_bytes(str(path))
+    assert found.lengths[[0, 1, 2, 3, 259]].tolist() == [0, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"default_vocab_size": 262}, "258 tokens and 3 special ones are not 262 ids"),
+        ({"default_vocab_size": 200}, "has no token for the byte 0xc5"),
+        ({"default_num_special_tokens": 1, "default_vocab_size": 258}, "the special token '<s>' has id 1, of 1"),
+        ({"pattern": "("}, r"cannot be used with pattern '\('"),
+        ({"default_vocab_size": None}, "int"),
+    ],
+)
+def test_a_tekken_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(tekken(**changes)))
+    with pytest.raises(ValueError, match=f"{path}.*{words}"):
+        load_vocabulary(str(path))
+
+
+def test_a_tekken_whose_ranks_are_out_of_order_is_refused(tmp_path: Path) -> None:
+    path, definition = tmp_path / "x.json", tekken()
+    for number, change, words in ((9, {"rank": 8}, "the token of rank 9 has rank 8"), (9, {"token_bytes": "AA=="}, "been there")):
+        vocab = list(definition["vocab"])
+        vocab[number] = vocab[number] | change
+        path.write_text(json.dumps(definition | {"vocab": vocab}))
+        with pytest.raises(ValueError, match=words):
+            load_vocabulary(str(path))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "x.tiktoken"])

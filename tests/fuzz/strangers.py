@@ -17,6 +17,8 @@ from flat_tokens.formats import open_any
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.export import done_before, export_of, target, write
+from tasks.config import Source, TokenizerConfig
+from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
@@ -93,15 +95,21 @@ def _conversations(work: Path) -> Fuzzed:
 
 
 def _templates(work: Path) -> Fuzzed:
-    """A template renders a conversation in the same way twice, or is refused."""
+    """A template renders a conversation in the same way twice, or is refused by the name of its file."""
+
+    path = work / "template.jinja"
+    source = Source(path="in", messages_column="m", chat_template=str(path))
+    config = TokenizerConfig(name=str(work), max_seconds=LIMITS.seconds, max_memory=LIMITS.memory)
 
     def run(data: bytes) -> None:
-        renderers = _renderers(data.decode("utf-8", "replace"))
+        path.write_bytes(data)
+        chats_of([source], config, None)  # errors name the file here
+        renderers = _renderers(data.decode())
         found = [[part.texts.to_pylist() for part in renderers(large_string_array(GOOD))] for _ in range(2)]
         if found[0] != found[1]:
             raise WrongError("random", f"{found[0]!r}, and then {found[1]!r}"[:300])
 
-    return Fuzzed([PLAIN.encode(), COUNTED.encode()], havoc(*TAGS), run, ("chat template", "it writes", "it uses"))
+    return Fuzzed([PLAIN.encode(), COUNTED.encode()], havoc(*TAGS), run, (str(path),))
 
 
 def _columns(work: Path) -> Fuzzed:

@@ -12,11 +12,13 @@ import json
 import lzma
 import random
 import shutil
+import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numcodecs
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
@@ -32,6 +34,7 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.pages import pages_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus, run_of
+from flat_tokens.vocabulary import load_vocabulary
 from flows.commands.build import read_config
 from flows.pipelines.build import build
 from flows.runners.threads import Threads
@@ -56,6 +59,7 @@ from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet, pickles
 from tests.fuzz.strangers import STRANGERS
+from tests.sources import as_archive, as_record
 
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
@@ -185,6 +189,62 @@ def packed_seeds() -> list[bytes]:
     zstd = zstandard.ZstdCompressor(write_checksum=True).compress(text)
     two = gzip.compress(text[:50]) + gzip.compress(text[50:])
     return [gzip.compress(text), zstd, bz2.compress(text), lzma.compress(text), two]
+
+
+def nested_seeds() -> list[bytes]:
+    """Lines and Parquet in turn would be two formats: these are lines with their text in an object."""
+    return [b"".join(json.dumps({"doc": line}).encode() + b"\n" for line in map(json.loads, seed.split())) for seed in NESTED]
+
+
+NESTED = [b'{"text":"a","id":1} {"text":null,"id":"b"}', b'{"text":"a","id":1,"meta":{"n":[1]}} {"text":"c","id":2}']
+
+
+def tar_seeds() -> list[bytes]:
+    rows = [{"id": f"{i}", "text": f"text {i} " * i} for i in range(8)]
+    long = io.BytesIO()
+    with tarfile.open(fileobj=long, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        info = tarfile.TarInfo("long/" * 30 + "name.txt")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"abc"))
+    return [as_archive(rows, 2), as_archive(rows[:2], 1), long.getvalue()]
+
+
+def warc_seeds() -> list[bytes]:
+    page = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=gb2312\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n<p>\r\n0\r\n\r\n"
+    )
+    packed = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"<p>a")
+    responses = b"".join(
+        b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: %d\r\n\r\n%b\r\n\r\n" % (len(one), one) for one in (page, packed)
+    )
+    rows = [{"id": f"<urn:{i}>", "text": f"text {i} " * i, "url": f"http://x/{i}"} for i in range(6)]
+    return [b"".join(map(as_record, rows)), responses + as_record(rows[1])]
+
+
+WARC_WORDS = (
+    b"\r\n\r\n",
+    b"Content-Length: 99999999999999999999",
+    b"Content-Length: 0",
+    b"WARC/1.0\r\n",
+    b"charset=utf-16",
+    b"br",
+)
+WARC_WORDS += (b"br", b"charset=unicode_escape", b"ffffffffffffffff\r\n", b"deflate", b"deflate, gzip", b": ", b"\n\n")
+
+
+def _pieces(work: Path) -> Fuzzed:
+    """A model of SentencePiece as tools read it, who have no package for it."""
+    path = work / "x.model"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        vocabulary = load_vocabulary(str(path))
+        vocabulary.decode(np.arange(vocabulary.size + 2, dtype=np.uint32))
+
+    return Fuzzed(PIECES_SEEDS, havoc(*NUMBERS, b"\x0a", b"\x80\x80\x80"), run, ("x.model",))
+
+
+PIECES_SEEDS = [b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x0a\x0a\x0a\x06<0x41>\x18\x06\x12\x02\x18\x02" * 3]
 
 
 # Neighbours' formats: files of tokens
@@ -640,6 +700,10 @@ _TARGETS = [
     source("jsonl", "mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
     source("csv", "mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
     source("packed", "mutated.jsonl", packed_seeds, havoc()),
+    source("paths", "mutated.jsonl", nested_seeds, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
+    source("tar", "mutated.tar", tar_seeds, havoc(b"ustar", b"\0" * 512, *JSON_WORDS[:4]), id_column="key"),
+    source("warc", "mutated.warc", warc_seeds, havoc(*WARC_WORDS), keep_columns=["url", "charset"]),
+    Target("pieces", _pieces),
     source("text", "mutated.txt", lambda: [b"one\n\ntwo\n\nthree", b"---" * 20], havoc(b"---", b"\n\n"), document_separator="--"),
     Target("manifest", _manifest),
     Target("pointer", _pointer),

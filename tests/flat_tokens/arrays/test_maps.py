@@ -108,6 +108,48 @@ def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_ranges_and_single_items_are_those_that_were_written(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In windows of mapped files too, whatever is before and after them in what is read."""
+    monkeypatch.setattr("flat_tokens.arrays.stored.MANY_RANGES", 2)
+    monkeypatch.setattr("flat_tokens.arrays.stored.RANGES_AT_A_TIME", 5)
+    monkeypatch.setattr("flat_tokens.arrays.stored.WINDOWS", (3, 2, 1))
+    items = np.arange(100, 100 + OBJECT * 20 - 5, dtype=np.uint32)
+    array = written(tmp_path, kind, items)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        starts = rng.integers(0, len(items), 60)
+        lengths = np.minimum(rng.integers(0, 6, 60), len(items) - starts)
+        at = np.cumsum(lengths + 1) - lengths
+        out = np.zeros(at[-1] + lengths[-1] + 1, np.uint32)
+        array.gather(starts, lengths, out, at)
+        expected = np.zeros_like(out)
+        for start, length, place in zip(starts, lengths, at, strict=True):
+            expected[place : place + length] = items[start : start + length]
+        assert np.array_equal(out, expected)
+        assert np.array_equal(array.take(starts), items[starts])
+    assert array.take(np.empty(0, np.int64)).tolist() == []
+
+
+def test_items_of_a_mapped_file_are_taken_without_their_chunks(tmp_path: Path) -> None:
+    array = written(tmp_path, "mmap", np.arange(OBJECT * 3, dtype=np.uint32))
+    assert array.take(np.array([35, 0, 12, 0])).tolist() == [35, 0, 12, 0]
+    assert not array._decoded
+
+
+def test_blocks_of_a_small_array_are_decoded_once(tmp_path: Path) -> None:
+    array = written(tmp_path, "compact", np.arange(OBJECT * 3, dtype=np.uint32))
+    gathered(array, np.array([0, 17, 30]))
+    Path(array.store.path(array._spec.object_key(1))).unlink()
+    maps._make_room(0)
+    assert gathered(array, np.array([1, 17])).tolist() == [[1, 2, 3], [17, 18, 19]]
+    assert (array.read(17, 19).tolist(), array.take(np.array([19, 18])).tolist()) == ([17, 18], [19, 18])
+    with pytest.raises(FileNotFoundError):
+        gathered(array, np.array([0, 12]))
+
+
 @pytest.fixture
 def eight(monkeypatch: pytest.MonkeyPatch) -> int:
     """A bound of eight files. What other tests have mapped is let go."""

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats.compression import compress
 from flat_tokens.formats.litdata import LITDATA, Litdata
-from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1
@@ -60,20 +58,6 @@ def test_a_chunk_is_its_offsets_and_its_documents(tmp_path: Path) -> None:
             "item_loader": "TokensLoader",
         },
     }
-
-
-@pytest.mark.parametrize(
-    "options", [Litdata(), Litdata(size_limit=60), Litdata(size_limit=1), Litdata(end_of_text=LARGEST, size_limit=60)]
-)
-@given(train=RAGGED, validation=RAGGED)
-@examples(10)
-def test_import_is_exports_inverse(options: Litdata, train: list[list[int]], validation: list[list[int]]) -> None:
-    path = f"memory://litdata-{next(_numbers)}"
-    export("litdata", splits_of([[7], *train], validation), path, options)
-    opened = open_any(path, None, options)
-    assert opened.format == "litdata"
-    found = {name: sequences_in(split) for name, split in opened.splits.items()}
-    assert found == {"train": [[7], *train]} | ({"validation": validation} if validation else {})
 
 
 def test_chunks_end_at_the_size_limit_unless_one_document_is_larger(tmp_path: Path) -> None:

@@ -127,12 +127,6 @@ def test_a_damaged_file_among_others_is_not_passed_over(tmp_path: Path) -> None:
         open_any(tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"end_of_text": -1}, {"closing": "never"}, {"generation": 4}, {"tokens_per_file": 0}])
-def test_wrong_options_are_named(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
-        Modalities(**options)
-
-
 # Files that lie.
 
 

@@ -291,23 +291,6 @@ def test_a_truncated_shard_among_others_is_refused(tmp_path: Path) -> None:
             open_any(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "values"),
-    [
-        (Stream, {"end_of_text": 2**31}),
-        (Stream, {"end_of_text": True}),
-        (Stream, {"inner_end_of_text": "drop"}),
-        (Shards, {"tokens_per_shard": 0}),
-        (Shards, {"tokens_per_shard": 2**31}),
-        (NamedShards, {"name": "a/b"}),
-        (NamedShards, {"name": "fineweb_test"}),
-    ],
-)
-def test_wrong_options_are_named(options: type[Stream], values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(values))} is "):
-        options(**values)
-
-
 def test_big_endian_shards_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "train_0000.npy", np.array([9, 1, 2], ">u4"))
     assert sequences_in(open_any(tmp_path, options=Shards(END)).splits["train"]) == [[1, 2]]

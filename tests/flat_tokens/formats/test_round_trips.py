@@ -1,9 +1,10 @@
-"""Import is export's inverse, in every format: the same sequences come back."""
+"""What every format does: the same sequences come back, objects are listed and the same again, wrong options are named."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.datatrove import Datatrove
+from flat_tokens.formats.litdata import Litdata
+from flat_tokens.formats.mds import Mds
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.formats.nanogpt import NamedShards, Shards, Stream
 from flat_tokens.formats.olmo import Olmo
+from flat_tokens.formats.parquet import Arrow, Parquet
 from flat_tokens.manifest import SPLITS
+from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of, write
 from flat_tokens.tools.import_ import import_dataset
@@ -24,6 +29,12 @@ from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1
+OF_PYARROW = [
+    ("parquet", Parquet()),
+    ("parquet", Parquet(tokens_per_file=7, tokens_per_row_group=3, compression="none")),
+    ("arrow", Arrow()),
+    ("arrow", Arrow(tokens_per_file=7, tokens_per_batch=3)),
+]
 EXPORTS = [
     ("modalities", Modalities(), LARGEST),
     ("modalities", Modalities(end_of_text=0, closing="always", tokens_per_file=9), LARGEST),
@@ -46,6 +57,18 @@ EXPORTS = [
     ("olmo-core", Olmo(), LARGEST),
     ("olmo-core", Olmo(end_of_text=7, tokens_per_file=9), LARGEST),
     ("olmo-core", Olmo(end_of_text=65_535), 65_534),
+    ("litdata", Litdata(), LARGEST),
+    ("litdata", Litdata(size_limit=60), LARGEST),
+    ("litdata", Litdata(size_limit=1), LARGEST),
+    ("litdata", Litdata(end_of_text=LARGEST, size_limit=60), LARGEST - 1),
+    ("mds", Mds(), LARGEST),
+    ("mds", Mds(size_limit=300), LARGEST),
+    ("mds", Mds(size_limit=1), LARGEST),
+    ("mds", Mds(end_of_text=LARGEST, size_limit=300, column="input_ids"), LARGEST - 1),
+    ("mds", Mds(end_of_text=LARGEST, length=4, size_limit=300), LARGEST - 1),
+    ("mds", Mds(end_of_text=LARGEST, length=1000), LARGEST - 1),
+    ("mds", Mds(end_of_text=LARGEST, length=1, size_limit=1), LARGEST - 1),
+    *(pytest.param(*of, LARGEST, marks=pytest.mark.needs("pyarrow")) for of in OF_PYARROW),
 ]
 _numbers = itertools.count()
 
@@ -78,6 +101,57 @@ def test_nothing_to_export_is_no_error(name: str, options: object, largest: int)
     """An empty shard stops no pipeline."""
     assert FORMATS[name].plan(splits_of([]), options) == []
     export(name, splits_of([]), f"memory://round-trip-{next(_numbers)}", options)
+
+
+@pytest.mark.parametrize(("name", "options", "largest"), EXPORTS)
+def test_what_was_written_is_listed_and_written_again_it_is_the_same(
+    tmp_path: Path, name: str, options: object, largest: int
+) -> None:
+    splits = splits_of([[1, 2], [], [3, 4, 5], [largest], [0] * 40, []], [[7]])
+    objects = export(name, splits, tmp_path / "a", options)
+    assert export(name, splits, tmp_path / "b", options) == objects
+    for root in ("a", "b"):
+        assert {key for key, _ in Store.at(tmp_path / root).listing()} == {item.key for item in objects}
+        assert [Store.at(tmp_path / root).now(item) for item in objects] == objects
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        (Modalities, {"end_of_text": -1}),
+        (Modalities, {"closing": "never"}),
+        (Modalities, {"generation": 4}),
+        (Modalities, {"tokens_per_file": 0}),
+        (Stream, {"end_of_text": 2**31}),
+        (Stream, {"end_of_text": True}),
+        (Stream, {"inner_end_of_text": "drop"}),
+        (Shards, {"tokens_per_shard": 0}),
+        (Shards, {"tokens_per_shard": 2**31}),
+        (NamedShards, {"name": "a/b"}),
+        (NamedShards, {"name": "fineweb_test"}),
+        (Mds, {"length": 0}),
+        (Mds, {"length": 2**30}),
+        (Mds, {"size_limit": 0}),
+        (Mds, {"size_limit": 2**32}),
+        (Mds, {"size_limit": 2**30, "compression": "gz"}),
+        (Mds, {"compression": "lzma"}),
+        (Mds, {"end_of_text": -1}),
+        (Mds, {"end_of_text": 2**31}),
+        (Mds, {"drop_last": True}),
+        (Mds, {"bytes_type": "float32"}),
+        (Mds, {"column": ""}),
+        (Parquet, {"column": ""}),
+        (Parquet, {"tokens_per_file": 0}),
+        (Parquet, {"tokens_per_row_group": 2**31}),
+        (Parquet, {"compression": "brotli"}),
+        (Arrow, {"tokens_per_batch": -1}),
+        (Arrow, {"tokens_per_file": 2**31}),
+    ],
+    ids=lambda of: of.__name__ if isinstance(of, type) else None,
+)
+def test_wrong_options_are_named(options: type[Any], values: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(values))} is "):
+        options(**values)
 
 
 @pytest.mark.parametrize("name", FORMATS)

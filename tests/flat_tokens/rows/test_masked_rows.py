@@ -162,7 +162,7 @@ def packed_dataset() -> Iterator[Any]:
 def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_pack: bool) -> None:
     """Tokens, labels with -100, places and masks of attention, on random samples with masked labels."""
     draw = random.Random(int(split_across_pack))
-    for _ in range(20):
+    for _ in range(10):
         longest = draw.randrange(1, 30)
         sequences: list[Sample] = [
             [(draw.randrange(1, 100), draw.random() < 0.5) for _ in range(draw.randrange(1, longest + 1))]
@@ -173,7 +173,7 @@ def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_p
             {"tokens": [token for token, _ in one], "labels": [token if counts else -100 for token, counts in one]}
             for one in sequences
         ]
-        for _ in range(15):
+        for _ in range(8):
             length = draw.randrange(1, 40) if split_across_pack else longest + draw.randrange(20)
             settings: dict[str, Any] = {"padding_idx": 7, "max_packs": draw.choice([None, None, 1, 3])}
             settings["split_across_pack"] = split_across_pack

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
-from flat_tokens.rows import packing_index, views
+from flat_tokens.rows import packing, packing_index, views
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from flat_tokens.rows.packing_index import best_fit
 from tests.elsewhere import elsewhere
@@ -437,6 +437,40 @@ class Counting:
         return getattr(self._array, name)
 
 
+class Unreadable:
+    """An array whose items nobody may read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+
+@pytest.mark.parametrize("options", VIEWS)
+def test_only_fields_that_are_named_are_computed(options: dict[str, Any]) -> None:
+    tokens = in_memory(LENGTHS * 20)
+    whole = tokens.packed_documents(6, **options).batch([5, 3, 5])
+    for field in (*NAMES, "loss_mask"):
+        one = tokens.packed_documents(6, **options, fields=[field]).batch([5, 3, 5])
+        assert list(one) == [field]
+        assert one[field].dtype == whole[field].dtype
+        assert np.array_equal(one[field], whole[field])
+        assert np.array_equal(tokens.packed_documents(6, **options, fields=[field])[5][field], whole[field][0])
+    without = dataclasses.replace(tokens, encoded_tokens=Unreadable(tokens.token_count))  # type: ignore[arg-type]
+    named = without.packed_documents(6, **options, fields=["input_pos", "document_ids"]).batch([5, 3, 5])
+    assert np.array_equal(named["input_pos"], whole.input_pos)
+    assert np.array_equal(named["document_ids"], whole.document_ids)
+
+
+@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("options", VIEWS)
+def test_a_batch_of_many_rows_is_its_rows(options: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PLACES_AT_A_TIME", 20)
+    monkeypatch.setattr(packing, "FEW_PLACES", 2)
+    view = in_memory(LENGTHS * 20).packed_documents(length, **options)
+    batch = view.batch(range(len(view)))
+    for name, array in batch._asdict().items():
+        assert array.tolist() == [getattr(view[i], name).tolist() for i in range(len(view))]
+
+
 @pytest.mark.parametrize("options", VIEWS)
 def test_a_pack_or_a_batch_takes_two_reads_and_its_index_no_token(options: dict[str, Any]) -> None:
     tokens = in_memory(LENGTHS * 20)
@@ -803,3 +837,20 @@ def test_entries_that_change_under_an_index_are_noticed(tmp_path: Path, options:
             assert pack.tokens[used].tolist() == sorted(pack.tokens[used].tolist())
             assert (pack.tokens[used] >= firsts[pack.document_ids[used]]).all()
             assert (pack.tokens[used] < firsts[pack.document_ids[used] + 1]).all()
+
+
+def test_a_large_batch_is_made_in_the_memory_of_one_that_is_gone(tmp_path: Path) -> None:
+    """All its arrays, which have two sizes, but for those that somebody still has a part of."""
+    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([np.arange(k, k + 1021) for k in range(307)])])
+    packs = flat_tokens.open(tmp_path / "d").train.packed_documents(1021)
+
+    def places(batch: Any) -> list[int]:
+        return [array.ctypes.data for array in batch[:4]]
+
+    first = packs.batch(np.arange(307))
+    before, kept = places(first), first.labels[7]
+    del first
+    second = packs.batch(np.arange(307)[::-1])
+    assert set(places(second)) & set(before) == set(before) - {before[1]}, "the labels are not gone"
+    assert kept.tolist() == list(range(7, 7 + 1021))
+    assert second.labels[0].tolist() == list(range(306, 306 + 1021))

@@ -722,7 +722,7 @@ def test_jax_arrays(ragged_split: FlatTokens) -> None:
     elsewhere(jax_rows, ragged_split)
 
 
-def through_grain(train: FlatTokens) -> None:
+def rows_through_grain(train: FlatTokens) -> None:
     import grain
 
     for view in (train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))):
@@ -731,11 +731,6 @@ def through_grain(train: FlatTokens) -> None:
         for k in range(len(view) // 4):
             assert type(batches[k]) is type(view[0])
             same(batches[k], view.batch(np.arange(4) + 4 * k))
-
-
-@needs_grain
-def test_grain_batches_rows(ragged_split: FlatTokens) -> None:
-    elsewhere(through_grain, ragged_split)
 
 
 def loaders_through_grain(train: FlatTokens) -> None:
@@ -758,9 +753,14 @@ def loaders_through_grain(train: FlatTokens) -> None:
         assert digest_of(next(other)) == loader.digest(4)
 
 
+def through_grain(train: FlatTokens) -> None:
+    rows_through_grain(train)
+    loaders_through_grain(train)
+
+
 @needs_grain
-def test_grain_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
-    elsewhere(loaders_through_grain, ragged_split)
+def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
+    elsewhere(through_grain, ragged_split)
 
 
 def test_without_grain_the_error_says_what_to_install(ragged_split: FlatTokens, monkeypatch: pytest.MonkeyPatch) -> None:

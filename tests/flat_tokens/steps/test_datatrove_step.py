@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ import pytest
 
 from flat_tokens.steps import open_steps
 
-filters = pytest.importorskip("datatrove.pipeline.filters")
-data = pytest.importorskip("datatrove.data")
+pytestmark = pytest.mark.needs("datatrove")
 
 LINE = "This line has words enough and it ends as a sentence does. "
 TEXTS = [
@@ -38,8 +38,9 @@ FILTERS: list[dict[str, Any]] = [
 def by_datatrove(options: dict[str, Any], texts: list[str]) -> tuple[list[str], Counter[str]]:
     """The texts that datatrove's own pipeline gives, and the reasons for which the others are dropped."""
     own = {name: value for name, value in options.items() if name != "filter"}
-    one = getattr(filters, options["filter"])(**own)
-    kept = [document.text for document in one.run(data.Document(text=text, id=str(i)) for i, text in enumerate(texts))]
+    one = getattr(import_module("datatrove.pipeline.filters"), options["filter"])(**own)
+    document_of = import_module("datatrove.data").Document
+    kept = [document.text for document in one.run(document_of(text=text, id=str(i)) for i, text in enumerate(texts))]
     dropped = Counter({name.removeprefix("dropped_"): int(s.total) for name, s in one.stats.stats.items() if "dropped_" in name})
     return kept, dropped
 
@@ -81,7 +82,7 @@ def test_each_thread_has_a_filter_of_its_own() -> None:
         ({"filter": "os"}, "datatrove has no filter 'os'"),
         ({"filter": "RegexFilter"}, "missing 1 required positional argument: 'regex_exp'"),
         ({"filter": "RegexFilter", "regex_exp": "a", "more": 1}, "unexpected keyword argument 'more'"),
-        ({}, "missing 1 required keyword-only argument: 'filter'"),
+        ({}, "it needs the name of a filter or of a formatter, one of the two"),
     ],
 )
 def test_what_is_no_filter_of_a_document_is_refused(options: dict[str, Any], told: str) -> None:
@@ -96,6 +97,7 @@ def test_the_version_is_datatroves() -> None:
 
 def test_kept_columns_are_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter sees each document's own."""
+    filters = import_module("datatrove.pipeline.filters")
 
     class ByLanguage(filters.LambdaFilter):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -106,3 +108,37 @@ def test_kept_columns_are_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = pa.record_batch({"language": ["en", None, "de", "en"]})
     found = steps(pa.array(["a", "b", "c", "d"], pa.large_string()), np.arange(4, dtype=np.uint64), columns)
     assert found.texts.to_pylist() == ["a", "d"]
+
+
+FORMATTERS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"formatter": "PIIFormatter"}, ["a@b.org and c@d.org", "write to e@f.org", "192.168.0.1 and 8.8.8.8", "nothing"]),
+    ({"formatter": "PIIFormatter", "remove_ips": False, "email_replacement": "<mail>"}, ["a@b.org and 8.8.8.8", "x"]),
+    ({"formatter": "SymbolLinesFormatter", "symbols_to_remove": ["|"]}, ["a\n|||\nb", "| x"]),
+]
+
+
+@pytest.mark.parametrize(("options", "texts"), FORMATTERS, ids=["pii", "mails", "symbols"])
+def test_texts_are_those_of_a_formatter_of_each_document(options: dict[str, Any], texts: list[str]) -> None:
+    """Whatever came before: the address that takes another's place would be another one."""
+    formatters = pytest.importorskip("datatrove.pipeline.formatters")
+    own = {name: value for name, value in options.items() if name != "formatter"}
+    wanted = [getattr(formatters, options["formatter"])(**own).format(text) for text in texts]
+    steps = open_steps([{"use": "datatrove", "options": options}])
+    for order in (texts, texts[::-1]):
+        found = steps(pa.array(order, pa.large_string()), np.arange(len(order), dtype=np.uint64))
+        assert found.texts.to_pylist() == (wanted if order is texts else wanted[::-1])
+    assert wanted != texts
+
+
+def test_text_is_repaired_where_ftfy_is_installed() -> None:
+    pytest.importorskip("ftfy")
+    steps = open_steps([{"use": "datatrove", "options": {"formatter": "FTFYFormatter"}}])
+    found = steps(pa.array(["schÃ¶n", "schön"], pa.large_string()), np.arange(2, dtype=np.uint64))
+    assert found.texts.to_pylist() == ["schön", "schön"]
+    assert found.changed == {"datatrove.changed": 1}
+
+
+@pytest.mark.parametrize("options", [{}, {"filter": "RegexFilter", "formatter": "PIIFormatter"}, {"formatter": "Nothing"}])
+def test_one_filter_or_formatter_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"one of the two|has no formatter 'Nothing'; it has FTFYFormatter, PIIFormatter"):
+        open_steps([{"use": "datatrove", "options": options}])

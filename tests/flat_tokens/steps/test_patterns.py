@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.steps.patterns import program_size
-from flat_tokens.tools.verify import MOST_WORK, work_of
+from flat_tokens.tools.verify import MOST_STEPS, MOST_WORK, _steps_of, work_of
 
 SLOW = {
     "optional": "(?:a?){1000}b",
@@ -50,6 +50,18 @@ def test_a_pattern_that_takes_long_is_large(name: str) -> None:
 def test_usual_patterns_are_small(pattern: str) -> None:
     step: dict[str, Any] = {"use": "pattern", "options": {"keep": pattern}}
     assert work_of([step, {"use": "length", "options": {}}], ["a" * 1_000_000]) < MOST_WORK
+
+
+def test_a_stranger_names_some_steps() -> None:
+    """Each takes time for every file, whatever it does. With trust, as many as there are."""
+    step = {"use": "length", "options": {"min_bytes": 1}, "version": "1"}
+    steps, why = _steps_of({"steps": [step] * (MOST_STEPS + 1)}, trusted=False)
+    assert steps is None
+    assert why == "the manifest has 101 steps, which take long: --trust-records takes them"
+    for count, trusted in ((MOST_STEPS, False), (MOST_STEPS + 1, True)):
+        steps, why = _steps_of({"steps": [step] * count}, trusted)
+        assert steps is not None, why
+        assert len(steps.described) == count
 
 
 ATOMS = st.sampled_from(["a", "b", ".", r"\w", "[ab]", "[^x]", r"\pL", "é", r"\d"])

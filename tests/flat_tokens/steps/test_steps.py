@@ -150,9 +150,15 @@ def test_batches_may_end_anywhere(texts: list[str], borders: list[int]) -> None:
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        (asked("shout"), "there is no step 'shout'; there are length, pattern, normalize, datatrove"),
+        (
+            asked("shout"),
+            f"there is no step 'shout'. There are {', '.join(SHIPPED)}. Others are in packages",
+        ),
+        (asked("lenght"), r"there is no step 'lenght'. Did you mean 'length'\?"),
         (asked("length"), "step 'length': it needs a limit: min_bytes, max_bytes, min_characters"),
-        (asked("length", least=1), "step 'length': .*unexpected keyword argument 'least'"),
+        (asked("length", least=1), "step 'length' has no option 'least'. There are min_bytes, max_bytes, min_characters,"),
+        (asked("length", min_chars=1), r"step 'length' has no option 'min_chars'. Did you mean 'min_characters'\?"),
+        (asked("datatrove"), "step 'datatrove': it needs the name of a filter or of a formatter, one of the two"),
         (asked("length", min_bytes=-1), "min_bytes should be a whole number, 0 or more"),
         (asked("length", min_bytes=True), "min_bytes should be a whole number"),
         (asked("length", min_bytes=2, max_bytes=1), "min_bytes is larger than max_bytes"),

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.stores import disk_cache
 from flat_tokens.stores.disk_cache import DATA_BYTES, DiskCache
-from tests.examples import examples
+from tests.examples import examples, first_fast
 
 SIZE = 40_000
 """Three pages, of which the last is short."""
@@ -179,12 +179,13 @@ def dies_at(call: int, directory: Path, room: int) -> None:
     os._exit(0)
 
 
-def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path) -> None:
-    """The next process goes on with it, and finds the right bytes or none."""
+@pytest.mark.parametrize("every", first_fast([5, 1]))
+def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path, every: int) -> None:
+    """The next process goes on with it, and finds the right bytes or none. Slowly, at every call of the system."""
     context = multiprocessing.get_context("fork")
     call, code = 0, 9
     while code == 9:
-        call += 1
+        call += every
         cache = DiskCache(tmp_path, bound(3))
         cache.add(name(call % 5), content(call % 5))
         child = context.Process(target=dies_at, args=(call, tmp_path, 3))

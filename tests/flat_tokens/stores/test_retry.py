@@ -152,6 +152,7 @@ PASSING: dict[str, Callable[[], Exception]] = {
     "credentials cannot be renewed now": lambda: pytest.importorskip("google.auth.exceptions").RefreshError("x", retryable=True),
     "a web server's silence, as fsspec raises it": lambda: caused(FileNotFoundError("x"), aiohttp.ServerDisconnectedError()),
     "a busy web server, as fsspec raises it": lambda: caused(FileNotFoundError("x"), answered(503)),
+    "a store in memory, changed meanwhile": lambda: RuntimeError("dictionary changed size during iteration"),
     "name server busy": lambda: caused(ConnectionError(), socket.gaierror(socket.EAI_AGAIN, "again")),
 }
 LASTING: dict[str, Callable[[], Exception]] = {

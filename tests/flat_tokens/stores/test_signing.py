@@ -54,6 +54,7 @@ def test_a_signature_is_an_hmac_of_the_place_and_the_bytes(tmp_path: Path, key: 
     [
         "latest.json",
         PLACE,
+        "versions/v1/token_bytes.json",
         f"_cache/{'0' * 64}/receipt.json",
         f"_cache/files/{'0' * 64}.json",
         f"_cache/files/{'0' * 64}.table",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.parquet import PARQUET
-from flat_tokens.text.rows import TextFile, as_plain, ids_as_text, to_large
+from flat_tokens.text.rows import TextFile, as_plain, check_columns, ids_as_text, messages_as_json, to_large
 
 TEXTS = st.lists(st.none() | st.text(max_size=6), max_size=12)
 
@@ -102,3 +104,44 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, s
         assert [one_id for one in rows for one_id in ids_as_text(one.ids).to_pylist()] == told["id"]
         kept = [row for one in rows if one.columns for row in one.columns.to_pylist()]
         assert {name: [row[name] for row in kept] for name in told} == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "written"),
+    [
+        (pa.timestamp("us"), 1, "1970-01-01 00:00:00.000001"),
+        (pa.timestamp("ns", "America/New_York"), 1, "1970-01-01 00:00:00.000000001Z"),
+        (pa.timestamp("s", "Nowhere/Here"), 5, "1970-01-01 00:00:05Z"),
+        (pa.date32(), 1, "1970-01-02"),
+        (pa.time64("ns"), 1, "00:00:00.000000001"),
+        (pa.duration("ns"), 7, 7),
+        (pa.decimal128(9, 2), Decimal("1.50"), "1.50"),
+        (pa.binary(), b"text", "text"),
+        (pa.list_(pa.timestamp("ms")), [1, None], ["1970-01-01 00:00:00.001", None]),
+        (pa.struct([("at", pa.date32())]), {"at": 1}, {"at": "1970-01-02"}),
+        (pa.float64(), 0.5, 0.5),
+        (pa.bool_(), True, True),
+    ],
+)
+def test_values_of_messages_that_json_does_not_have(kind: pa.DataType, value: Any, written: Any) -> None:
+    messages = pa.array(
+        [[{"role": "user", "more": value}], None, [None]], pa.list_(pa.struct([("role", pa.string()), ("more", kind)]))
+    )
+    found = messages_as_json(messages).to_pylist()
+    assert [one and json.loads(one) for one in found] == [[{"role": "user", "more": written}], None, [None]]
+
+
+def test_bytes_of_messages_that_are_not_text_are_seen_later() -> None:
+    """They make their own conversation a bad one, in a column of text, too."""
+    values = pa.array([b"\xff", b"good"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, values.buffers())
+    for column in (values, text):
+        messages = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([column], ["content"]))
+        assert messages_as_json(messages).to_pylist() == [b'[{"content": "\xff"}]', b'[{"content": "good"}]']
+
+
+def test_two_fields_of_a_name_in_a_column_of_messages_are_an_error() -> None:
+    kind = pa.list_(pa.struct([("role", pa.string()), ("calls", pa.list_(pa.struct([("a", pa.int64()), ("a", pa.int64())])))]))
+    file = TextFile("x", "x.parquet", 1, "talk", has_messages=True)
+    with pytest.raises(ValueError, match=r"x\.parquet: column 'talk' has two fields named 'a'; give them different names"):
+        check_columns(file, pa.schema([("talk", kind)]))

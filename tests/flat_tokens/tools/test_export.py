@@ -138,6 +138,45 @@ def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Pat
     assert not (tmp_path / "out" / ".export" / "staging").exists()
 
 
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A build's output, as far as an export looks at it."""
+    made(tmp_path / "output" / "versions" / "one")
+    (tmp_path / "output" / "latest.json").write_text('{"version": "one"}')
+    return tmp_path / "output"
+
+
+def notes(output: Path) -> list[Any]:
+    return [json.loads(path.read_bytes()) for path in (output / "exports").iterdir()]
+
+
+def test_an_output_knows_of_exports_also_where_a_first_run_was_killed(output: Path, tmp_path: Path) -> None:
+    """What the note of a killed export left is removed, and one that is missing is made up for by the next run."""
+    noted = [{"path": str(tmp_path / "out"), "format": "megatron", "version": "one"}]
+    for was_done in (False, True):
+        (output / "exports").mkdir(exist_ok=True)
+        (output / "exports" / ".0123abcd-one.json.4567cdef.part").write_text("{")
+        assert export(output / "versions" / "one", tmp_path / "out").was_done is was_done
+        assert notes(output) == noted
+        next((output / "exports").iterdir()).unlink()
+
+
+def test_an_export_that_cannot_be_noted_says_so_before_it_writes(output: Path, tmp_path: Path) -> None:
+    (output / "exports").write_text("no directory")
+    with pytest.raises(NotADirectoryError, match=f"{output}/exports"):
+        export(output / "versions" / "one", tmp_path / "out")
+    assert contents(tmp_path / "out") == {}
+
+
+def test_who_may_only_read_an_output_exports_without_a_note(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
+    assert export(output / "versions" / "one", tmp_path / "out").objects
+    assert sorted(path.name for path in output.iterdir()) == ["latest.json", "versions"]
+
+
 def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "empty", [], [])
     for said in ("there are no sequences", "nothing to do"):

@@ -25,6 +25,7 @@ from flat_tokens.text import limits
 from flat_tokens.tools.corpus import Source, SourceFile, open_corpus
 from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
+from tests.examples import first_fast
 from tests.flat_tokens.demo import build_dataset
 
 TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
@@ -129,7 +130,7 @@ FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("block_bytes", [7, 1 << 22])
+@pytest.mark.parametrize("block_bytes", first_fast([7, 1 << 22]))
 def test_every_document_is_read_again_as_the_build_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_bytes: int
 ) -> None:

@@ -1,0 +1,170 @@
+"""``forgotten/list.json`` of an output: digests of the keys of documents that nobody may find there any more, and hashes of some
+of their tokens, by which that is checked. Neither a text nor a token of theirs is in it.
+
+A *window* is WINDOW tokens in order. Some windows of each forgotten document are hashed, at most WINDOWS of them at equal
+distances. So a run of its tokens has one of them: any run of 23 tokens of a document of up to 500; of a longer one, a run of
+a 64th of it. A window that another document has, too, says nothing, and is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.keys import mix
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import Store
+
+DIRECTORY = "forgotten"
+LIST = f"{DIRECTORY}/list.json"
+
+DIGEST_BYTES = 16
+"""Of a key. The first four follow from the key by a hash of whole arrays, so that most keys need no digest of their own."""
+HEAD = np.dtype("<u4")
+WINDOW = 16
+STEP = 8
+"""Windows of a document begin at least this many tokens after one another."""
+WINDOWS = 64
+"""Windows of one document, at most."""
+SCANNED = 1 << 20
+TABLE = 1 << 22
+"""Entries of a table by which most hashes are seen to be of no window."""
+
+UInt64s = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The documents that an output has forgotten. ``salt``: 8 bytes, of this output alone. ``digests``: of their keys, in order:
+    S16[n]. ``windows``: hashes, in order: uint64[m].
+    """
+
+    salt: bytes = bytes(8)
+    digests: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, f"S{DIGEST_BYTES}"))
+    windows: UInt64s = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """The list in a record. ValueError where it has none."""
+        try:
+            digests = np.frombuffer(base64.b64decode(record["digests"], validate=True), f"S{DIGEST_BYTES}")
+            windows = np.frombuffer(base64.b64decode(record["windows"], validate=True), "<u8").astype(np.uint64)
+            return cls(bytes.fromhex(record["salt"]), digests, windows)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{LIST}: is not a list of forgotten documents ({error}). Restore it from a copy.") from error
+
+    @property
+    def sha256(self) -> str:
+        """A digest of the documents' digests, in hexadecimal; empty if there are none."""
+        return hashlib.sha256(self.salt + self.digests.tobytes()).hexdigest() if len(self.digests) else ""
+
+    @functools.cached_property
+    def _heads(self) -> npt.NDArray[np.uint32]:
+        """The beginnings of the digests, in order."""
+        heads = self.digests.view(np.uint8).reshape(-1, DIGEST_BYTES)[:, : HEAD.itemsize]
+        return np.sort(np.ascontiguousarray(heads).view(HEAD).reshape(-1))
+
+    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which of the documents with these *keys*, uint64[n], are forgotten: bool[n]."""
+        found = np.zeros(len(keys), bool)
+        if not len(self.digests) or not len(keys):
+            return found
+        known, here = self._heads, _heads(keys, self.salt)
+        at = np.minimum(np.searchsorted(known, here), len(known) - 1)
+        likely = np.flatnonzero(known[at] == here)
+        if len(likely):
+            digests = digests_of(keys[likely], self.salt)
+            where = np.minimum(np.searchsorted(self.digests, digests), len(self.digests) - 1)
+            found[likely] = self.digests[where] == digests
+        return found
+
+    def with_documents(self, keys: UInt64s, windows: UInt64s) -> Self:
+        """The same list with more documents and hashes of their windows."""
+        digests = np.unique(np.concatenate([self.digests, digests_of(keys, self.salt)]))
+        return type(self)(self.salt, digests, np.union1d(self.windows, windows))
+
+    def without_windows(self, windows: UInt64s) -> Self:
+        """The same list without some windows, uint64[n]."""
+        return type(self)(self.salt, self.digests, np.setdiff1d(self.windows, windows))
+
+    def described(self) -> dict[str, str]:
+        """The list as a record has it."""
+        texts = {
+            name: base64.b64encode(of.tobytes()).decode()
+            for name, of in (("digests", self.digests), ("windows", self.windows.astype("<u8")))
+        }
+        return {"salt": self.salt.hex(), **texts}
+
+
+def read_forgotten(root: Store) -> Forgotten:
+    """The documents that an output has forgotten; none where it has no list. ValueError, naming it, where it is damaged."""
+    try:
+        return Forgotten.of(read_json(root, LIST))
+    except FileNotFoundError:
+        return Forgotten()
+
+
+def _heads(keys: UInt64s, salt: bytes) -> npt.NDArray[np.uint32]:
+    return mix(keys ^ np.frombuffer(salt, "<u8")[0]).astype(HEAD)
+
+
+def digests_of(keys: UInt64s, salt: bytes) -> npt.NDArray[np.bytes_]:
+    """Digests of keys, uint64[n]: S16[n]. One call a key, so only for few."""
+    found = np.empty((len(keys), DIGEST_BYTES), np.uint8)
+    found[:, : HEAD.itemsize] = _heads(keys, salt).reshape(-1, 1).view(np.uint8)
+    for i, key in enumerate(keys.astype("<u8")):
+        rest = hashlib.blake2b(key.tobytes(), digest_size=DIGEST_BYTES - HEAD.itemsize, key=salt, person=b"forgotten").digest()
+        found[i, HEAD.itemsize :] = np.frombuffer(rest, np.uint8)
+    return found.reshape(-1).view(f"S{DIGEST_BYTES}")
+
+
+def hashes(ids: npt.NDArray[np.uint32], salt: bytes) -> UInt64s:
+    """The hash of each window of consecutive token *ids*, uint32[n]: uint64[n - WINDOW + 1]."""
+    if len(ids) < WINDOW:
+        return np.empty(0, np.uint64)
+    found = mix(ids.astype(np.uint64) ^ np.frombuffer(salt, "<u8")[0])
+    length, factor = 1, np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        while length < WINDOW:
+            # The hash of a window twice as long: that of its first half times a number of its own, and that of its second.
+            found = found[:-length] * factor + found[length:]
+            length, factor = 2 * length, factor * factor + np.uint64(2)
+    return found ^ (found >> np.uint64(29))
+
+
+def windows_of(ids: npt.NDArray[np.uint32], salt: bytes) -> UInt64s:
+    """Hashes of some windows of a document, uint64[up to WINDOWS]; none of one that is shorter than a window."""
+    found = hashes(ids, salt)
+    count = min(WINDOWS, -(-(len(found) - 1) // STEP) + 1) if len(found) else 0
+    return found[np.unique(np.linspace(0, max(len(found) - 1, 0), count).astype(np.int64))] if count else found
+
+
+class Scan:
+    """Looks for windows in tokens."""
+
+    def __init__(self, forgotten: Forgotten) -> None:
+        self._windows, self._salt = forgotten.windows, forgotten.salt
+        self._table = np.zeros(TABLE, bool)
+        self._table[(self._windows % np.uint64(TABLE)).astype(np.int64)] = True
+
+    def of(self, parts: Iterable[npt.NDArray[np.uint32]]) -> Iterator[tuple[npt.NDArray[np.int64], UInt64s]]:
+        """Windows that consecutive arrays of token ids have: the numbers of the tokens with which they begin, int64[n], and their
+        hashes. An array without any is left out.
+        """
+        before, at = np.empty(0, np.uint32), 0
+        for part in parts:
+            ids = np.concatenate([before, part])
+            found = hashes(ids, self._salt)
+            likely = np.flatnonzero(self._table[(found % np.uint64(TABLE)).astype(np.int64)])
+            if len(likely):
+                where = np.minimum(np.searchsorted(self._windows, found[likely]), len(self._windows) - 1)
+                if len(there := likely[self._windows[where] == found[likely]]):
+                    yield there + (at - len(before)), found[there]
+            before, at = ids[max(len(ids) - WINDOW + 1, 0) :].copy(), at + len(part)

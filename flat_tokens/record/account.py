@@ -1,0 +1,429 @@
+"""The record of what a run has seen before a step, or of what a version holds: documents, tokens and text, by anything that is
+known of a document.
+
+Documents are counted once, however often they were seen; tokens as often as they were in a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.forgotten import Forgotten, read_forgotten
+from flat_tokens.ledger import Ledger
+from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_of, splits_at
+from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.rows.facts import NAMES, Recorded, recorded_of, values_of
+from flat_tokens.rows.lookup import stored_keys
+from flat_tokens.rows.mixture import EpochRows
+from flat_tokens.rows.seen import bytes_seen, tokens_seen
+from flat_tokens.rows.views import Int64s, SplitView, read_starts
+from flat_tokens.stores.records import read_json, read_record
+from flat_tokens.stores.store import NO_OBJECT, Store
+
+FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
+MOST_VALUES = 1000
+"""A column with more different values is left out of a record that does not ask for it by name."""
+DOCUMENTS_AT_A_TIME = 1 << 18
+MAX_ORIGIN_BYTES = 1 << 24
+COUNTS = ("documents", "tokens", "stored_tokens", "text_bytes")
+
+TokenSizes: TypeAlias = Callable[[Store], npt.NDArray[np.int64]]
+"""A dataset -> the bytes of text of each of its token ids: int64[n]."""
+
+
+def record_of_run(
+    ledger: Ledger,
+    step: int,
+    *,
+    columns: Sequence[str] | None = None,
+    digests: Iterable[int] = (),
+    sizes: TokenSizes | None = None,
+    forgotten: Sequence[Store] = (),
+) -> dict[str, Any]:
+    """The record of what a run has seen before *step*, for JSON. It reads no token, but for *digests* and *sizes*.
+
+    *columns*: those by which documents are counted; without them the source and all kept columns of up to 1,000 different values.
+    *digests*: steps of which it has the SHA-256 of their rows. *sizes*: text is counted, too, where a view has the same rows in
+    each epoch. *forgotten*: outputs whose lists say which of the documents that were seen are forgotten. IndexError for a step
+    that the run does not have; ValueError for columns that no dataset has.
+    """
+    mixture = ledger.mixture()
+    drawn = mixture.drawn(step).tolist()
+    splits, sources = _Splits(sizes), list[_Source]()
+    for name, view, samples in zip(mixture.names, mixture.views, drawn, strict=True):
+        facts = {"samples": samples, "rows": len(view), "epochs": samples / len(view)}
+        source = _Source(name, facts, None)
+        if isinstance(view, SplitView):
+            source = _Source(name, facts | {"view": view.described()}, splits.at(view.tokens.store))
+            source.see(view, mixture.drawn_rows(step, name), sizes)
+        sources.append(source)
+    run = {
+        "ledger": ledger.path,
+        "sha256": ledger.digest,
+        "step": step,
+        "seed": mixture.seed,
+        "order": mixture.order,
+        "samples": mixture.position(step),
+        "steps": [{"step": number, "sha256": mixture.digest(number)} for number in digests],
+    }
+    return _record(run, sources, splits, columns, forgotten)
+
+
+def record_of_dataset(
+    path: str | os.PathLike[str] | Store,
+    *,
+    columns: Sequence[str] | None = None,
+    sizes: TokenSizes | None = None,
+    forgotten: Sequence[Store] = (),
+) -> dict[str, Any]:
+    """The record of a version, as of a run that has seen each of its documents once: its sources are the splits.
+
+    The path is a dataset, or an output with ``latest.json``. FileNotFoundError if there is none; else as `record_of_run`.
+    """
+    store, _ = open_root(path if isinstance(path, Store) else Store.at(path))
+    splits, sources = _Splits(sizes), list[_Source]()
+    for name in splits_at(store):
+        split = splits.at(store / name)
+        source = _Source(name, {}, split)
+        source.amounts = split.whole(sizes)
+        sources.append(source)
+    return _record(None, sources, splits, columns, forgotten)
+
+
+@dataclass
+class _Split:
+    """A split of a dataset, and the facts of its documents. ``dataset``: the number of the dataset in the record."""
+
+    tokens: FlatTokens
+    dataset: int
+    recorded: Recorded
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.tokens.store.root)
+
+    @cached_property
+    def lengths(self) -> Int64s:
+        """The stored tokens of each document: int64[seq_count]."""
+        return np.concatenate([np.empty(0, np.int64), *(np.diff(part) for part in read_starts(self.tokens))])
+
+    @property
+    def columns(self) -> list[str]:
+        """The facts by which its documents can be counted: their source if it is recorded, and the kept columns."""
+        kept = self.recorded.columns.get(self.name)
+        return [*(["source"] if self.has_records else []), *(kept.kinds if kept else ())]
+
+    @cached_property
+    def has_records(self) -> bool:
+        """Whether the dataset says which file and row each document is."""
+        try:
+            open_array(dataset_of(self.tokens.store) / f"documents/{self.name}/file", "uint64")
+        except NO_OBJECT:
+            return False
+        return bool(self.recorded.sources)
+
+    def forgotten(self, lists: Sequence[Forgotten]) -> npt.NDArray[np.bool_]:
+        """Which documents are on one of the lists: bool[seq_count]. None of a dataset that does not record their keys."""
+        found = np.zeros(len(self.lengths), bool)
+        try:
+            keys = stored_keys(self.tokens)
+        except NO_OBJECT:
+            return found
+        for first in range(0, len(found), DOCUMENTS_AT_A_TIME):
+            stop = min(first + DOCUMENTS_AT_A_TIME, len(found))
+            its = keys.read(first, stop)
+            for one in lists:
+                found[first:stop] |= one.those(its)
+        return found
+
+    def whole(self, sizes: TokenSizes | None) -> _Amounts:
+        """All documents, each once."""
+        view = self.tokens.documents(max(int(self.lengths.max(initial=1)), 1))
+        text = None if sizes is None else bytes_seen(view, sizes(dataset_of(self.tokens.store)))
+        return _Amounts(np.ones(len(self.lengths), bool), self.lengths, text)
+
+
+@dataclass
+class _Amounts:
+    """Facts of all documents of a split: whether each was seen, bool[n]; its tokens and its bytes of text, as often as they were,
+    int64[n] each; None where text was not counted.
+    """
+
+    is_seen: npt.NDArray[np.bool_]
+    tokens: Int64s
+    text: Int64s | None
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> _Amounts:
+        """Those of some documents: bool[n]."""
+        text = None if self.text is None else np.where(chosen, self.text, 0)
+        return _Amounts(self.is_seen & chosen, np.where(chosen, self.tokens, 0), text)
+
+    def add(self, tokens: Int64s, text: Int64s | None, times: int = 1) -> None:
+        self.is_seen |= tokens > 0
+        self.tokens = self.tokens + tokens * times
+        self.text = None if self.text is None or text is None else self.text + text * times
+
+    def sums(self, split: _Split) -> _Sums:
+        kept = slice(None) if self.is_seen.all() else self.is_seen
+        counts = [np.count_nonzero(self.is_seen), self.tokens.sum(), split.lengths[kept].sum()]
+        return np.array([*counts, -1 if self.text is None else self.text.sum()], np.int64)
+
+    def sums_by(self, split: _Split, first: int, codes: Int64s, count: int) -> _Sums:
+        """The sums of documents from *first* on by their *codes*, which are below *count*: int64[count, 4]."""
+        found = np.zeros((count, len(COUNTS)), np.int64)
+        here = slice(first, first + len(codes))
+        seen = self.is_seen[here]
+        np.add.at(found[:, 0], codes, seen)
+        np.add.at(found[:, 1], codes, self.tokens[here])
+        np.add.at(found[:, 2], codes, np.where(seen, split.lengths[here], 0))
+        if self.text is not None:
+            np.add.at(found[:, 3], codes, self.text[here])
+        return found
+
+
+_Sums: TypeAlias = Int64s
+"""The numbers of COUNTS: int64[..., 4]; -1 for text that was not counted."""
+Key: TypeAlias = tuple[bool, Any]
+"""A value of a column, and whether it is true or false: these are not 1 and 0."""
+
+
+@dataclass
+class _Source:
+    """A source of the run: a view of a split, or of no dataset."""
+
+    name: str
+    facts: dict[str, Any]
+    split: _Split | None
+    amounts: _Amounts = field(init=False)
+    by_epoch: list[dict[str, Any]] = field(default_factory=list)
+    by: dict[str, Any] = field(default_factory=dict)
+
+    def see(self, view: SplitView, drawn: Iterable[EpochRows], sizes: TokenSizes | None) -> None:
+        """Count the documents in the rows that were drawn."""
+        assert self.split is not None
+        count, counts_text = len(self.split.lengths), sizes is not None and not view.has_epochs
+        self.amounts = _Amounts(
+            np.zeros(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64) if counts_text else None
+        )
+        for epochs in drawn:
+            text = bytes_seen(view, sizes(dataset_of(view.tokens.store)), epochs.rows) if counts_text and sizes else None
+            tokens, text = self._in_split(view, tokens_seen(view, epochs.rows)), self._in_split(view, text)
+            in_epoch = _Amounts(tokens > 0, tokens, text)
+            self.amounts.add(tokens, text, epochs.last - epochs.first + 1)
+            rows = len(view) if epochs.rows is None else np.count_nonzero(epochs.rows)
+            each = {"first": epochs.first, "last": epochs.last, "rows": int(rows)}
+            self.by_epoch.append(each | _counts(in_epoch.sums(self.split)))
+
+    def _in_split(self, view: SplitView, amounts: Any) -> Any:
+        """Amounts of the view's documents as amounts of the split's: a selection numbers them in another way."""
+        if amounts is None or view.tokens.numbers is None or self.split is None:
+            return amounts
+        found = np.zeros(len(self.split.lengths), np.int64)
+        np.add.at(found, view.tokens.numbers, amounts)
+        return found
+
+    def described(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"name": self.name, **self.facts}
+        if self.split is None:
+            return facts | {"dataset": None, "split": None, **dict.fromkeys(COUNTS), "by_epoch": [], "by": {}}
+        facts |= {"dataset": self.split.dataset, "split": self.split.name, **_counts(self.amounts.sums(self.split))}
+        return facts | {"by_epoch": self.by_epoch, "by": {name: _listed(found) for name, found in self.by.items()}}
+
+
+class _Splits:
+    """The splits that the sources are views of, each once, and the datasets that they belong to."""
+
+    def __init__(self, sizes: TokenSizes | None) -> None:
+        self._splits, self.datasets = dict[str, _Split](), list[dict[str, Any]]()
+        self._numbers, self._recorded = dict[str, int](), dict[str, Recorded]()
+
+    def at(self, store: Store) -> _Split:
+        dataset = dataset_of(store)
+        if dataset.url not in self._numbers:
+            self._numbers[dataset.url] = len(self.datasets)
+            self.datasets.append(dataset_facts(dataset))
+            self._recorded[dataset.url] = recorded_of(dataset)
+        if store.url not in self._splits:
+            self._splits[store.url] = _Split(open_split(store), self._numbers[dataset.url], self._recorded[dataset.url])
+        return self._splits[store.url]
+
+
+def dataset_facts(dataset: Store) -> dict[str, Any]:
+    """The facts of a dataset that its manifest has, for the record; and the licence of the configuration, if it is known."""
+    manifest = manifest_of(dataset)
+    made_of, totals = manifest.get("provenance") or {}, manifest.get("totals") or {}
+    above, version = posixpath.split(dataset.root)
+    output, directory = posixpath.split(above)
+    is_version = directory == VERSIONS
+    sources = [
+        {
+            "name": source["name"],
+            **{key: source.get(key) for key in ("from", "revision", "config", "steps")},
+            "files": len(source["files"]),
+            "file_bytes": sum(file["size"] for file in source["files"]),
+        }
+        for source in made_of.get("sources") or ()
+    ]
+    return {
+        "name": made_of.get("name") or posixpath.basename(output if is_version else dataset.root),
+        "path": dataset.url,
+        "version": version if is_version else None,
+        "manifest_sha256": hashlib.sha256(read_record(dataset, MANIFEST)).hexdigest() if manifest else None,
+        "manifest_bytes": dataset.size(MANIFEST) if manifest else None,
+        "licence": _licence_of(Store(output or "/", dataset.fs), version) if is_version else None,
+        "tokenizer": {key: (made_of.get("tokenizer") or {}).get(key) for key in ("name", "digest", "revision")},
+        "splits": {name: totals.get(name) for name in EVERY_SPLIT if name in totals},
+        "columns": manifest.get("columns") or {},
+        "documents": totals.get("documents"),
+        "policy": made_of.get("documents") or {},
+        "sources": sources,
+    }
+
+
+def _licence_of(output: Store, version: str) -> str | None:
+    """The licence in the settings that a version was built with; None if there is no record of one."""
+    try:
+        origin = read_json(output, f"origins/{version}.json", MAX_ORIGIN_BYTES, "an origin")
+        licence = origin["config"]["licence"]
+    except (*NO_OBJECT, ValueError, KeyError, TypeError):
+        return None
+    return licence if isinstance(licence, str) else None
+
+
+def _record(
+    run: dict[str, Any] | None,
+    sources: Sequence[_Source],
+    splits: _Splits,
+    columns: Sequence[str] | None,
+    forgotten: Sequence[Store],
+) -> dict[str, Any]:
+    """The record of the sources, whose documents were counted."""
+    of_split: dict[int, list[_Source]] = {}
+    for source in sources:
+        if source.split is not None:
+            of_split.setdefault(id(source.split), []).append(source)
+    groups = [(its[0].split, its) for its in of_split.values() if its[0].split is not None]
+    known = list(dict.fromkeys(name for split, _ in groups for name in split.columns))
+    if columns is not None and (unknown := [name for name in columns if name not in (*known, *NAMES, "split")]):
+        raise ValueError(f"no dataset has a column {unknown[0]!r}; there are {', '.join(('split', *known, *NAMES))}")
+    lists = {output.url: read_forgotten(output) for output in forgotten}
+    gone, gone_of = np.zeros(len(COUNTS), np.int64), dict[str, Any]()
+    totals, by_split = np.zeros(len(COUNTS), np.int64), dict[Key, _Sums]()
+    together = dict[str, dict[Key, _Sums] | None]()
+    asked = known if columns is None else [name for name in dict.fromkeys(columns) if name != "split"]
+    for split, its in groups:
+        amounts = its[0].amounts if len(its) == 1 else _together(its)
+        sums = amounts.sums(split)
+        totals = _added(totals, sums)
+        if lists:
+            is_gone = split.forgotten(list(lists.values()))
+            gone = _added(gone, amounts.of(is_gone).sums(split))
+            gone_of |= {source.name: _counts(source.amounts.of(is_gone).sums(split)) for source in its}
+        _add(by_split, (False, split.name), sums)
+        for name in asked:
+            found = _by_value(split, [amounts, *(source.amounts for source in its)], name, columns is not None)
+            before = together.setdefault(name, {})
+            if found is None or before is None:
+                together[name] = None
+            else:
+                for key, several in found.items():
+                    _add(before, key, several[0])
+                if columns is None and len(before) > MOST_VALUES:
+                    together[name] = None
+            for number, source in enumerate(its, 1):
+                source.by[name] = None if found is None else {key: several[number] for key, several in found.items()}
+    by: dict[str, Any] = {} if columns is not None and "split" not in columns else {"split": _listed(by_split)}
+    by |= {name: _listed(together.get(name, {})) for name in asked}
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "run": run,
+        **_counts(totals),
+        **({"forgotten": _forgotten(lists, gone, gone_of)} if lists else {}),
+        "by": by,
+        "sources": [source.described() for source in sources],
+        "datasets": splits.datasets,
+    }
+
+
+def _forgotten(lists: Mapping[str, Forgotten], gone: _Sums, gone_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Documents that were seen and are on a list now, in all and by source."""
+    described = [{"output": url, "documents": len(one.digests), "sha256": one.sha256} for url, one in lists.items()]
+    return {"lists": described, **_counts(gone), "sources": [{"name": name, **counts} for name, counts in gone_of.items()]}
+
+
+def _together(sources: Sequence[_Source]) -> _Amounts:
+    """The amounts of several sources of the same split: a document that two have seen is one."""
+    first = sources[0].amounts
+    found = _Amounts(first.is_seen.copy(), first.tokens, first.text)
+    for source in sources[1:]:
+        found.add(source.amounts.tokens, source.amounts.text)
+    return found
+
+
+def _by_value(split: _Split, amounts: Sequence[_Amounts], name: str, is_asked: bool) -> dict[Key, _Sums] | None:
+    """The sums of each of the amounts by the values of a column: int64[amounts, 4] each; None if there are too many values.
+
+    A split that has no such column has documents without a value.
+    """
+    numbers, sums = dict[Key, int](), np.zeros((0, len(amounts), len(COUNTS)), np.int64)
+    is_there = name in split.columns or name == "tokens" or (name in NAMES and split.has_records)
+    for first in range(0, len(split.lengths), DOCUMENTS_AT_A_TIME):
+        stop = min(first + DOCUMENTS_AT_A_TIME, len(split.lengths))
+        if is_there:
+            encoded = values_of(split.tokens, name, first, stop, lambda: split.recorded).dictionary_encode("encode")
+            if not is_asked and len(encoded.dictionary) > MOST_VALUES:
+                return None
+            codes = encoded.indices.to_numpy().astype(np.int64)
+            keys = [_key(value) for value in encoded.dictionary.to_pylist()]
+        else:
+            codes, keys = np.zeros(stop - first, np.int64), [_key(None)]
+        places = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        if not is_asked and len(numbers) > MOST_VALUES:
+            return None
+        sums = np.concatenate([sums, np.zeros((len(numbers) - len(sums), *sums.shape[1:]), np.int64)])
+        for k, one in enumerate(amounts):
+            np.add.at(sums[:, k], places, one.sums_by(split, first, codes, len(keys)))
+    for k, one in enumerate(amounts):
+        if one.text is None:
+            sums[:, k, COUNTS.index("text_bytes")] = -1
+    return {key: sums[place] for key, place in numbers.items()}
+
+
+def _key(value: Any) -> Key:
+    """A value as JSON has it: numbers that are none are texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        value = str(value)
+    return isinstance(value, bool), value
+
+
+def _added(one: _Sums, other: _Sums) -> _Sums:
+    """The sum of both, in which text that one has not counted is not counted."""
+    return np.where((one < 0) | (other < 0), -1, one + other)
+
+
+def _add(into: dict[Key, _Sums], key: Key, sums: _Sums) -> None:
+    into[key] = _added(into[key], sums) if key in into else sums
+
+
+def _counts(sums: _Sums) -> dict[str, int | None]:
+    return {name: None if count < 0 else count for name, count in zip(COUNTS, sums.tolist(), strict=True)}
+
+
+def _listed(found: Mapping[Key, _Sums] | None) -> list[dict[str, Any]] | None:
+    """The values of which a document was seen, most tokens first; None if there are too many."""
+    if found is None:
+        return None
+    listed = [{"value": value, **_counts(sums)} for (_, value), sums in found.items() if sums[0]]
+    return sorted(listed, key=lambda one: (-one["tokens"], str(one["value"])))

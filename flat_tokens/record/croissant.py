@@ -1,0 +1,230 @@
+"""A record as Croissant 1.1: JSON-LD that catalogues of datasets read. https://docs.mlcommons.org/croissant"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
+
+CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
+REQUIRED = ("creator", "datePublished", "license", "url")
+"""Properties that Croissant asks for and that a record may not know: left out then."""
+OF_CROISSANT = (
+    *(
+        "citeAs",
+        "column",
+        "equivalentProperty",
+        "extract",
+        "field",
+        "fileObject",
+        "fileProperty",
+        "fileSet",
+        "format",
+        "includes",
+    ),
+    *(
+        "isLiveDataset",
+        "jsonPath",
+        "key",
+        "md5",
+        "parentField",
+        "path",
+        "recordSet",
+        "references",
+        "regex",
+        "repeated",
+        "replace",
+    ),
+    *("samplingRate", "separator", "source", "subField", "transform", "arrayShape", "containedIn", "isArray"),
+)
+CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "dct": "http://purl.org/dc/terms/",
+    "prov": "http://www.w3.org/ns/prov#",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "description": {"@container": "@language"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "name": {"@container": "@language"},
+    **{name: f"cr:{name}" for name in OF_CROISSANT},
+}
+TYPES = {int: "sc:Integer", str: "sc:Text"}
+KIND_TYPES = {"bool": "sc:Boolean", "int64": "sc:Integer", "uint64": "sc:Integer", "float64": "sc:Float"}
+"""Data types of kept columns; texts for all others."""
+LANGUAGES_NAMED = 200
+
+
+def croissant(record: Mapping[str, Any], answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record as a Croissant document. *answers*: properties of the dataset, such as ``creator``, which replace its own."""
+    run, datasets = record["run"], record["datasets"]
+    first: Mapping[str, Any] = (
+        datasets[0] if datasets else {"name": "data", "path": None, "version": None, "manifest_sha256": None}
+    )
+    counts = f"{record['documents']:,} documents; {record['tokens']:,} tokens, each as often as it was seen"
+    if run:
+        name = f"Training data of {_base(run['ledger'])} before step {run['step']:,}"
+        description = f"What a run has seen before step {run['step']:,}, from its ledger: {counts}."
+        version = f"0.0.0+step{run['step']}.{run['sha256'][:16]}"
+    else:
+        name = first["name"]
+        description = f"A tokenized dataset: {record['documents']:,} documents, {record['tokens']:,} tokens."
+        version = f"0.0.0+{first['version'] or (first['manifest_sha256'] or 'unnamed')[:16]}"
+    made: dict[str, Any] = {
+        "@context": CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": CONFORMS_TO,
+        "name": name,
+        "description": description,
+        "version": version,
+        "isLiveDataset": False,
+        "license": _licences(record),
+        "inLanguage": _languages(record),
+        "url": None if run or "://" not in (first["path"] or "") else first["path"],
+        "distribution": [*_ledger(run), *(part for k, dataset in enumerate(datasets) for part in _files(k, dataset))],
+        "recordSet": [one for one in (_sources(record), _counts(record), _epochs(record), *_columns(datasets)) if one],
+        "prov:wasDerivedFrom": [
+            {"@type": "prov:Entity", "prov:label": f"{dataset['name']}, version {dataset['version']}, manifest {digest}"}
+            for dataset in datasets
+            if (digest := dataset["manifest_sha256"])
+        ],
+    }
+    return {key: value for key, value in {**made, **(answers or {})}.items() if value not in (None, [], "")}
+
+
+def missing(document: Mapping[str, Any]) -> list[str]:
+    """The properties that Croissant asks for and that are not in a document, for a person to add."""
+    return [name for name in REQUIRED if name not in document]
+
+
+def _base(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _licences(record: Mapping[str, Any]) -> list[str]:
+    named = [dataset["licence"] for dataset in record["datasets"] if dataset["licence"]]
+    found = column_of(record, LICENCES)
+    return list(dict.fromkeys([*named, *(str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None)]))
+
+
+def _languages(record: Mapping[str, Any]) -> list[str]:
+    found = column_of(record, LANGUAGES)
+    named = [str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None]
+    return named[:LANGUAGES_NAMED]
+
+
+def _ledger(run: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    if run is None:
+        return []
+    return [_file("ledger", run["ledger"], run["sha256"], "The history of the run: sources, weights and batch sizes by step.")]
+
+
+def _files(k: int, dataset: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The manifest of a dataset, which has the size and the digest of every object, and its kept columns."""
+    if dataset["manifest_sha256"] is None:
+        return []
+    manifest = _file(
+        f"manifest-{k}",
+        f"{dataset['path']}/manifest.json",
+        dataset["manifest_sha256"],
+        f"The manifest of {dataset['name']}: its sources, and the digest of every object of its splits.",
+    )
+    manifest["contentSize"] = f"{dataset['manifest_bytes']} B"
+    columns = {
+        "@type": "cr:FileSet",
+        "@id": f"columns-{k}",
+        "name": f"columns-{k}",
+        "description": f"Columns of the documents of {dataset['name']}, in their order.",
+        "encodingFormat": "application/x-parquet",
+        "includes": f"{dataset['path']}/documents/*/columns/*.parquet",
+    }
+    return [manifest, columns] if dataset["columns"] else [manifest]
+
+
+def _file(name: str, place: str, sha256: str, description: str) -> dict[str, Any]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": name,
+        "name": _base(place),
+        "description": description,
+        "contentUrl": place,
+        "encodingFormat": "application/json",
+        "sha256": sha256,
+    }
+
+
+def _sources(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    rows = [{**one, "name": "" if one["name"] is None else one["name"]} for one in sources_of(record)]
+    fields = {"name": str, "from": str, "revision": str, "documents": int, "tokens": int}
+    return _record_set("sources", "The sources of the documents that were seen.", fields, rows)
+
+
+def _counts(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    rows = [
+        {"column": column, **one, "value": "" if one["value"] is None else str(one["value"])}
+        for column, values in record["by"].items()
+        for one in values or ()
+    ]
+    fields = {"column": str, "value": str, **dict.fromkeys(("documents", "tokens", "stored_tokens", "text_bytes"), int)}
+    return _record_set("counts", "Documents and tokens that were seen, by the values of each column.", fields, rows)
+
+
+def _epochs(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    rows = [{"source": source["name"], **one} for source in record["sources"] for one in source["by_epoch"]]
+    fields = {
+        "source": str,
+        **dict.fromkeys(("first", "last", "rows", "documents", "tokens", "stored_tokens", "text_bytes"), int),
+    }
+    return _record_set("epochs", "Each of the epochs from first to last of a source of the run.", fields, rows)
+
+
+def _record_set(
+    name: str, description: str, fields: Mapping[str, type], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Rows that are in the document itself; None for none. Numbers that no row has are left out, missing texts are empty."""
+    there = {field: kind for field, kind in fields.items() if kind is str or any(row.get(field) is not None for row in rows)}
+    if not rows:
+        return None
+    return {
+        "@type": "cr:RecordSet",
+        "@id": name,
+        "name": name,
+        "description": description,
+        "field": [
+            {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": TYPES[kind]}
+            for field, kind in there.items()
+        ],
+        "data": [
+            {f"{name}/{field}": "" if kind is str and row.get(field) is None else row.get(field) for field, kind in there.items()}
+            for row in rows
+        ],
+    }
+
+
+def _columns(datasets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The kept columns of each dataset, a record for each document."""
+    return [
+        {
+            "@type": "cr:RecordSet",
+            "@id": f"documents-{k}",
+            "name": f"documents-{k}",
+            "description": f"The documents of {dataset['name']}.",
+            "field": [
+                {
+                    "@type": "cr:Field",
+                    "@id": f"documents-{k}/{column}",
+                    "name": column,
+                    "dataType": KIND_TYPES.get(kind, "sc:Text"),
+                    "source": {"fileSet": {"@id": f"columns-{k}"}, "extract": {"column": column}},
+                }
+                for column, kind in dataset["columns"].items()
+            ],
+        }
+        for k, dataset in enumerate(datasets)
+        if dataset["columns"]
+    ]

@@ -1,0 +1,141 @@
+"""The step ``decontaminate``: what is done with documents that have the words of a question of an evaluation set."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flat_tokens.extras import pa
+from flat_tokens.steps.contract import Outcome, TextMatch
+from flat_tokens.steps.questions import Found, Int64s, QuestionIndex, Questions
+from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.text.rows import text_buffers
+
+ACTIONS = ("drop", "mark", "span")
+JOINED_BY = "\n"
+"""Stands between the parts of a text that are left."""
+
+
+class Decontaminate:
+    """Looks for questions of evaluation sets in documents. *against*: the sets, each with a ``name``, and once a build has read
+    them with a ``digest``. *ngram*: so many consecutive words are a match; of questions with fewer words, but *min_words* or
+    more, all of them are. *action*: ``drop`` leaves the document out; ``mark`` writes the names of the sets to *column*;
+    ``span`` cuts the words out, with *context* characters on both sides. *sets_url*: where a build keeps the sets, by digest.
+    """
+
+    version = "1"
+
+    def __init__(
+        self,
+        *,
+        against: Sequence[Any],
+        ngram: int = 13,
+        action: str = "drop",
+        min_words: int = 8,
+        context: int = 200,
+        column: str = "contaminated",
+        sets_url: str | None = None,
+    ) -> None:
+        if isinstance(against, str | Mapping) or not against:
+            raise ValueError("against should be a list of evaluation sets, such as [/data/gsm8k.jsonl]")
+        for name, value, least in (("ngram", ngram, 1), ("min_words", min_words, 1), ("context", context, 0)):
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} should be a whole number, {least} or more")
+        if action not in ACTIONS:
+            raise ValueError(f"action is {action!r}; it should be {', '.join(ACTIONS)}")
+        self._sets, self._url, self._action, self._context = against, sets_url, action, context
+        self._ngram, self._min_words = ngram, min_words
+        self.gives_columns: tuple[str, ...] = (column,) if action == "mark" else ()
+        described: dict[str, Any] = {"against": against, "ngram": ngram, "min_words": min_words, "action": action}
+        particular: dict[str, dict[str, Any]] = {"mark": {"column": column}, "span": {"context": context}, "drop": {}}
+        self.described_as = {**described, **particular[action]}
+        self._index: QuestionIndex | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def index(self) -> QuestionIndex:
+        """The sets, read once. OSError if they are not there, or others."""
+        with self._lock:
+            if self._index is None:
+                self._index = QuestionIndex([self._read(one) for one in self._sets], self._ngram, self._min_words)
+        return self._index
+
+    def _read(self, one: Any) -> Questions:
+        if self._url is None or not isinstance(one, Mapping) or "digest" not in one:
+            # No ValueError: it is no document's fault.
+            raise OSError("the evaluation sets of the step decontaminate are not here: only a build reads them")
+        store, key = Store.at(self._url), str(one["digest"])
+        try:
+            return Questions.of_stored(store.read(key), key)
+        except (*NO_OBJECT, ValueError) as error:
+            raise OSError(
+                f"{store.path(key)}: is not the evaluation set {one['name']!r}. Run the build again ({error})"
+            ) from error
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        texts = documents.column("text")
+        data, offsets = text_buffers(texts)
+        found = self.index.find(data, offsets)
+        matches = self._matches(found)
+        if self._action == "mark":
+            return Outcome(columns={self.gives_columns[0]: self._marks(found, len(texts))}, matches=matches)
+        if not matches:
+            return Outcome()
+        reasons = np.full(len(texts), None, object)
+        for match in reversed(matches):  # so that the first set stays
+            reasons[match.document] = match.name
+        if self._action == "drop":
+            return Outcome(pa.array([reason is None for reason in reasons]), pa.array(reasons, pa.string()), matches=matches)
+        contaminated, first = np.unique(found.text, return_index=True)
+        of_each = zip(contaminated.tolist(), first.tolist(), [*first[1:].tolist(), len(found.text)], strict=True)
+        after = [self._without(texts[i].as_py(), found.start[start:stop], found.stop[start:stop]) for i, start, stop in of_each]
+        keep, is_cut = np.ones(len(texts), bool), np.zeros(len(texts), bool)
+        is_cut[contaminated] = True
+        keep[contaminated] = [bool(text.strip()) for text in after]
+        cut = pa.compute.replace_with_mask(texts, pa.array(is_cut), pa.array(after, pa.large_string()))
+        return Outcome(keep, pa.array(reasons, pa.string()), cut, matches=matches)
+
+    def _matches(self, found: Found) -> list[TextMatch]:
+        """The first match of each document and set, by document and in the sets' order."""
+        order = np.lexsort((found.start, found.set, found.text))
+        pairs = np.stack([found.text[order], found.set[order]])
+        first = order[np.concatenate([np.ones(min(len(order), 1), bool), (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)])]
+        return [
+            TextMatch(
+                int(text),
+                self._sets[of]["name"],
+                {"question": int(question), "words": self.index.words.text(word, word + length)},
+            )
+            for text, _, _, of, question, word, length in zip(*(values.tolist() for values in found.those(first)), strict=True)
+        ]
+
+    def _marks(self, found: Found, count: int) -> pa.Array:
+        """The names of the sets that each of *count* documents matches, a comma between two; null for none."""
+        names = dict[int, list[str]]()
+        for match in self._matches(found):
+            names.setdefault(match.document, []).append(match.name)
+        marks = np.full(count, None, object)
+        for document, of in names.items():
+            marks[document] = ",".join(of)
+        return pa.array(marks, pa.large_string())
+
+    def _without(self, text: str, starts: Int64s, stops: Int64s) -> str:
+        """The text without the bytes ``starts[i]:stops[i]`` and their context."""
+        is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_first)])  # bytes -> characters
+        parts, end = list[str](), 0
+        for start, stop in merged(before[starts] - self._context, before[stops] + self._context):
+            parts.append(text[end : max(start, 0)])
+            end = stop
+        return JOINED_BY.join(part for part in (*parts, text[end:]) if part)
+
+
+def merged(starts: Int64s, stops: Int64s) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch joined. *starts* are in order."""
+    ends = np.maximum.accumulate(stops)
+    is_new = np.concatenate([np.ones(min(len(starts), 1), bool), starts[1:] > ends[:-1]])
+    last = np.flatnonzero(np.concatenate([is_new[1:], np.ones(min(len(starts), 1), bool)]))
+    return list(zip(starts[is_new].tolist(), ends[last].tolist(), strict=True))

@@ -1,0 +1,44 @@
+"""The step ``language``: the language of each document by py3langid, whose model is in its package, as a column."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+
+import numpy as np
+
+from flat_tokens.extras import extra, pa
+from flat_tokens.steps.contract import Outcome
+
+LETTER = r"\p{L}"
+
+
+class Language:
+    """Writes the ISO 639-1 code of a document's language to a *column*; null for a text without letters. *keep*: the codes of the
+    documents that stay. *max_characters*: only the beginning of a text is looked at, as the time grows with it.
+    """
+
+    def __init__(self, *, column: str = "language", keep: Sequence[str] | None = None, max_characters: int = 1000) -> None:
+        langid = extra("py3langid.langid", "the step language")
+        self._identifier = langid.LanguageIdentifier.from_modelpath(langid.MODEL_DIR / langid.MODEL_FILE)
+        self.version = f"py3langid {importlib.metadata.version('py3langid')}"
+        self.gives_columns = (column,)
+        if type(max_characters) is not int or max_characters < 1:
+            raise ValueError("max_characters should be a whole number above 0")
+        if keep is not None:
+            known = sorted(self._identifier.labels)
+            if isinstance(keep, str) or not keep:
+                raise ValueError("keep should be a list of languages, such as [en, de]")
+            if unknown := [code for code in keep if code not in known]:
+                raise ValueError(f"keep has {unknown[0]!r}; languages are {', '.join(known)}")
+        self._keep, self._length = keep, max_characters
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        texts = pa.compute.utf8_slice_codeunits(documents.column("text"), 0, self._length)
+        has_letters = np.asarray(pa.compute.match_substring_regex(texts, LETTER))
+        classify = self._identifier.classify
+        codes = [classify(text)[0] if some else None for text, some in zip(texts.to_pylist(), has_letters, strict=True)]
+        found = pa.array(codes, pa.large_string())
+        keep = None if self._keep is None else pa.compute.is_in(found, pa.array(self._keep, pa.large_string()))
+        reason = None if keep is None else pa.compute.coalesce(found, pa.scalar("unknown", pa.large_string()))
+        return Outcome(keep, reason, columns={self.gives_columns[0]: found})

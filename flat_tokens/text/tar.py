@@ -1,0 +1,312 @@
+"""Tar archives of texts and JSON, as WebDataset has them. Neighbours with the same name but for its ending are one row: the text
+of a ``.txt`` member, next to the fields of a ``.json`` one. Each line of a ``.jsonl`` member is a row. Members of other kinds are
+not read.
+
+Names of members are text. Nothing is opened by them, and links and devices are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from flat_tokens.extras import pa
+from flat_tokens.text import jsonl, limits
+from flat_tokens.text.plain import BOM
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, too_long
+
+BLOCK = 512
+MAGIC_AT, MAGIC = 257, b"ustar"
+LARGEST_HEADER = 1 << 20
+"""Bytes of an extended header, at most: it has a name and some numbers."""
+ROWS_LOOKED_AT = 1000
+
+TEXTS, OBJECTS, LINES = ("txt", "text"), ("json",), ("jsonl", "ndjson")
+PACKED = ("gz", "zst", "bz2", "xz", "lz4", "zip")
+TABLES = ("parquet", "arrow", "feather", "csv", "tsv", "warc")
+"""Endings of members that have text and are not read within an archive."""
+KEY, TEXT = "key", "text"
+OF_WEBDATASET = {"txt": TEXT, "__key__": KEY}
+"""The names that WebDataset has for these columns, and ``datasets`` too."""
+
+
+class Member(NamedTuple):
+    """A plain file of an archive: its name without ending and its ending, where its header begins, where its content begins and
+    ends, and where the next header begins.
+    """
+
+    stem: str
+    ending: str
+    header: int
+    start: int
+    stop: int
+    following: int
+
+
+class Neighbours(NamedTuple):
+    """Members of one row, or one of lines. ``start``, ``stop``: where the first header begins, and the next one."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def start(self) -> int:
+        return self.members[0].header
+
+    @property
+    def stop(self) -> int:
+        return self.members[-1].following
+
+    def of(self, endings: tuple[str, ...]) -> Member | None:
+        return next((one for one in self.members if one.ending in endings), None)
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file begins as an archive does."""
+    return head[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC
+
+
+def has_header(head: bytes) -> bool:
+    """Whether a file begins with the header of a member, or with the end of an archive, however old its form is."""
+    try:
+        return not head[:BLOCK].strip(b"\0") or bool(tarfile.TarInfo.frombuf(head[:BLOCK], "utf-8", "replace"))
+    except tarfile.HeaderError:
+        return False
+
+
+def _members(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterator[Member]:
+    """The plain files whose headers begin at byte *start* or later, and before *stop*. ValueError, with the place, where a header
+    is damaged, and where the archive is cut off. Consecutive archives are one.
+    """
+    at, begun, name, size = start, start, None, None
+    while at < stop:
+        opened.seek(at)
+        block = opened.read(BLOCK)
+        if not block.strip(b"\0"):
+            at = begun = at + BLOCK
+            continue
+
+        def refused(why: str, at: int = at) -> ValueError:
+            return ValueError(f"{file.name}, the header at byte {at:,}: {why}. Write or fetch the archive again.")
+
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+        except tarfile.HeaderError as error:
+            raise refused(f"it is damaged ({error})") from error
+        begin = at + BLOCK
+        is_file = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+        length = info.size if size is None or not is_file else size
+        if length < 0 or begin + length > file.size:
+            left = file.size - begin
+            raise refused(f"{info.name!r} has {length:,} bytes, and the archive ends after {left:,} of them")
+        following = begin + -(-length // BLOCK) * BLOCK
+        if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE):
+            if length > LARGEST_HEADER:
+                raise refused(f"it is an extended header of {length:,} bytes; {LARGEST_HEADER:,} are read")
+            data = opened.read(length)
+            if info.type == tarfile.GNUTYPE_LONGNAME:
+                name = data.rstrip(b"\0").decode("utf-8", "replace")
+            else:
+                fields = _extended(data)
+                if any(key.startswith("GNU.sparse.") for key in fields):
+                    raise refused("it is a sparse file, which is not read here")
+                name = fields.get("path", name)
+                if (said := fields.get("size", "")).isascii() and said.isdigit():
+                    size = int(said)
+        elif info.type == tarfile.GNUTYPE_SPARSE:
+            raise refused("it is a sparse file, which is not read here")
+        else:
+            if is_file:
+                stem, ending = _divided(info.name if name is None else name)
+                if not stem.rpartition("/")[2].startswith("."):
+                    yield Member(stem, ending, begun, begin, begin + length, min(following, file.size))
+            # A header that says more of the next one goes with that; one for all is only about times and owners here.
+            begun, name, size = following, None, None
+        at = following
+
+
+def _extended(data: bytes) -> dict[str, str]:
+    """The fields of an extended header: lines of their length, a space, a name, an equals sign and a value."""
+    found, at = dict[str, str](), 0
+    while at < len(data):
+        digits, _, _ = data[at : at + 20].partition(b" ")
+        if not digits.isdigit() or not int(digits):
+            break
+        key, _, value = data[at + len(digits) + 1 : at + int(digits) - 1].partition(b"=")
+        found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        at += int(digits)
+    return found
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """The name of a member without its ending, and that in lower case."""
+    while name.startswith("./"):
+        name = name[2:]
+    at = name.rfind(".")
+    return (name, "") if at <= name.rfind("/") + 1 else (name[:at], name[at + 1 :].lower())
+
+
+def _neighbours(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterator[Neighbours]:
+    """The rows, and members of lines, of an archive from byte *start* to *stop*. ValueError for a member that would be lost."""
+    held: list[Member] = []
+    for member in _members(file, opened, start, stop):
+        inner = _divided(f"x/{member.stem}")[1] if member.ending in PACKED else member.ending
+        if member.ending in TABLES or (inner != member.ending and inner in (*TEXTS, *OBJECTS, *LINES, *TABLES)):
+            name = f"{member.stem}.{member.ending}"
+            raise ValueError(f"{file.name} has the member {name!r}, which is not read in an archive. Unpack it first: tar -xf")
+        if member.ending not in (*TEXTS, *OBJECTS, *LINES):
+            continue
+        is_alone = member.ending in LINES
+        if held and (is_alone or held[0].stem != member.stem or any(one.ending == member.ending for one in held)):
+            yield Neighbours(tuple(held))
+            held = []
+        held.append(member)
+        if is_alone:
+            yield Neighbours(tuple(held))
+            held = []
+    if held:
+        yield Neighbours(tuple(held))
+
+
+def _lines(opened: BinaryIO, member: Member) -> Range:
+    """The bytes of a member of lines, without the mark that may be before them."""
+    opened.seek(member.start)
+    start = member.start + len(BOM) if opened.read(len(BOM)) == BOM and member.stop - member.start >= len(BOM) else member.start
+    return Range(start, member.stop, None, member.stop - start)
+
+
+def read(file: TextFile, part: Range) -> Iterator[Rows]:
+    collected, size, end, seen = Collected(file), 0, 0, 0
+    with file.open() as opened:
+        for row in _neighbours(file, opened, part.start, part.stop):
+            lines = row.of(LINES)
+            if lines is not None or size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
+                if len(collected):
+                    yield collected.rows(end, seen)
+                collected, size = Collected(file), 0
+            if lines is not None:
+                before = end
+                for rows in jsonl.read(file, _lines(opened, lines)):
+                    yield rows.behind(before, seen)
+                    end = before + rows.end
+            else:
+                size += _add(collected, file, opened, row, end)
+                end += 1
+            seen = row.stop - part.start
+    if len(collected):
+        yield collected.rows(end, seen)
+
+
+def _add(collected: Collected, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> int:
+    """Add the row of members; the bytes of these."""
+    try:
+        value = _value_of(file, opened, members)
+    except _BadRowError as error:
+        collected.faults.append((row, *error.fault))
+        return 0
+    found = jsonl.row_of(value, file)
+    if found.fault is None:
+        collected.add(row, found.text, found.identity, found.kept)
+    else:
+        collected.faults.append((row, *found.fault))
+    return sum(one.stop - one.start for one in members.members)
+
+
+class _BadRowError(ValueError):
+    """A row that cannot be read. ``fault``: its reason and the detail."""
+
+    def __init__(self, *fault: str) -> None:
+        self.fault: tuple[str, str] = (fault[0], fault[1])
+
+
+def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> dict[str, Any]:
+    """The row of members: the fields of its JSON, its text, and its key."""
+    value: dict[str, Any] = {}
+    if (member := members.of(OBJECTS)) is not None:
+        name = f"{member.stem}.{member.ending}"
+        data = _content(file, opened, member, limits.longest_line(file.max_bytes))
+        try:
+            found = json.loads(data.removeprefix(BOM).decode("utf-8", "lone-surrogate"))
+        except RecursionError:
+            raise _BadRowError("malformed", f"{name!r} is JSON nested too deep") from None
+        except ValueError as error:
+            raise _BadRowError("malformed", f"{name!r} is not JSON ({error})") from error
+        if not isinstance(found, dict):
+            raise _BadRowError("wrong_type", f"{name!r} is JSON, but not an object")
+        value = found
+    if (member := members.of(TEXTS)) is not None:
+        data = _content(file, opened, member, file.max_bytes)
+        value[TEXT] = data.removeprefix(BOM).decode("utf-8", "lone-surrogate")
+    value.setdefault(KEY, members.members[0].stem)
+    for name, other in OF_WEBDATASET.items():
+        if name in file.columns and other in value:
+            value.setdefault(name, value[other])
+    return value
+
+
+def _content(file: TextFile, opened: BinaryIO, member: Member, most: int) -> bytes:
+    size = member.stop - member.start
+    if size > most:
+        raise _BadRowError("too_long", too_long(size, file.max_bytes))
+    opened.seek(member.start)
+    data = opened.read(size)
+    if len(data) < size:
+        raise OSError(f"it ends within the member at byte {member.start:,}")
+    return data
+
+
+def _first_keys(file: TextFile, wanted: set[str]) -> dict[str, None] | None:
+    """The columns of the first rows, until they have all that are *wanted*; None if there is no row."""
+    keys: dict[str, None] | None = None
+    with file.open() as opened:
+        for number, row in enumerate(_neighbours(file, opened, 0, file.size)):
+            keys = {} if keys is None else keys
+            if (lines := row.of(LINES)) is not None:
+                opened.seek(_lines(opened, lines).start)
+                head = opened.read(min(limits.LOOK_BYTES, lines.stop - opened.tell()))
+                is_whole = opened.tell() >= lines.stop
+                keys |= jsonl.keys_of_lines(head if is_whole else head[: head.rfind(b"\n") + 1], wanted)
+            else:
+                try:
+                    value = _value_of(file, opened, row)
+                except _BadRowError:
+                    continue
+                keys |= jsonl.keys_of_row(value, wanted)
+            if keys.keys() >= wanted or number >= ROWS_LOOKED_AT:
+                break
+    return keys
+
+
+def columns(file: TextFile) -> list[str] | None:
+    return list(_first_keys(file, set(file.kept_columns)) or ()) or None
+
+
+def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
+    keys = _first_keys(file, set(file.columns))
+    if keys is None:
+        endings = ", ".join(f".{one}" for one in (*TEXTS, *OBJECTS, *LINES))
+        raise ValueError(f"{file.name} has no member that ends in {endings}. Leave it out, or name the members so.")
+    if keys:
+        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
+    start = end = 0
+    with file.open() as opened:
+        for row in _neighbours(file, opened, 0, file.size):
+            # A range ends before the row with which it would be too large.
+            if end > start and row.stop - start > range_bytes:
+                yield Range(start, end, None, end - start)
+                start = end
+            end = row.stop
+    yield Range(start, file.size, None, end - start)
+
+
+def rows_before(file: TextFile, part: Range) -> int:
+    count = 0
+    with file.open() as opened:
+        for row in _neighbours(file, opened, 0, part.start):
+            lines = row.of(LINES)
+            count += 1 if lines is None else jsonl.lines_within(file, lines.start, lines.stop)
+    return count
+
+
+TAR = SourceFormat((".tar", ".tgz"), ranges, read, rows_before, columns=columns)

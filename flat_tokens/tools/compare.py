@@ -1,0 +1,349 @@
+"""``flat-tokens compare``: tokenizers next to each other, by versions of the same documents.
+
+One pass over the tokens of each version. Text is counted in bytes by the versions' own ``token_bytes``; no tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.columns import columns_of
+from flat_tokens.formats import Readable
+from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.token_bytes import TokenBytes, read_token_bytes
+from flat_tokens.tools import arguments, compare_page, terminal
+from flat_tokens.tools.corpus import Corpus, open_corpus, windows
+from flat_tokens.tools.diff import compare_documents
+
+SUMMARY = "compare tokenizers by versions of the same documents: bytes per token, byte tokens, unused ids"
+EXAMPLES = """\
+examples:
+  flat-tokens compare out/web out/web-32768 out/web-65536      bytes per token by source, and by language if it is kept
+  flat-tokens compare out/web out/web-gpt2 --by domain         by another kept column
+  flat-tokens compare out/web out/web-gpt2 --html compare.html a page with a picture, in one file
+
+Versions of other documents, or with other splits, cannot be compared: status 2, with the difference.
+"""
+
+COUNT_TOKENS = 1 << 18
+"""Tokens counted at a time: they and their counts stay in the processor's cache."""
+CODES_AT_A_TIME = 1 << 16
+MOST_VALUES = 1 << 12
+"""Different values of a column, at most."""
+LANGUAGES = ("language", "lang")
+"""Kept columns that are compared unless others are named."""
+GROUPS_SHOWN = 20
+NO_VALUE = "(none)"
+HEAD = ("tokenizer", "tokens", "change", "bytes per token", "byte tokens", "unused ids")
+
+Ints = npt.NDArray[np.int64]
+TOKENS, BYTES, BYTE_TOKENS = range(3)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="VERSION", nargs="+", help="an output or a version: two or more of the same documents")
+    parser.add_argument("--split", metavar="NAME", help="this split alone")
+    parser.add_argument("--by", action="append", metavar="COLUMN", help="a kept column; may be given several times")
+    parser.add_argument("--html", metavar="FILE", help="write a page with a picture: one HTML file that needs no other")
+    arguments.add_shared(parser, "--json")
+
+
+def run(options: argparse.Namespace) -> int:
+    found = compare([open_corpus(path) for path in options.paths], options.split, options.by)
+    if options.html is not None:
+        target, _, name = options.html.rpartition("/")
+        html = compare_page.page(found, names_of(found), HEAD, list(total_rows(found)), note_of(found))
+        Store.at(target or ("/" if options.html.startswith("/") else ".")).put(name, html.encode())
+    terminal.show(options, found, lines(found) if options.html is None else [f"wrote {options.html}"])
+    return arguments.SAME
+
+
+def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> dict[str, Any]:
+    """All numbers of a comparison, for JSON. ValueError where the corpora are not versions of the same documents and splits."""
+    if len(corpora) < 2:
+        raise ValueError("name two versions or more")
+    tables = [token_bytes_of(corpus) for corpus in corpora]
+    for other in corpora[1:]:
+        check_same(corpora[0], other)
+    columns = columns_to_compare(corpora, by)
+    counted = [count(corpus, table, columns, split) for corpus, table in zip(corpora, tables, strict=True)]
+    exact = [k for k, table in enumerate(tables) if table.is_exact]
+    by_group = {kind: _groups(kind, corpora, counted, exact) for kind in ("source", *columns)}
+    text_bytes = sum(group["text_bytes"] for group in by_group["source"]) if exact else None
+    totals = zip(corpora, tables, counted, strict=True)
+    return {
+        "split": split,
+        "text_bytes": text_bytes,
+        "versions": [_version(corpus, table, of, text_bytes) for corpus, table, of in totals],
+        "by": by_group,
+    }
+
+
+def token_bytes_of(corpus: Corpus) -> TokenBytes:
+    """The bytes of a version's tokens. ValueError where it has no record of them."""
+    if not corpus.manifest:
+        raise ValueError(f"{corpus.url}: has no manifest. Only versions that say what they are made of are compared")
+    try:
+        return read_token_bytes(corpus.store, corpus.manifest)
+    except NO_OBJECT as error:
+        raise ValueError(
+            f"{corpus.url}: has no record of the bytes of its tokens: they are from elsewhere, or an earlier release built it. "
+            "Build it again at another output"
+        ) from error
+
+
+def check_same(a: Corpus, b: Corpus) -> None:
+    """ValueError, with the difference, where two corpora are not of the same documents in the same splits."""
+    for corpus in (a, b):
+        for name in corpus.splits:
+            if corpus.documents(name) is None:
+                raise ValueError(f"{corpus.url}: has no record of its documents, so that nothing says which they are")
+    if list(a.splits) != list(b.splits):
+        raise ValueError(f"{a.url} has {', '.join(a.splits)}, but {b.url} has {', '.join(b.splits)}. Name whole versions")
+    found = compare_documents(a, b, 1)
+    for kind, words in (
+        ("removed", "are in the first alone"),
+        ("added", "are in the second alone"),
+        ("moved", "are in another split"),
+        ("changed", "have other tokens, though the tokenizer is the same"),
+    ):
+        if found[kind]:
+            (example,) = found["examples"][kind]
+            place = example.get("a") or example["b"]
+            raise ValueError(
+                f"{a.url} and {b.url} are not of the same documents and splits: {found[kind]:,} {words}, such as "
+                f"{place['split']} {place['sequence']:,}, key {place['document']['key']}. Compare versions that retokenize made"
+            )
+
+
+def columns_to_compare(corpora: Sequence[Corpus], by: Sequence[str] | None) -> list[str]:
+    """The kept columns to group documents by: those that are named, else a language. ValueError where a version has not one."""
+    kept = [set(corpus.manifest.get("columns") or {}) for corpus in corpora]
+    for name, (corpus, its) in itertools.product(by or (), zip(corpora, kept, strict=True)):
+        if name not in its:
+            raise ValueError(f"{corpus.url}: keeps no column {name!r}; it keeps {', '.join(sorted(its)) or 'none'}")
+    return list(dict.fromkeys(by)) if by else [name for name in LANGUAGES if all(name in its for its in kept)][:1]
+
+
+@dataclass
+class Values:
+    """Names of groups, each with a number."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def codes(self, names: Sequence[str]) -> Ints:
+        """The numbers of names: int64[n]. ValueError where there are too many different ones."""
+        codes = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], np.int64)
+        if len(self.numbers) > MOST_VALUES:
+            raise ValueError(f"has more than {MOST_VALUES:,} different values, too many for a table")
+        return codes
+
+
+class VersionCounts(NamedTuple):
+    """Counts of a version. ``groups``: by kind and name, int64[3]: tokens, bytes, tokens of one byte. ``ids``: int64[ids]."""
+
+    groups: Mapping[str, Mapping[str, Ints]]
+    ids: Ints
+
+
+def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str | None) -> VersionCounts:
+    """Count the tokens of a version, in one pass."""
+    ids = np.zeros(len(table.lengths), np.int64)
+    sources = Values()
+    values = {"source": sources, **{name: Values() for name in columns}}
+    sums = {kind: np.zeros((3, 0), np.int64) for kind in values}
+    per_source = [(source.name, len(source.files)) for source in corpus.sources]
+    of_files = np.repeat(sources.codes([name for name, _ in per_source]), [files for _, files in per_source])
+    for name, read in corpus.chosen(split).items():
+        documents = corpus.documents(name)
+        assert documents is not None
+        coders = {"source": _by_source(documents.file, of_files, corpus.url)}
+        kept = columns_of(corpus.store, corpus.manifest, name) if columns else None
+        for column in columns:
+            assert kept is not None
+            coders[column] = _by_column(kept, column, values[column], corpus.url)
+        coded = {kind: _in_blocks(coder, read.seq_count) for kind, coder in coders.items()}
+        for first, counts in _counts(read, table, ids):
+            for kind, codes in coded.items():
+                mine = codes(first, first + counts.shape[1])
+                size = len(values[kind].numbers)
+                wide = np.zeros((3, size), np.int64)
+                wide[:, : sums[kind].shape[1]] = sums[kind]
+                for row, of_row in zip(wide, counts, strict=True):
+                    row += np.bincount(mine, of_row, size).astype(np.int64)  # exact below 2**53
+                sums[kind] = wide
+    groups = {kind: dict(zip(values[kind].numbers, sums[kind].T, strict=False)) for kind in values}
+    return VersionCounts(groups, ids)
+
+
+def _counts(split: Readable, table: TokenBytes, ids: Ints) -> Iterator[tuple[int, Ints]]:
+    """Tokens, bytes and tokens of one byte of a split's sequences, in parts: the number of the first sequence, int64[3, n]. A
+    sequence may be in several parts. *ids* counts occurrences along.
+    """
+    lengths = table.lengths.astype(np.int64)
+    for window in windows(split, max_tokens=COUNT_TOKENS):
+        if len(window.ids) and int(window.ids.max()) >= len(lengths):
+            raise ValueError(f"a token has id {window.ids.max()}, but the tokenizer has {len(lengths)}. Run flat-tokens verify")
+        found = np.bincount(window.ids, minlength=len(ids))
+        ids += found
+        of_ids = lengths[window.ids]
+        # Range 0 continues the sequence before; range k is the window's k-th sequence.
+        bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
+        totals = [np.append(0, np.cumsum(of_ids))[bounds], np.append(0, np.cumsum(of_ids == 1))[bounds]]
+        counts = np.stack([np.diff(bounds), *(np.diff(total) for total in totals)])
+        if window.first_seq:
+            yield window.first_seq - 1, counts
+        else:
+            yield 0, counts[:, 1:]
+
+
+Codes = Callable[[int, int], Ints]
+"""The groups of documents ``first:stop`` of a split: int64[stop - first]."""
+
+
+def _by_source(file: StoredArray, of_files: Ints, url: str) -> Codes:
+    def codes(first: int, stop: int) -> Ints:
+        files = file.read(first, stop).astype(np.int64)
+        if len(files) and files.max() >= len(of_files):
+            raise ValueError(f"{url}: a document is of file {files.max()}, but there are {len(of_files)}. Run flat-tokens verify")
+        return of_files[files]
+
+    return codes
+
+
+def _by_column(kept: Any, column: str, values: Values, url: str) -> Codes:
+    def codes(first: int, stop: int) -> Ints:
+        found = kept.take(np.arange(first, stop), [column]).column(0).dictionary_encode("encode")
+        names = list(map(_name, found.dictionary.to_pylist()))
+        try:
+            of_names = values.codes(names)
+        except ValueError as error:
+            raise ValueError(f"{url}: column {column!r} {error}. Name another with --by") from error
+        codes_of_documents: Ints = of_names[np.asarray(found.indices)]
+        return codes_of_documents
+
+    return codes
+
+
+def _name(value: Any) -> str:
+    return NO_VALUE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _in_blocks(codes: Codes, count: int) -> Codes:
+    """The same, for ranges in order: read in blocks, of which one is kept."""
+    start, block = 0, np.empty(0, np.int64)
+
+    def read(first: int, stop: int) -> Ints:
+        nonlocal start, block
+        if first < start or stop > start + len(block):
+            start, block = first, codes(first, min(max(stop, first + CODES_AT_A_TIME), count))
+        return block[first - start : stop - start]
+
+    return read
+
+
+def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCounts], exact: Sequence[int]) -> list[dict[str, Any]]:
+    """The groups of a kind, the one with most text first. ValueError where two versions have other text in one."""
+    names = list(dict.fromkeys(name for of in counted for name in of.groups[kind]))
+    nothing = np.zeros(3, np.int64)
+    rows = []
+    for name in names:
+        found = [of.groups[kind].get(name, nothing) for of in counted]
+        text = [int(found[k][BYTES]) for k in exact]
+        if wrong := [k for k, size in zip(exact, text, strict=True) if size != text[0]]:
+            first, other = corpora[exact[0]].url, corpora[wrong[0]].url
+            raise ValueError(
+                f"{first} and {other} are not of the same texts: {kind} {name!r} has {text[0]:,} bytes in one and "
+                f"{int(found[wrong[0]][BYTES]):,} in the other. Refresh both, or retokenize one"
+            )
+        size = text[0] if text else None
+        rows.append({"name": name, "text_bytes": size, "of": [_rates(of, size) for of in found]})
+    return sorted(rows, key=lambda row: (-(row["text_bytes"] or row["of"][0]["token_bytes"]), row["name"]))
+
+
+def _rates(counts: Ints, text_bytes: int | None) -> dict[str, Any]:
+    """Counts of a group and their ratios. Without *text_bytes*, bytes are those that the tokens stand for."""
+    tokens, size = int(counts[TOKENS]), int(counts[BYTES])
+    return {
+        "token_count": tokens,
+        "token_bytes": size,
+        "bytes_per_token": (size if text_bytes is None else text_bytes) / tokens if tokens else None,
+        "byte_token_share": int(counts[BYTE_TOKENS]) / tokens if tokens else None,
+    }
+
+
+def _version(corpus: Corpus, table: TokenBytes, counted: VersionCounts, text_bytes: int | None) -> dict[str, Any]:
+    """Counts of a version. ``unused``: ids with bytes that do not occur."""
+    counts = np.sum([np.zeros(3, np.int64), *counted.groups["source"].values()], axis=0)
+    is_token = table.lengths > 0
+    tokenizer = corpus.tokenizer
+    return {
+        "path": corpus.url,
+        "tokenizer": tokenizer.name if tokenizer else None,
+        "digest": table.tokenizer,
+        "exact": table.is_exact,
+        **_rates(counts, text_bytes),
+        "vocabulary": int(is_token.sum()),
+        "unused": int((is_token & (counted.ids == 0)).sum()),
+    }
+
+
+def names_of(found: Mapping[str, Any]) -> list[str]:
+    """Short names of the versions: their tokenizers', with the output's where two are alike."""
+    names = [str(version["tokenizer"]) for version in found["versions"]]
+    outputs = [version["path"].split("/versions/")[0].rstrip("/").rpartition("/")[2] for version in found["versions"]]
+    return [name if names.count(name) == 1 else f"{name} ({output})" for name, output in zip(names, outputs, strict=True)]
+
+
+def total_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row of the table of versions for each: tokenizer, tokens, change, bytes per token, byte tokens, unused ids."""
+    first = found["versions"][0]["token_count"]
+    for name, one in zip(names_of(found), found["versions"], strict=True):
+        change = f"{one['token_count'] / first - 1:+.1%}".replace("%", " %") if first and one is not found["versions"][0] else ""
+        unused = f"{one['unused']:,} of {one['vocabulary']:,}"
+        yield [name, f"{one['token_count']:,}", change, rate(one["bytes_per_token"]), share(one["byte_token_share"]), unused]
+
+
+def rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else terminal.percent(value)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The comparison for people."""
+    names = names_of(found)
+    for name, version in zip(names, found["versions"], strict=True):
+        yield f"{name}  {version['path']}"
+    yield from ["", *terminal.table([HEAD, *total_rows(found)], "<>>>>>")]
+    for kind, groups in found["by"].items():
+        rows = [
+            [terminal.line(group["name"]), terminal.size(group["text_bytes"] or group["of"][0]["token_bytes"])]
+            + [rate(of["bytes_per_token"]) for of in group["of"]]
+            for group in groups[:GROUPS_SHOWN]
+        ]
+        yield from ["", f"bytes per token by {kind}", *terminal.table([["", "text", *names], *rows], "<>" + ">" * len(names))]
+        if len(groups) > GROUPS_SHOWN:
+            yield f"  and {len(groups) - GROUPS_SHOWN:,} more: --json has all"
+    if note := note_of(found):
+        yield from ["", note]
+
+
+def note_of(found: Mapping[str, Any]) -> str:
+    """A sentence on versions whose tokens do not stand for the bytes of the text; empty if there are no such versions."""
+    changing = [name for name, one in zip(names_of(found), found["versions"], strict=True) if not one["exact"]]
+    if not changing:
+        return ""
+    if found["text_bytes"] is None:
+        return f"{', '.join(changing)}: bytes are those that tokens stand for; each tokenizer changes text in its own way"
+    return f"{', '.join(changing)}: changes text before it is tokenized; bytes are those of the text"

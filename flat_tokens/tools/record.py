@@ -1,0 +1,176 @@
+"""``flat-tokens record``: what a run has seen, or what a version holds, for people, programs, catalogues and the law."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flat_tokens.ledger import Ledger
+from flat_tokens.record.account import TokenSizes, record_of_dataset, record_of_run
+from flat_tokens.record.croissant import croissant, missing
+from flat_tokens.record.forms import filled_forms
+from flat_tokens.stores.records import json_object
+from flat_tokens.stores.store import Store
+from flat_tokens.tools import arguments, record_page, terminal
+from flat_tokens.tools.corpus import open_corpus, vocabulary_of
+
+SUMMARY = "record what a run has seen before a step, or what a version holds: counts, Croissant, forms of the law"
+EXAMPLES = """\
+examples:
+  flat-tokens record run.json --step 5000                       documents and tokens by source, split and kept column, by epoch
+  flat-tokens record run.json --step 5000 --digest 0,4990:5000  and the SHA-256 of the rows of these steps
+  flat-tokens record run.json --step 5000 --html record.html    a page with all of it, and both forms
+  flat-tokens record run.json --step 5000 --croissant run.jsonld --answers answers.json
+  flat-tokens record out/web --by language --by licence --json  a version, without a run
+  flat-tokens record run.json --step 5000 --at web=/backup/web --forgotten out/web    which of its documents are forgotten since
+  flat-tokens record out/web --bytes                            also the bytes of text, which reads every token
+
+No token is read, but for --bytes and --digest. Documents count once, tokens as often as they were in a batch. The forms are those
+of the European Commission's template (AI Act, Article 53(1)(d)) and of California's AB 2013; what the data does not say is left
+empty. --answers names a file {"forms": {"eu.1.1.1": "..."}, "croissant": {"creator": ...}} with the rest.
+"""
+LEDGER = ".json"
+VALUES_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN.json|DATASET", help="the ledger of a run, or a dataset or output")
+    parser.add_argument(
+        "--step", **arguments.COUNT, help="of a run: before step N, which a checkpoint has seen (default: to the end of the run)"
+    )
+    digest = (
+        "of a run: the SHA-256 of the rows of these steps, such as 17 or 100:104 or both with a comma; may be given several times"
+    )
+    parser.add_argument("--digest", action="append", default=[], type=steps, metavar="STEPS", help=digest)
+    by = "count by this column alone, however many values it has; may be given several times (default: all of up to 1,000 values)"
+    parser.add_argument("--by", action="append", metavar="COLUMN", help=by)
+    parser.add_argument("--bytes", action="store_true", help="count the bytes of text too, by the tokenizer: reads the tokens")
+    gone = "an output with a list of forgotten documents: which of those that were seen are on it; may be given several times"
+    parser.add_argument("--forgotten", action="append", default=[], metavar="OUTPUT", help=gone)
+    parser.add_argument("--html", metavar="FILE", help="write a page with the record and the forms: one HTML file")
+    parser.add_argument("--croissant", metavar="FILE", help="write Croissant 1.1, as JSON-LD")
+    parser.add_argument("--answers", metavar="FILE", help="JSON with values of fields that the data does not say")
+    arguments.add_shared(parser, "--at", "--tokenizer", "--pattern", "--trust-records", "--json")
+
+
+def steps(text: str) -> list[int]:
+    """Steps, some of them as ranges whose end is not in them: ``17`` or ``0,100:104``."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, colon, stop = part.partition(":")
+        begin = arguments.at_least(0)(first)
+        found += range(begin, arguments.at_least(begin)(stop)) if colon else [begin]
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    sizes = _sizes(options) if options.bytes else None
+    forgotten = [Store.at(path) for path in options.forgotten]
+    answers = _answers(options.answers) if options.answers else {}
+    if options.path.endswith(LEDGER):
+        ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
+        digests = sorted({step for several in options.digest for step in several})
+        step = _step(ledger, options.step)
+        record = record_of_run(ledger, step, columns=options.by, digests=digests, sizes=sizes, forgotten=forgotten)
+    else:
+        if options.step is not None or options.digest:
+            raise ValueError(f"{options.path}: --step and --digest are of a run: give its ledger, RUN.json")
+        record = record_of_dataset(options.path, columns=options.by, sizes=sizes, forgotten=forgotten)
+    record["forms"] = filled_forms(record, answers.get("forms"))
+    written = []
+    if options.html is not None:
+        written.append(_put(options.html, record_page.page(record)))
+    if options.croissant is not None:
+        document = croissant(record, answers.get("croissant"))
+        written.append(_put(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
+        if unknown := missing(document):
+            arguments.warn(f"{options.croissant}: has no {', '.join(unknown)}: name them with --answers")
+    terminal.show(options, record, written or lines(record))
+    return arguments.SAME if record["documents"] or record["sources"] else arguments.DIFFERENT
+
+
+def _step(ledger: Ledger, step: int | None) -> int:
+    if step is not None:
+        return step
+    try:
+        return len(ledger.mixture())
+    except TypeError:
+        raise ValueError(f"{ledger.path}: the run has no end. Say --step N") from None
+
+
+def _sizes(options: argparse.Namespace) -> TokenSizes:
+    """The bytes of each token id, by the tokenizer of a dataset."""
+
+    def sizes(dataset: Store) -> Any:
+        corpus = open_corpus(dataset.url)
+        vocabulary = vocabulary_of(corpus, options.tokenizer, options.pattern, arguments.warn, options.trust_records)
+        if vocabulary is None:
+            raise ValueError(f"{dataset.url}: names no tokenizer, which --bytes needs. Name it with --tokenizer.")
+        return vocabulary.lengths
+
+    return sizes
+
+
+def _answers(path: str) -> dict[str, dict[str, Any]]:
+    directory, _, name = path.rpartition("/")
+    answers = json_object(Store.at(directory or ("/" if path.startswith("/") else ".")).read(name), path)
+    if unknown := answers.keys() - {"forms", "croissant"}:
+        raise ValueError(f"{path}: has {min(unknown)!r}, but answers are of 'forms' and of 'croissant'")
+    if wrong := [name for name, given in answers.items() if not isinstance(given, dict)]:
+        raise ValueError(f"{path}: {wrong[0]!r} is {answers[wrong[0]]!r}, but it is an object of names and values")
+    return answers
+
+
+def _put(path: str, text: str) -> str:
+    directory, _, name = path.rpartition("/")
+    Store.at(directory or ("/" if path.startswith("/") else ".")).put(name, text.encode())
+    return f"wrote {path}"
+
+
+def lines(record: Mapping[str, Any]) -> Iterator[str]:
+    """A record for people: without the forms' empty fields."""
+    run = record["run"]
+    if run:
+        yield f"{run['ledger']}: before step {run['step']:,}, {terminal.plural(run['samples'], 'sample')}"
+    for dataset in record["datasets"]:
+        version = f", version {dataset['version']}" if dataset["version"] else ""
+        yield f"{dataset['name']}: {dataset['path']}{version}"
+    yield ""
+    rows = [["", "documents", "tokens", *(["bytes of text"] if record["text_bytes"] is not None else []), "epochs"]]
+    for source in [*record["sources"], {**record, "name": "in all", "epochs": None}]:
+        counts = [source[name] for name in ("documents", "tokens") + (("text_bytes",) if len(rows[0]) > 4 else ())]
+        cells = ["" if count is None else f"{count:,}" for count in counts]
+        rows.append([source["name"], *cells, "" if source.get("epochs") is None else f"{source['epochs']:,.2f}"])
+    yield from terminal.table(rows, "<" + ">" * (len(rows[0]) - 1))
+    for column, values in record["by"].items():
+        yield ""
+        if values is None:
+            yield f"{column}: more than 1,000 different values; --by {column} counts them all"
+            continue
+        yield f"by {column}"
+        yield from terminal.table(_value_rows(values, max(record["tokens"], 1)), "<>>>")
+        if len(values) > VALUES_SHOWN:
+            yield f"  ... {len(values) - VALUES_SHOWN:,} more with --json or --html"
+    if (gone := record.get("forgotten")) is not None:
+        documents, tokens = terminal.plural(gone["documents"], "document"), terminal.plural(gone["tokens"], "token")
+        yield from ("", f"forgotten since: {documents}, {tokens} of those that were seen")
+    for step in run["steps"] if run else ():
+        yield f"step {step['step']:,}: {step['sha256']}"
+    yield ""
+    for form in record["forms"]:
+        filled = sum(field["value"] is not None for field in form["fields"])
+        yield f"{form['name']}: {filled} of {len(form['fields'])} fields are filled in; --html or --json has them"
+
+
+def _value_rows(values: Sequence[Mapping[str, Any]], tokens: int) -> list[list[str]]:
+    return [
+        [
+            record_page.value_text(one["value"]),
+            terminal.plural(one["documents"], "document"),
+            terminal.plural(one["tokens"], "token"),
+            terminal.percent(one["tokens"] / tokens),
+        ]
+        for one in values[:VALUES_SHOWN]
+    ]

@@ -1,0 +1,202 @@
+"""Looking for what is left of forgotten documents below an output: their keys, runs of their tokens, files that hold them."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from flat_tokens.arrays.opening import open_array, read_metadata
+from flat_tokens.forgotten import LIST, Forgotten, Scan, read_forgotten
+from flat_tokens.manifest import (
+    CACHE,
+    DUPLICATE,
+    DUPLICATES,
+    LINK,
+    MANIFEST,
+    NEAR_DUPLICATE,
+    NEAR_DUPLICATES,
+    SPLITS,
+    VERSIONS,
+    manifest_of,
+    splits_at,
+)
+from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import NO_OBJECT, Store
+
+AT_A_TIME = 1 << 20
+WHOLE_BYTES = 1 << 28
+"""Objects that no manifest lists are unpacked up to this size."""
+SHOWN_KEYS = 5
+FRAME = b"\x28\xb5\x2f\xfd"
+"""A frame of zstd begins so, alone or within an object of many."""
+
+
+class FoundAgain(NamedTuple):
+    """Documents with a run of tokens of a forgotten one: the array, their numbers, int64[n], keys, uint64[n], and the windows."""
+
+    where: str
+    numbers: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64]
+    windows: npt.NDArray[np.uint64]
+
+
+class Remains:
+    """Looks through everything below an output. ``objects``, ``tokens``: what was looked through so far."""
+
+    def __init__(self, root: Store, forgotten: Forgotten, seen: Callable[[int], object] = lambda count: None) -> None:
+        self._root, self._forgotten, self._scan, self._seen = root, forgotten, Scan(forgotten), seen
+        self.objects = self.tokens = 0
+
+    def all(self, files: Collection[str] = (), *, tokens_of_versions: bool = True) -> Iterator[str]:
+        """Everything that is left, as sentences. *files*: digests of source files that hold forgotten documents.
+        *tokens_of_versions*: not where these have been looked through already.
+        """
+        paths = self._root.ask("ls", VERSIONS, detail=False) if self._root.exists(VERSIONS) else ()
+        names = sorted(posixpath.basename(path.rstrip("/")) for path in paths)
+        versions = [name for name in names if (self._root / VERSIONS / name).exists(MANIFEST) and self._is_complete(name)]
+        for version in versions:
+            yield from self.keys_of(version)
+            if tokens_of_versions:
+                yield from map(sentence, self.of_version(version))
+        yield from self.of_others(versions)
+        for key, _ in (self._root / CACHE / "files").listing() if self._root.exists(f"{CACHE}/files") else ():
+            if key.partition(".")[0] in files and not key.removesuffix(".hmac").endswith((".json", ".table")):
+                yield f"{CACHE}/files/{key}: is a copy of a source file that holds forgotten documents"
+
+    def _is_complete(self, version: str) -> bool:
+        try:
+            open_split(self._root / VERSIONS / version / SPLITS[0])
+            read_metadata(self._root / VERSIONS / version, "group")
+        except (*NO_OBJECT, ValueError):
+            return False
+        return True
+
+    def of_version(self, version: str) -> Iterator[FoundAgain]:
+        """Documents of a version that have tokens of a forgotten one."""
+        store = self._root / VERSIONS / version
+        for split in splits_at(store):
+            yield from self._in_split(store / split, store / f"documents/{split}/key", f"versions/{version}/{split}")
+        self.objects += len(manifest_of(store).get("objects") or ())
+
+    def keys_of(self, version: str) -> Iterator[str]:
+        """Sentences that say where a version has the keys of forgotten documents."""
+        store = self._root / VERSIONS / version
+        for split in splits_at(store):
+            yield from self._keys_in(store / f"documents/{split}/key", f"version {version}, {split}")
+        for stored in manifest_of(store).get("objects") or ():
+            kind = {DUPLICATES: DUPLICATE, NEAR_DUPLICATES: NEAR_DUPLICATE}.get(posixpath.dirname(stored["key"]))
+            if kind is not None:
+                copies = np.frombuffer(store.read(stored["key"]), kind)
+                if gone := int(self._forgotten.those(copies["key"]).sum()):
+                    yield f"version {version}, {stored['key']}: names {gone:,} forgotten documents"
+
+    def of_others(self, versions: list[str]) -> Iterator[str]:
+        """Sentences about everything that is in no version of *versions*: token shards, unfinished objects, records."""
+        below = tuple(f"{VERSIONS}/{version}/" for version in versions)
+        shards, rest = set[str](), list[tuple[str, int]]()
+        for key, size in sorted(self._root.listing()):
+            if key.startswith(below) or key == LINK:
+                continue
+            parts = key.split("/")
+            if parts[0] == CACHE and len(parts) > 2 and len(parts[1]) == 64:
+                shards.add(parts[1])
+            rest.append((key, size))
+        for shard in sorted(shards):
+            store = self._root / CACHE / shard
+            try:
+                for found in self._in_split(store, store / "documents/key", f"{CACHE}/{shard}"):
+                    yield sentence(found)
+                yield from self._keys_in(store / "documents/key", f"token shard {shard[:12]}")
+            except (*NO_OBJECT, ValueError):
+                pass  # it has no arrays of its own, or is not whole: its objects are looked through one by one
+        for key, size in rest:
+            self.objects += 1
+            if count := self._in_bytes(key, size):
+                yield f"{key}: has {count:,} runs of tokens of forgotten documents"
+            self._seen(size)
+
+    def _in_split(self, store: Store, keys: Store, where: str) -> Iterator[FoundAgain]:
+        tokens = open_split(store)
+        windows, at = list[npt.NDArray[np.uint64]](), list[npt.NDArray[np.int64]]()
+        for begins, found in self._scan.of(self._ids_of(tokens)):
+            at.append(begins)
+            windows.append(found)
+        if not windows:
+            return
+        starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
+        begins, found = np.concatenate(at), np.concatenate(windows)
+        inside = np.searchsorted(starts, begins, "right") - 1
+        whole = begins + 1 < starts[np.minimum(inside + 1, len(starts) - 1)]
+        numbers = np.unique(inside[whole])
+        try:
+            named = open_array(keys, "uint64").take(numbers)
+        except (*NO_OBJECT, ValueError):
+            named = np.zeros(len(numbers), np.uint64)
+        yield FoundAgain(where, numbers, named, np.unique(found))
+
+    def _ids_of(self, tokens: FlatTokens) -> Iterator[npt.NDArray[np.uint32]]:
+        for start in range(0, tokens.token_count, AT_A_TIME):
+            stop = min(start + AT_A_TIME, tokens.token_count)
+            yield tokens.encoded_tokens.read(start, stop) >> np.uint32(1)
+            self.tokens += stop - start
+            self._seen(4 * (stop - start))
+
+    def _keys_in(self, keys: Store, where: str) -> Iterator[str]:
+        array = open_array(keys, "uint64")
+        gone = 0
+        for start in range(0, array.length, AT_A_TIME):
+            gone += int(self._forgotten.those(array.read(start, min(start + AT_A_TIME, array.length))).sum())
+        if gone:
+            yield f"{where}: has {gone:,} forgotten documents"
+
+    def _in_bytes(self, key: str, size: int) -> int:
+        """How many windows the bytes of an object have, wherever a token begins in them, as ids or as encoded tokens."""
+        try:
+            contents = [self._root.read(key)] if size <= WHOLE_BYTES else self._root.blocks(key)
+            found = 0
+            for content in contents:
+                for data in (content, *_unpacked(content)):
+                    for first in range(4):
+                        ids = np.frombuffer(data[first : first + (len(data) - first) // 4 * 4], "<u4").astype(np.uint32)
+                        found += sum(len(some) for _, some in self._scan.of([ids]))
+                        found += sum(len(some) for _, some in self._scan.of([ids >> np.uint32(1)]))
+            return found
+        except NO_OBJECT:
+            return 0  # it has just gone, or is a link
+
+
+def _unpacked(data: bytes) -> Iterator[bytes]:
+    """The content of the frames in an object."""
+    at = data.find(FRAME)
+    while at >= 0:
+        with contextlib.suppress(zstandard.ZstdError, MemoryError):
+            yield zstandard.ZstdDecompressor(max_window_size=WHOLE_BYTES).decompressobj().decompress(data[at:])
+        at = data.find(FRAME, at + 1)
+
+
+def sentence(found: FoundAgain) -> str:
+    """A sentence about documents that have tokens of forgotten ones."""
+    named = ", ".join(f"{number:,} (key {key:016x})" for number, key in zip(found.numbers, found.keys, strict=True))
+    first = ", ".join(named.split(", ")[:SHOWN_KEYS])
+    more = f" and {len(found.numbers) - SHOWN_KEYS:,} more" if len(found.numbers) > SHOWN_KEYS else ""
+    return (
+        f"{found.where}: {len(found.windows):,} runs of tokens of forgotten documents, in documents {first}{more}. If these have "
+        "the same text, forget them, too: --keys"
+    )
+
+
+def check_forgotten(root: Store, seen: Callable[[int], object] = lambda count: None) -> Iterator[str]:
+    """Everything below an output that is left of forgotten documents, as sentences. ValueError where nothing was forgotten."""
+    if not root.exists(LIST):
+        raise ValueError(f"{root.url}: nothing was forgotten here, so that there is nothing to look for")
+    record, forgotten = read_json(root, LIST), read_forgotten(root)
+    if record.get("pending"):
+        yield f"{root.path(LIST)}: documents are being forgotten. Go on: python -m flows forget {root.url} --resume"
+    yield from Remains(root, forgotten, seen).all(record.get("files") or ())

@@ -1,0 +1,385 @@
+"""The record of a run, against looking at every batch: documents, tokens and text by source, column and epoch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flat_tokens
+from flat_tokens import FillInMiddle, FlatTokens, Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import columns_of
+from flat_tokens.ledger import FORMAT
+from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
+from flat_tokens.record import account
+from flat_tokens.record.account import record_of_dataset, record_of_run
+from flat_tokens.rows.mixture import EpochRows
+from flat_tokens.rows.schedule import Edit
+from flat_tokens.rows.seen import bytes_seen, tokens_seen
+from flat_tokens.stores.store import Store
+from tests.examples import first_fast
+from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
+from tests.flat_tokens.rows.rows_by_number import Numbers
+
+BYTES = np.ones(256, np.int64)
+"""The tokenizer of these datasets has a token for each byte."""
+
+
+def sizes(store: Store) -> Any:
+    return BYTES
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("record")
+    return {name: build_corpus(root, name, seed=k) for k, name in enumerate(("one", "two"))}
+
+
+# Rows of views
+
+
+def owners(view: Any) -> list[Counter[int]]:
+    """The tokens of each document in each row: by the numbers in packs, else by where a row and its documents begin."""
+    tokens = view.tokens
+    entries = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
+    rows = np.arange(len(view))
+    if hasattr(view, "pad_id"):
+        lengths = np.minimum(np.diff(entries), view.max_length)
+        return [Counter({row: int(length)}) for row, length in enumerate(lengths)]
+    if hasattr(view, "padding_idx"):
+        found = [Counter(row[row >= 0].tolist()) for row in view.batch(rows).document_ids]
+        padding = view.batch(rows).labels == -100  # pad_to: its places are of the document
+        return (
+            found
+            if view._plan.pad_to == 1
+            else [Counter(ids[~p].tolist()) for ids, p in zip(view.batch(rows).document_ids, padding, strict=True)]
+        )
+    owner = np.repeat(np.arange(tokens.seq_count), np.diff(entries))
+    starts = view.starts if hasattr(view, "starts") else rows * view._stride
+    return [Counter(owner[start : start + view.length].tolist()) for start in starts.tolist()]
+
+
+VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed": ("packed", {"length": 7}),
+    "overlapping": ("packed", {"length": 7, "overlap": 5}),
+    "with ends": ("packed", {"length": 9, "bos": 1, "eos": 2}),
+    "documents": ("documents", {"max_length": 12}),
+    "documents with ends": ("documents", {"max_length": 12, "bos": 1, "eos": 2, "loss_mask": True}),
+    "blocks": ("blocks", {"length": 16}),
+    "packs": ("packed_documents", {"length": 130}),
+    "cut packs": ("packed_documents", {"length": 20, "too_long": "cut", "pad_to": 4}),
+    "split packs": ("packed_documents", {"length": 20, "split_across_pack": True}),
+    "best packs": ("packed_documents", {"length": 130, "fit": "best", "eos": 3}),
+    "cropped": ("packed_documents", {"length": 20, "fit": "crop"}),
+    "cropped, rests kept": ("packed_documents", {"length": 20, "fit": "crop", "on_crop": "keep"}),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_tokens_of_documents_are_those_in_the_rows(corpora: dict[str, Path], name: str) -> None:
+    kind, options = VIEWS[name]
+    tokens = flat_tokens.open(corpora["one"]).train
+    view = getattr(tokens, kind)(**options)
+    each = owners(view)
+    some = np.random.default_rng(1).random(len(view)) < 0.4
+    for rows in (None, some, np.zeros(len(view), bool)):
+        chosen = each if rows is None else [row for row, is_in in zip(each, rows.tolist(), strict=True) if is_in]
+        expected = sum(chosen, Counter[int]())
+        assert {d: n for d, n in enumerate(tokens_seen(view, rows).tolist()) if n} == {d: n for d, n in expected.items() if n}
+    if not {"bos", "eos"} & options.keys():
+        assert bytes_seen(view, BYTES, some).tolist() == tokens_seen(view, some).tolist()
+
+
+def test_the_ends_that_a_view_adds_have_no_text(corpora: dict[str, Path]) -> None:
+    tokens = flat_tokens.open(corpora["one"]).train
+    stored = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64))
+    for ends in ({"bos": 1}, {"eos": 2}, {"bos": 1, "eos": 2}):
+        view = tokens.documents(10_000, **ends)
+        assert tokens_seen(view).tolist() == (stored + len(ends)).tolist()
+        assert bytes_seen(view, BYTES).tolist() == stored.tolist()
+    wide = np.arange(256)
+    expected = [int(wide[tokens.sequence(i)].sum()) for i in range(tokens.seq_count)]
+    assert bytes_seen(tokens.documents(10_000, eos=2), wide).tolist() == expected
+    assert bytes_seen(tokens.packed(1), wide[:3]).sum() == 0  # no id of text is below 3
+
+
+def test_the_work_is_done_in_parts(corpora: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    view = flat_tokens.open(corpora["one"]).train.packed(7)
+    whole = tokens_seen(view).tolist(), bytes_seen(view, BYTES).tolist()
+    monkeypatch.setattr("flat_tokens.rows.seen.ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("flat_tokens.rows.seen.TOKENS_AT_A_TIME", 3)
+    assert (tokens_seen(view).tolist(), bytes_seen(view, BYTES).tolist()) == whole
+
+
+# Rows of epochs
+
+
+def drawn_one_by_one(mixture: Mixture, step: int, name: str) -> dict[int, set[int]]:
+    """The rows of each epoch that are in a batch before *step*."""
+    found: dict[int, set[int]] = {}
+    k = mixture.names.index(name)
+    for before in range(step):
+        source, rows, _, epochs = mixture._draw(before)
+        for row, epoch in zip(rows[source == k].tolist(), epochs[source == k].tolist(), strict=True):
+            assert row not in found.setdefault(epoch, set())
+            found[epoch].add(row)
+    return found
+
+
+def as_sets(drawn: list[EpochRows], count: int) -> dict[int, set[int]]:
+    return {
+        epoch: set(range(count)) if one.rows is None else set(np.flatnonzero(one.rows).tolist())
+        for one in drawn
+        for epoch in range(one.first, one.last + 1)
+    }
+
+
+@given(data=st.data(), order=st.sampled_from([1, 2]))
+@settings(max_examples=12, deadline=None)
+def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject, order: Any) -> None:
+    rows = [data.draw(st.integers(1, 60)) for _ in range(data.draw(st.integers(1, 3)))]
+    views = {str(k): Numbers(count) for k, count in enumerate(rows)}
+    edits, step = [], 0
+    for _ in range(data.draw(st.integers(1, 3))):
+        chosen = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1))
+        weights: dict[int, Any] = {k: data.draw(st.sampled_from([1, 2.5, 0.3])) for k in sorted(chosen)}
+        edits.append(Edit(step, data.draw(st.integers(1, 20)), weights))
+        step += data.draw(st.integers(1, 12))
+    mixture = Mixture.of_edits(views, [None] * len(rows), edits, data.draw(st.integers(0, 99)), None, order)
+    before = data.draw(st.integers(0, step + 10))
+    for name, count in zip(views, rows, strict=True):
+        drawn = list(mixture.drawn_rows(before, name))
+        assert as_sets(drawn, count) == drawn_one_by_one(mixture, before, name)
+        assert all(one.last < after.first for one, after in itertools.pairwise(drawn))
+
+
+def test_epochs_that_are_alike_are_one_item() -> None:
+    mixture = Mixture({"a": (Numbers(10), 1)}, 7)
+    assert list(mixture.drawn_rows(0)) == []
+    assert [(one.first, one.last, one.rows is None) for one in mixture.drawn_rows(50)] == [(0, 34, True)]
+    assert [(one.first, one.last, one.rows is None) for one in mixture.drawn_rows(49)] == [(0, 33, True), (34, 34, False)]
+
+
+# Records
+
+
+class Facts:
+    """The documents of a dataset's split, one by one."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        dataset = flat_tokens.open(path)
+        tokens: FlatTokens = getattr(dataset, split)
+        manifest = read_manifest(dataset.store)
+        files = open_array(dataset.store / f"documents/{split}/file", "uint64").read(0, tokens.seq_count).tolist()
+        of_file = [source["name"] for source in manifest["provenance"]["sources"] for _ in source["files"]]
+        kept = columns_of(dataset.store, manifest, split).take(np.arange(tokens.seq_count), list(COLUMNS)).to_pylist()
+        self.lengths = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)).tolist()
+        self.columns = {"source": [of_file[number] for number in files], "split": [split] * tokens.seq_count}
+        self.columns |= {name: [row[name] for row in kept] for name in COLUMNS}
+
+
+def counted(facts: dict[str, Facts], seen: dict[tuple[str, int], int], by: str | None = None) -> dict[Any, list[int]]:
+    """Documents, tokens and stored tokens by a column, of the tokens of (split, document)."""
+    found: dict[Any, list[int]] = {}
+    for (split, document), tokens in seen.items():
+        value = None if by is None else facts[split].columns[by][document]
+        sums = found.setdefault((type(value), value), [0, 0, 0])
+        for k, amount in enumerate((1, tokens, facts[split].lengths[document])):
+            sums[k] += amount
+    return found
+
+
+def listed(values: list[dict[str, Any]]) -> dict[Any, list[int]]:
+    names = ("documents", "tokens", "stored_tokens")
+    return {(type(one["value"]), one["value"]): [one[name] for name in names] for one in values}
+
+
+RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
+    "packed": {"a": ("one", "train", "packed", {"length": 16}), "b": ("two", "train", "packed", {"length": 16})},
+    "a dataset twice": {
+        "a": ("one", "train", "packed", {"length": 8}),
+        "b": ("one", "train", "packed", {"length": 8, "overlap": 4}),
+    },
+    "both splits": {
+        "a": ("one", "train", "documents", {"max_length": 9}),
+        "b": ("one", "validation", "documents", {"max_length": 9}),
+    },
+    "packs": {
+        "a": ("one", "train", "packed_documents", {"length": 130, "fit": "best"}),
+        "b": ("two", "train", "packed_documents", {"length": 130}),
+    },
+    "cropped": {"a": ("two", "train", "packed_documents", {"length": 24, "fit": "crop", "on_crop": "keep"})},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), first_fast([(name, 1 + (k + n) % 2) for n in (0, 1) for k, name in enumerate(RUNS)], 5, several=True)
+)
+def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_path: Path, name: str, order: int) -> None:
+    """Of runs that were edited twice, at several steps: before an edit, at one, after epochs."""
+    views: dict[str, Any] = {
+        source: getattr(getattr(flat_tokens.open(corpora[dataset]), split), kind)(**options)
+        for source, (dataset, split, kind, options) in RUNS[name].items()
+    }
+    path = tmp_path / "run.json"
+    ledger = Ledger.create(path, {"a": (views["a"], 1)}, 6, seed=11)
+    if order == 1:
+        content = json.loads(path.read_text())
+        del content["order"]
+        path.write_text(json.dumps(content | {"format": FORMAT, "format_version": 1}))
+        ledger = Ledger.open(path)
+    ledger.edit(5, {"a": 1, "b": (views["b"], Schedule([(0, 1), (40, 2)]))} if "b" in views else {"a": 2}, batch_size=9)
+    ledger.edit(11, {min(views, key=lambda source: source != "b"): 1}, batch_size=4)
+    ledger.edit(14, dict.fromkeys(views, 1.0))
+    mixture, each = ledger.mixture(), {source: owners(view) for source, view in views.items()}
+    facts = {source: {split: Facts(corpora[of[0]], split) for split in SPLITS} for source, of in RUNS[name].items()}
+    for step in (0, 3, 12, 60):
+        record = record_of_run(ledger, step, sizes=sizes)
+        together: dict[tuple[str, str, int], int] = {}
+        for found in record["sources"]:
+            source = found["name"]
+            dataset, split, _, _ = RUNS[name][source]
+            seen: Counter[tuple[str, int]] = Counter()
+            by_epoch = drawn_one_by_one(mixture, step, source)
+            for rows in by_epoch.values():
+                for row in rows:
+                    seen.update({(split, document): n for document, n in each[source][row].items() if n})
+            assert [found[key] for key in ("documents", "tokens", "stored_tokens")] == counted(facts[source], seen).get(
+                (type(None), None), [0, 0, 0]
+            )
+            assert found["text_bytes"] == found["tokens"]
+            assert found["samples"] == sum(map(len, by_epoch.values()))
+            for column in ("source", "language", "licence", "score", "good"):
+                assert listed(found["by"][column]) == counted(facts[source], seen, column)
+            for epochs in found["by_epoch"]:
+                for epoch in range(epochs["first"], epochs["last"] + 1):
+                    rows = by_epoch.pop(epoch)
+                    in_epoch = sum((each[source][row] for row in rows), Counter[int]())
+                    assert epochs["rows"] == len(rows)
+                    assert epochs["documents"] == len([n for n in in_epoch.values() if n])
+                    assert epochs["tokens"] == sum(in_epoch.values())
+            assert by_epoch == {}
+            for (_, document), tokens in seen.items():
+                key = (dataset, split, document)
+                together[key] = together.get(key, 0) + tokens
+        assert (record["documents"], record["tokens"]) == (len(together), sum(together.values()))
+        assert record["run"]["samples"] == mixture.position(step)
+        for column in ("source", "split", "language", "licence", "score", "good"):
+            expected: dict[Any, list[int]] = {}
+            for dataset in {key[0] for key in together}:
+                its = {(split, document): n for (of, split, document), n in together.items() if of == dataset}
+                some = next(facts[source] for source, of in RUNS[name].items() if of[0] == dataset)
+                for value, sums in counted(some, its, column).items():
+                    expected[value] = [a + b for a, b in zip(expected.get(value, [0, 0, 0]), sums, strict=True)]
+            assert listed(record["by"][column]) == expected
+
+
+def test_a_record_is_json_and_the_same_each_time(corpora: dict[str, Path], tmp_path: Path) -> None:
+    view = flat_tokens.open(corpora["one"]).train.packed(16)
+    ledger = Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 4)
+    one, other = (record_of_run(ledger, 9, digests=[0, 8], sizes=sizes) for _ in range(2))
+    assert json.loads(json.dumps(one)) == one == other
+    mixture = ledger.mixture()
+    assert one["run"]["steps"] == [{"step": step, "sha256": mixture.digest(step)} for step in (0, 8)]
+    assert one["run"]["sha256"] == ledger.digest
+    with pytest.raises(IndexError):
+        record_of_run(Ledger.create(tmp_path / "end.json", {"a": (view, 1, 1)}, 4), 10_000)
+
+
+def test_columns_of_many_values_are_named_and_counted_if_asked_for(
+    corpora: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "MOST_VALUES", 20)
+    monkeypatch.setattr(account, "DOCUMENTS_AT_A_TIME", 16)  # no part has so many, all together have
+    record = record_of_dataset(corpora["one"])
+    assert record["by"]["url"] is None
+    assert {one["value"] for one in record["by"]["language"]} == {"en", "de", "fr"}
+    asked = record_of_dataset(corpora["one"], columns=["url", "file"])
+    assert list(asked["by"]) == ["url", "file"]
+    assert len(asked["by"]["url"]) == 120
+    with pytest.raises(
+        ValueError, match=r"no dataset has a column 'topic'; there are split, source, language, licence, score, good"
+    ):
+        record_of_dataset(corpora["one"], columns=["topic"])
+
+
+def test_a_version_is_a_run_that_saw_each_document_once(corpora: dict[str, Path]) -> None:
+    record = record_of_dataset(corpora["one"], sizes=sizes)
+    manifest = read_manifest(Store.at(corpora["one"]))
+    totals = manifest["totals"]
+    assert record["run"] is None
+    assert record["documents"] == sum(totals[split]["seq_count"] for split in SPLITS) == 120
+    assert record["tokens"] == record["stored_tokens"] == sum(totals[split]["token_count"] for split in SPLITS)
+    assert record["text_bytes"] == totals["documents"]["text_bytes"]
+    assert [(one["name"], one["documents"]) for one in record["sources"]] == [(s, totals[s]["seq_count"]) for s in SPLITS]
+    by_source = {one["value"]: one["text_bytes"] for one in record["by"]["source"]}
+    assert by_source == {one["name"]: one["text_bytes"] for one in totals["documents"]["by_source"]}
+    facts = {split: Facts(corpora["one"], split) for split in SPLITS}
+    seen = {(split, k): n for split in SPLITS for k, n in enumerate(facts[split].lengths)}
+    for column in ("source", "split", "language", "licence", "good"):
+        assert listed(record["by"][column]) == counted(facts, seen, column)
+    (dataset,) = record["datasets"]
+    assert (dataset["name"], dataset["licence"], dataset["version"]) == ("one", "odc-by", corpora["one"].name)
+    assert record_of_dataset(corpora["one"])["text_bytes"] is None
+
+
+def test_a_dataset_without_records_has_documents_without_a_source(tmp_path: Path, corpora: dict[str, Path]) -> None:
+    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[i] * (i % 5) for i in range(50)])])
+    record = record_of_dataset(tmp_path / "plain")
+    assert (record["documents"], record["tokens"], list(record["by"])) == (50, 100, ["split"])
+    views = [flat_tokens.open(path).train.packed(8) for path in (tmp_path / "plain", corpora["one"])]
+    ledger = Ledger.create(tmp_path / "run.json", {"plain": (views[0], 1), "one": (views[1], 1)}, 8)
+    found = record_of_run(ledger, 2)
+    of_plain = found["sources"][0]
+    assert listed(found["by"]["language"])[(type(None), None)] == [of_plain[k] for k in ("documents", "tokens", "stored_tokens")]
+
+
+def test_a_view_of_no_dataset_has_samples_alone(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "run.json", {"numbers": (Numbers(10), 1)}, 4)
+    record = record_of_run(ledger, 5)
+    (source,) = record["sources"]
+    assert (source["samples"], source["epochs"], source["dataset"], source["documents"]) == (20, 2.0, None, None)
+    assert (record["documents"], record["datasets"]) == (0, [])
+
+
+def test_a_selection_is_counted_by_the_numbers_of_its_split(corpora: dict[str, Path], tmp_path: Path) -> None:
+    tokens = flat_tokens.open(corpora["one"]).train
+    view = tokens.select(where="language = 'de'").packed(4)
+    record = record_of_run(Ledger.create(tmp_path / "run.json", {"german": (view, 1)}, 8), 200)
+    assert [one["value"] for one in record["by"]["language"]] == ["de"]
+    every = tokens_seen(view)
+    assert record["documents"] == int((every > 0).sum())
+
+
+def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora: dict[str, Path], tmp_path: Path) -> None:
+    fim = FillInMiddle(1.0, 0.5, 1, 2, 3)
+    view = flat_tokens.open(corpora["one"]).train.packed(16, fim=fim)
+    record = record_of_run(Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 8), 3, sizes=sizes)
+    assert record["text_bytes"] is None
+    assert record["tokens"] == 3 * 8 * 16
+    with pytest.raises(ValueError, match="not the same in every epoch"):
+        bytes_seen(view, BYTES)
+
+
+def test_many_documents_are_counted_in_arrays(tmp_path: Path) -> None:
+    """No Python object for each: these would take minutes. docs/reading/records.md has the time of ten million."""
+    lengths = np.random.default_rng(0).integers(0, 40, 300_000)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
+    ids = np.arange(int(starts[-1]), dtype=np.uint32) % 1000
+    write_dataset(tmp_path / "d", [TokenBatch.from_flat(ids, starts)])
+    view = flat_tokens.open(tmp_path / "d").train.packed(512)
+    ledger = Ledger.create(tmp_path / "run.json", {"d": (view, 1)}, 64)
+    begin = time.process_time()
+    record = record_of_run(ledger, 300)
+    assert time.process_time() - begin < 10
+    assert record["tokens"] == 300 * 64 * 512
+    assert dataset_of(view.tokens.store).url == record["datasets"][0]["path"]

@@ -1,0 +1,191 @@
+"""The step ``decontaminate``: which documents have some of a question, and what is done with them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens.steps import Stepped, open_steps, questions
+from flat_tokens.steps.decontaminate import Decontaminate, merged
+from flat_tokens.steps.questions import QuestionIndex, Questions
+from flat_tokens.text.rows import text_buffers
+from tests.examples import examples
+
+Q = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+NEAR = Q.replace("seven", "7")
+
+
+def as_set(texts: Sequence[str]) -> Questions:
+    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
+    return Questions(data, offsets.astype(np.int64))
+
+
+def step(directory: Path, sets: dict[str, list[str]], **options: Any) -> dict[str, Any]:
+    """The step as a build asks for it, its sets stored."""
+    against = []
+    for name, texts in sets.items():
+        stored = as_set(texts).stored()
+        digest = hashlib.sha256(stored).hexdigest()
+        (directory / digest).write_bytes(stored)
+        against.append({"name": name, "digest": digest})
+    return {"use": "decontaminate", "options": {"against": against, "sets_url": str(directory), **options}}
+
+
+def taken(asked: dict[str, Any], *texts: str) -> Stepped:
+    return open_steps([asked])(pa.array(texts, pa.large_string()), np.arange(len(texts), dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        (Q, True),
+        (f"Before: {Q.upper()}!", True),
+        (", ".join(Q.split()[1:]), True),  # 13 of its words
+        (", ".join(Q.split()[2:]), False),  # 12
+        (NEAR, False),
+        (" ".join(Q), False),
+        ("", False),
+    ],
+)
+def test_thirteen_consecutive_words_are_a_match(tmp_path: Path, text: str, is_found: bool) -> None:
+    found = taken(step(tmp_path, {"exam": ["another", Q]}), "x", text, "y")
+    assert found.keep.tolist() == [True, not is_found, True]
+    assert dict(found.skipped) == ({"decontaminate.exam": 1} if is_found else {})
+
+
+def test_words_of_two_documents_are_not_a_match(tmp_path: Path) -> None:
+    first, second = " ".join(Q.split()[:7]), " ".join(Q.split()[7:])
+    assert taken(step(tmp_path, {"exam": [Q]}), first, second).keep.all()
+    assert not taken(step(tmp_path, {"exam": [Q]}), f"{first} {second}").keep.any()
+
+
+@pytest.mark.parametrize(("words", "is_found"), [(7, False), (8, True), (12, True)])
+def test_a_short_question_is_looked_for_as_a_whole(tmp_path: Path, words: int, is_found: bool) -> None:
+    """From 8 words on. A document with all but one of its words does not have it."""
+    question = " ".join(Q.split()[:words])
+    found = taken(step(tmp_path, {"exam": [question]}), f"so {question} and on", question.rpartition(" ")[0])
+    assert found.keep.tolist() == [not is_found, True]
+    fewer = taken(step(tmp_path, {"exam": [question]}, min_words=2), f"so {question}")
+    assert not fewer.keep.any()
+
+
+def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: Path) -> None:
+    found = taken(step(tmp_path, {"a": ["nothing of it", Q], "b": [Q, f"{Q} {Q}"]}), f"{Q} {Q}", "x", f"{NEAR} {Q}")
+    assert [(match.document, match.name) for match in found.matches] == [
+        (0, "decontaminate.a"),
+        (0, "decontaminate.b"),
+        (2, "decontaminate.a"),
+        (2, "decontaminate.b"),
+    ]
+    assert found.matches[0].example == {"question": 1, "words": " ".join(Q.split()[:13])}
+    assert dict(found.skipped) == {"decontaminate.a": 2}
+
+
+def test_equal_hashes_of_other_words_are_not_a_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
+    found = taken(step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]}), NEAR, f"x {Q}", "a b c d e f g i", "z")
+    assert found.keep.tolist() == [True, False, True, True]
+
+
+def test_mark_writes_the_names_of_the_sets(tmp_path: Path) -> None:
+    asked = step(tmp_path, {"a": [Q], "b": [NEAR], "c": ["some other words than these are in it"]}, action="mark", column="in")
+    found = taken(asked, f"{NEAR} {Q}", "x", Q)
+    assert found.keep.all()
+    assert found.columns is not None
+    assert found.columns.column("in").to_pylist() == ["a,b", None, "a"]
+    assert taken(asked, "x").kinds == {"in": "text"}
+
+
+@pytest.mark.parametrize(
+    ("context", "text", "left"),
+    [
+        (0, f"Before it. {Q}! After it.", "Before it. \n! After it."),
+        (3, f"Before it. {Q}! After it.", "Before i\nfter it."),
+        (3, f"{Q}, é", ""),
+        (0, f"é「{Q.upper()}」日本", "é「\n」日本"),
+        (2, f"{Q} ab {Q} and the rest", "nd the rest"),
+        (99, Q, ""),
+    ],
+)
+def test_span_cuts_the_words_and_their_context_out(tmp_path: Path, context: int, text: str, left: str) -> None:
+    found = taken(step(tmp_path, {"exam": [Q]}, action="span", context=context), "x", text)
+    assert found.texts.to_pylist() == (["x", left] if left else ["x"])
+    assert dict(found.skipped) == ({} if left else {"decontaminate.exam": 1})
+    assert len(found.matches) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=8))
+@examples(50)
+def test_ranges_that_touch_are_one(ranges: list[tuple[int, int]]) -> None:
+    ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
+    found = merged(ordered[:, 0], ordered.sum(axis=1))
+    assert {i for start, stop in found for i in range(start, stop)} == {i for s, n in ranges for i in range(s, s + n)}
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"against": []}, "a list of evaluation sets"),
+    ({"against": "a.jsonl"}, "a list of evaluation sets"),
+    ({"ngram": 0}, "ngram should be a whole number, 1 or more"),
+    ({"ngram": True}, "ngram should be a whole number"),
+    ({"context": -1}, "context should be a whole number, 0 or more"),
+    ({"action": "flag"}, "drop, mark, span"),
+    ({"ngrams": 13}, "Did you mean 'ngram'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_steps([{"use": "decontaminate", "options": {"against": ["a.jsonl"], **options}}])
+
+
+def test_sets_that_are_not_here_or_damaged_are_no_documents_fault(tmp_path: Path) -> None:
+    asked = step(tmp_path, {"exam": [Q]})
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(OSError, match=r"is not the evaluation set 'exam'\. Run the build again"):
+        taken(asked, "x")
+    with pytest.raises(OSError, match="only a build reads them"):
+        Decontaminate(against=["a.jsonl"])(pa.record_batch({"text": pa.array(["x"], pa.large_string())}))
+
+
+def grams(texts: Sequence[str], sets: Sequence[Sequence[str]], size: int, least: int) -> set[tuple[int, int]]:
+    """Which text has some of which set, by tuples of words."""
+    found = set()
+    for number, of_set in enumerate(sets):
+        wanted = set[tuple[str, ...]]()
+        for words in (question.split() for question in of_set):
+            length = size if len(words) >= size else len(words)
+            if length >= min(least, size):
+                wanted |= {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+        for text, words in enumerate(one.split() for one in texts):
+            if wanted & {tuple(words[i : i + n]) for n in range(1, size + 1) for i in range(len(words) - n + 1)}:
+                found.add((text, number))
+    return found
+
+
+SOME = st.lists(st.sampled_from(["a", "b", "cc", "日", "x" * 9]), max_size=12).map(" ".join)
+
+
+@given(st.lists(SOME, max_size=6), st.lists(st.lists(SOME, max_size=4), min_size=1, max_size=3), *[st.integers(1, 5)] * 2)
+@examples(60)
+def test_it_finds_what_tuples_of_words_find(texts: list[str], sets: list[list[str]], size: int, least: int) -> None:
+    """In windows of any length, too."""
+    index = QuestionIndex([as_set(one) for one in sets], size, least)
+    for window in (questions.WINDOW_BYTES, 16):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(questions, "WINDOW_BYTES", window)
+            found = index.find(*text_buffers(pa.array(texts, pa.large_string())))
+        assert {*zip(found.text.tolist(), found.set.tolist(), strict=True)} == grams(texts, sets, size, least)
+        for text, start, stop, word, length in zip(found.text, found.start, found.stop, found.word, found.length, strict=True):
+            assert texts[text].encode()[start:stop].decode() == index.words.text(int(word), int(word + length))

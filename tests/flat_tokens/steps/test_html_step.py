@@ -1,0 +1,74 @@
+"""The step html: pages become text by a package, which is named where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flat_tokens.steps import open_steps
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that take the tags off."""
+
+    def text(page: str, **options: bool) -> str:
+        inner = page.replace("<p>", "").replace("</p>", "")
+        return inner if options.get("main_content", True) else f"all: {inner}"
+
+    module, parent = ModuleType("resiliparse.extract.html2text"), ModuleType("resiliparse")
+    module.extract_plain_text = text  # type: ignore[attr-defined]
+    other = ModuleType("trafilatura")
+    other.extract = lambda page: text(page) or None  # type: ignore[attr-defined]
+    modules = {"resiliparse": parent, "resiliparse.extract": parent, module.__name__: module, "trafilatura": other}
+    for name, one in modules.items():
+        monkeypatch.setitem(sys.modules, name, one)
+    version, ours = importlib.metadata.version, {"resiliparse": "1.2", "trafilatura": "1.2"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: ours.get(name) or version(name))
+
+
+def taken(pages: list[str], columns: dict[str, list[Any]] | None = None, **options: Any) -> tuple[list[str], dict[str, int], str]:
+    steps = open_steps([{"use": "html", "name": None, "options": options}])
+    batch = pa.record_batch({name: pa.array(values, pa.large_string()) for name, values in (columns or {}).items()})
+    found = steps(pa.array(pages, pa.large_string()), np.arange(len(pages), dtype=np.uint64), batch if columns else None)
+    return found.texts.to_pylist(), dict(found.skipped), steps.described[0]["version"]
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("package", ["resiliparse", "trafilatura"])
+def test_pages_become_their_text_and_empty_ones_are_left_out(package: str) -> None:
+    pages = ["<p>a</p>", "<p></p>", "", "<p>b"]
+    assert taken(pages, package=package) == (["a", "b"], {"html.empty": 2}, f"{package} 1.2")
+
+
+@pytest.mark.usefixtures("packages")
+def test_plain_text_stays_and_options_are_the_packages() -> None:
+    assert taken(["<p>a", "<p>b"], {"content_type": ["text/plain", "text/html"]})[0] == ["<p>a", "b"]
+    assert taken(["<p>a"], main_content=False)[0] == ["all: a"]
+    with pytest.raises(ValueError, match="package is 'lxml'; it should be one of resiliparse, trafilatura"):
+        taken([], package="lxml")
+    with pytest.raises(ValueError, match="main_content is true, or false with resiliparse"):
+        taken([], package="trafilatura", main_content=False)
+
+
+@pytest.mark.needs("resiliparse")
+def test_the_package_itself_leaves_navigation_out() -> None:
+    body = "<body><nav><a href=/>Home</a></nav><article><p>Salt &amp; wind.</p></article></body>"
+    page = f"<html><head><title>T</title></head>{body}</html>"
+    texts = [
+        taken([page], package="resiliparse", main_content=only)[0] for only in (True, False)
+    ]  # steps are kept by their options
+    assert texts == [["Salt & wind."], ["Home\n\nSalt & wind."]]
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("resiliparse", "resiliparse.extract", "resiliparse.extract.html2text"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match=r"step html needs the package 'resiliparse'.*pip install resiliparse"):
+        taken(["x"], main_content=True)  # steps are kept by their options

@@ -1,0 +1,65 @@
+"""The step ``language``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flat_tokens.steps import Stepped, open_steps
+
+langid = pytest.importorskip("py3langid")
+
+TEXTS = [
+    "The rain fell in torrents, and the wind swept up the streets of the old harbour.",
+    "Der Regen fiel in Strömen, und der Wind fegte durch die Straßen des alten Hafens.",
+    "La pluie tombait à torrents, et le vent balayait les rues du vieux port.",
+    "1999 - 42 !",
+    "",
+]
+
+
+def taken(**options: Any) -> Stepped:
+    steps = open_steps([{"use": "language", "options": options}])
+    return steps(pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64))
+
+
+def test_each_document_has_the_language_that_the_package_tells() -> None:
+    found = taken()
+    assert found.columns is not None
+    assert found.columns.column("language").to_pylist() == ["en", "de", "fr", None, None]
+    assert [langid.classify(text)[0] for text in TEXTS[:3]] == ["en", "de", "fr"]
+    assert found.keep.all()
+    assert found.kinds == {"language": "text"}
+
+
+def test_others_are_left_out_by_their_language() -> None:
+    found = taken(keep=["en", "fr"], column="tongue")
+    assert found.keep.tolist() == [True, False, True, False, False]
+    assert dict(found.skipped) == {"language.de": 1, "language.unknown": 2}
+    assert found.columns is not None
+    assert found.columns.column("tongue").to_pylist() == ["en", "fr"]
+
+
+def test_only_the_beginning_is_looked_at() -> None:
+    texts = pa.array([TEXTS[0] + 40 * TEXTS[1]], pa.large_string())
+    steps = open_steps([{"use": "language", "options": {"max_characters": len(TEXTS[0])}}])
+    found = steps(texts, np.zeros(1, np.uint64)).columns
+    assert found is not None
+    assert found.column("language").to_pylist() == ["en"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": ["english"]}, "keep has 'english'; languages are ace, af, am, "),
+        ({"keep": "en"}, "keep should be a list"),
+        ({"max_characters": 0}, "max_characters should be a whole number above 0"),
+        ({"column": "row"}, "which every document has already"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        taken(**options)

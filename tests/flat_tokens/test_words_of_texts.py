@@ -1,0 +1,71 @@
+"""Normalised words: what is in a word, and that texts in a batch have the words that each has alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flat_tokens.text.rows import text_buffers
+from flat_tokens.words import run_hashes, words_of
+from tests.examples import examples
+
+WORDS = [
+    ("Hello, World!  x", "hello world x"),
+    ("don't 1,000.50\r\n", "don t 1 000 50"),
+    ("É café e\u0301 ÅÄ ñ", "e cafe e aa n"),
+    ("“quoted”—and…so", "quoted and so"),
+    ("so\u00adft jo\u2060in zero\u200bwidth", "soft join zero width"),
+    ("ＡＢ１ K ﬁ Straße", "ab1 k ﬁ straße"),
+    ("日本語a テ。x", "日 本 語 a テ x"),
+    ("ไทย 한글 नमस्ते", "ไ ท ย 한글 नमस्ते"),
+    ("Ⱥ 𐐀 😀 𠀀𠀁", "Ⱥ 𐐨 𠀀 𠀁"),
+    ("שָׁלוֹם مَرْحَبًا", "שלום مرحبا"),
+    ("", ""),
+]
+
+
+def words(*texts: str) -> list[list[str]]:
+    data, offsets = text_buffers(pa.array(["", "before", *texts], pa.large_string()).slice(2))
+    found = words_of(data, offsets)
+    many = [found.data[start:stop].tobytes().decode() for start, stop in zip(found.starts, found.stops, strict=True)]
+    return [many[found.bounds[k] : found.bounds[k + 1]] for k in range(len(texts))]
+
+
+@pytest.mark.parametrize(("text", "expected"), WORDS)
+def test_words_have_no_case_accents_or_punctuation(text: str, expected: str) -> None:
+    assert [" ".join(found) for found in words(text)] == [expected]
+
+
+def test_texts_that_touch_share_no_word() -> None:
+    assert words("ab", "cd", "", "é", "f") == [["ab"], ["cd"], [], ["e"], ["f"]]
+
+
+@given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀"), max_size=30), max_size=6))
+@examples(40)
+def test_a_batch_has_the_words_of_each_text(texts: list[str]) -> None:
+    assert words(*texts) == [words(text)[0] for text in texts]
+
+
+def test_the_place_of_a_word_in_its_text_is_known() -> None:
+    text = "É-e\u0301x 日本 so\u00adft Ｋend".encode()
+    found = words_of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
+    places = found.in_texts(found.starts)
+    assert [text[place:].decode()[0] for place in places] == ["É", "e", "日", "本", "s", "Ｋ"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count: int) -> None:
+    hashes = np.random.default_rng(0).integers(0, 5, 400).astype(np.uint64)
+    found = run_hashes(hashes, count)
+    runs = [tuple(hashes[i : i + count].tolist()) for i in range(len(hashes) - count + 1)]
+    assert len(found) == len(runs)
+    assert len({*zip(runs, found.tolist(), strict=True)}) == len({*runs}) == len({*found.tolist()})
+
+
+def test_long_words_differ_by_their_first_64_bytes_and_length() -> None:
+    texts = ["x" * 70, "x" * 71, "x" * 63 + "y", "y" + "x" * 63, "x" * 64, "x", ""]
+    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
+    assert len({*words_of(data, offsets).hashes.tolist()}) == len(texts) - 1

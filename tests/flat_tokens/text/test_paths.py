@@ -1,0 +1,151 @@
+"""Columns by path: fields of structs are read as columns are, in every format that has structs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flat_tokens.text.jsonl
+from flat_tokens.text.formats import FORMATS, FileFormat
+from flat_tokens.text.paths import ABSENT, column_at, nearest_path, steps_of, value_at
+from flat_tokens.text.rows import TextFile, keys_of, to_large
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ({"a.b": 1, "a": {"b": 2}}, 1),
+        ({"a": {"b": 2}}, 2),
+        ({"a": {"b": None}}, None),
+        ({"a": None}, None),
+        ({"a": {"c": 1}}, ABSENT),
+        ({"a": "text"}, ABSENT),
+        ({"b": 1}, ABSENT),
+        ({"a": [{"b": 1}]}, ABSENT),
+    ],
+)
+def test_a_value_is_the_columns_or_else_the_fields(line: dict[str, Any], value: Any) -> None:
+    assert value_at(line, "a.b") is value
+
+
+def test_a_longer_name_comes_first() -> None:
+    assert value_at({"a": {"b.c": 1}, "a.b": {"c": 2}}, "a.b.c") == 2
+    assert value_at({"a": {"b.c": 1}, "a.b": {"d": 2}}, "a.b.c") == 1
+    fields = {"a": pa.struct([("b.c", pa.int64()), ("l", pa.list_(pa.struct([("x", pa.int8())])))]), "n": pa.int64()}
+    assert steps_of(fields, "a.b.c") == ["a", "b.c"]
+    assert [steps_of(fields, path) for path in ("n", "n.x", "a.l.x", "a.x", ".", "a.")] == [["n"], None, None, None, None, None]
+
+
+def test_a_field_is_null_where_its_struct_is() -> None:
+    inner = pa.struct([("b", pa.string())])
+    batch = pa.record_batch({"a": pa.array([{"b": "x"}, None, {"b": None}, {"b": "y"}], inner)})
+    assert column_at(batch, "a.b").to_pylist() == ["x", None, None, "y"]
+    assert column_at(batch.slice(1), "a.b").to_pylist() == [None, None, "y"]
+    assert nearest_path(batch.schema, "b") == "a.b"
+    assert nearest_path(batch.schema, "z") is None
+
+
+def written(path: Path, rows: list[dict[str, Any]], kind: str) -> Path:
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+    schema = pa.schema([("doc", DOC)])
+    table = pa.Table.from_pylist(rows, schema)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=3)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    return path
+
+
+META = pa.struct([("url", pa.string()), ("n", pa.int64())])
+DOC = pa.struct([("text", pa.string()), ("id", pa.string()), ("meta", META), ("other", pa.list_(pa.int64()))])
+NAMES = ("doc.meta.url", "doc.meta.n")
+
+
+def read(path: Path, kind: FileFormat, names: tuple[str, ...], *columns: str) -> list[tuple[Any, ...]]:
+    file = TextFile(str(path), path.name, path.stat().st_size, *columns, kept_columns=names)
+    found: list[tuple[Any, ...]] = []
+    for part in FORMATS[kind].ranges(file, 40):
+        for rows in FORMATS[kind].read(file, part):
+            assert rows.ids is not None
+            assert rows.columns is not None
+            values = (rows.columns.column(i).to_pylist() for i in range(len(names)))
+            found += zip(to_large(rows.texts).to_pylist(), keys_of(to_large(rows.texts), rows.ids).tolist(), *values, strict=True)
+    return found
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
+META_OF = st.fixed_dictionaries({"url": st.none() | TEXTS, "n": st.none() | st.integers(-(1 << 40), 1 << 40)})
+ROWS = st.fixed_dictionaries({"text": TEXTS, "id": TEXTS, "meta": st.none() | META_OF, "other": st.just([1, 2])})
+
+
+@given(st.lists(ROWS, min_size=1, max_size=8))
+def test_nested_rows_are_read_as_flat_ones_are(tmp_path_factory: pytest.TempPathFactory, docs: list[dict[str, Any]]) -> None:
+    here = tmp_path_factory.mktemp("nested")
+    expected = [(doc["text"], doc["id"], *((doc["meta"] or {}).get(name) for name in ("url", "n"))) for doc in docs]
+    for kind in ("jsonl", "parquet", "arrow"):
+        path = written(here / f"x.{kind}", [{"doc": doc} for doc in docs], kind)
+        found = read(path, kind, NAMES, "doc.text", "doc.id")  # type: ignore[arg-type]
+        keys = keys_of(None, pa.array([doc["id"] for doc in docs], pa.large_string())).tolist()  # type: ignore[arg-type]
+        assert found == [(text, key, *values) for (text, _, *values), key in zip(expected, keys, strict=True)]
+
+
+def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"doc": {"text": "a", "id": "1", "meta": {"url": "u", "n": 1}}}
+    path = written(tmp_path / "x.jsonl", [row] * 3, "jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(flat_tokens.text.jsonl, "_parse_lines", None)
+        assert [one[0] for one in read(path, "jsonl", NAMES, "doc.text", "doc.id")] == ["a"] * 3
+    literal = row | {"doc.text": "b", "doc.meta.url": "v"}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (row, literal)))
+    found = read(path, "jsonl", NAMES, "doc.text", "doc.id")
+    assert [(one[0], one[2]) for one in found] == [("a", "u"), ("b", "v")]
+    path.write_text(json.dumps(row) + "\n" + json.dumps(literal).replace("doc.text", "doc\\u002etext") + "\n")
+    assert [one[0] for one in read(path, "jsonl", NAMES, "doc.text", "doc.id")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_of_the_very_name_comes_first(tmp_path: Path, kind: FileFormat) -> None:
+    fields: dict[str, Any] = {"doc": [{"text": "field", "id": "f"}] * 4, "doc.text": ["column"] * 4, "doc.id": [7] * 4}
+    table, path = pa.table(fields), tmp_path / f"x.{kind}"
+    for order in (["doc", "doc.text", "doc.id"], ["doc.text", "doc.id", "doc"]):
+        some = table.select(order)
+        if kind == "parquet":
+            pq.write_table(some, path)
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, some.schema) as writer:
+                writer.write_table(some)
+        assert [(one[0], one[2]) for one in read(path, kind, ("doc.id",), "doc.text", "doc.id")] == [("column", 7)] * 4
+
+
+def test_errors_name_the_path(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.parquet", [{"doc": {"text": "a", "id": "1"}}], "parquet")
+    for column, words in {
+        "text": r"no column 'text'; it has 'doc'. Set source.text_column to 'doc.text', a field of its structs",
+        "url": r"Set source.text_column to 'doc.meta.url'",
+        "doc.none": r"no column 'doc.none'; it has 'doc'. Set source.text_column\.",
+        "doc.meta": r"column 'doc.meta' is struct<.*, not text",
+        "doc.other": r"column 'doc.other' is list<.*, not text",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            list(FORMATS["parquet"].ranges(TextFile(str(path), "x.parquet", path.stat().st_size, column), 1 << 20))
+
+
+def test_messages_may_be_within_a_struct(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "hi"}]
+    table = pa.Table.from_pylist([{"doc": {"messages": talk}}] * 3)
+    pq.write_table(table, path := tmp_path / "x.parquet")
+    file = TextFile(str(path), "x.parquet", path.stat().st_size, "doc.messages", has_messages=True)
+    (part,) = FORMATS["parquet"].ranges(file, 1 << 20)
+    texts = np.concatenate([rows.texts.to_pylist() for rows in FORMATS["parquet"].read(file, part)])
+    assert [json.loads(text) for text in texts] == [talk] * 3

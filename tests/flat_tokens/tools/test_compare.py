@@ -1,0 +1,198 @@
+"""flat-tokens compare: counts of versions of the same documents, against counting one document after another."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+from flat_tokens.tools import compare as tool
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.corpus import open_corpus
+from flows.pipelines.derive import derive
+from flows.runners.threads import Threads
+from tasks.derive.request import DeriveRequest
+from tests.flat_tokens.demo import TOKENIZER, build_dataset
+
+TEXTS = ["salt wind", "été", "", "海 over the harbour", "wall " * 30, "x"]
+
+
+def rows_of(first: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"d{i}",
+            "text": f"{TEXTS[i % len(TEXTS)]}{i}" * (i % 4),
+            "language": ("en", "de", None)[i % 3],
+            "part": i % 2 == 0,
+        }
+        for i in range(first, first + count)
+    ]
+
+
+def settings_of(home: Path, **changes: Any) -> dict[str, Any]:
+    """Two sources with kept columns, a quarter of the documents in validation."""
+    for name, first in (("web", 0), ("books", 100)):
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(first, 60)))
+    keep = {"id_column": "id", "keep_columns": ["language", "part"]}
+    sources = [{"name": name, "path": str(home / f"{name}.jsonl"), **keep} for name in ("web", "books")]
+    return {"name": "made", "sources": sources, "validation_fraction": 0.25, "tokenizer": TOKENIZER, **changes}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Outputs of the same text: by the demo's tokenizer, by bytes, and by one that writes small letters. Nothing changes them."""
+    home = tmp_path_factory.mktemp("compare")
+    build_dataset(home / "demo", **settings_of(home))
+    build_dataset(home / "bytes", **settings_of(home, tokenizer="bytes"))
+    definition = json.loads(Path(TOKENIZER).read_bytes())
+    (home / "lower.json").write_text(json.dumps({**definition, "normalizer": {"type": "Lowercase"}}))
+    build_dataset(home / "lower", **settings_of(home, tokenizer=str(home / "lower.json")))
+    return home
+
+
+def compared(home: Path, *names: str, **settings: Any) -> dict[str, Any]:
+    return tool.compare([open_corpus(home / name) for name in names], **settings)
+
+
+def by_hand(path: Path, group: Any, splits: tuple[str, ...] = ("train", "validation")) -> dict[str, list[int]]:
+    """Tokens, bytes and tokens of one byte by the *group* of a row, one document after another."""
+    dataset, counts = flat_tokens.open(path), dict[str, list[int]]()
+    rows = [*rows_of(0, 60), *rows_of(100, 60)]
+    for name in splits:
+        split = getattr(dataset, name)
+        records = open_corpus(path).documents(name)
+        assert records is not None
+        files, numbers = records.file.read(0, split.seq_count).tolist(), records.row.read(0, split.seq_count).tolist()
+        for i in range(split.seq_count):
+            lengths = dataset.token_bytes[split.sequence(i)]
+            mine = counts.setdefault(group(rows[60 * files[i] + numbers[i]]), [0, 0, 0])
+            for k, more in enumerate((len(lengths), int(lengths.sum()), int((lengths == 1).sum()))):
+                mine[k] += more
+    return counts
+
+
+def as_counts(groups: list[dict[str, Any]], k: int) -> dict[str, list[int]]:
+    def of(group: dict[str, Any]) -> list[int]:
+        one = group["of"][k]
+        return [one["token_count"], one["token_bytes"], round((one["byte_token_share"] or 0) * one["token_count"])]
+
+    return {group["name"]: of(group) for group in groups}
+
+
+def test_counts_are_those_of_counting_by_hand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "COUNT_TOKENS", 371)
+    monkeypatch.setattr(tool, "CODES_AT_A_TIME", 5)
+    found = compared(home, "demo", "bytes", by=["language", "part"])
+    for k, name in enumerate(("demo", "bytes")):
+        assert as_counts(found["by"]["source"], k) == by_hand(
+            home / name, lambda row: "web" if int(row["id"][1:]) < 100 else "books"
+        )
+        assert as_counts(found["by"]["language"], k) == by_hand(home / name, lambda row: row["language"] or "(none)")
+        assert as_counts(found["by"]["part"], k) == by_hand(home / name, lambda row: "true" if row["part"] else "false")
+    text = [len(row["text"].encode()) for row in (*rows_of(0, 60), *rows_of(100, 60))]
+    assert found["text_bytes"] == sum(text)
+    demo, plain = found["versions"]
+    assert plain["token_count"] == sum(text)
+    assert plain["bytes_per_token"] == plain["byte_token_share"] == 1
+    assert demo["bytes_per_token"] == sum(text) / demo["token_count"] > 1
+    used = Counter(byte for row in (*rows_of(0, 60), *rows_of(100, 60)) for byte in row["text"].encode())
+    assert (plain["vocabulary"], plain["unused"]) == (256, 256 - len(used))
+
+
+def test_one_split_is_counted_alone(home: Path) -> None:
+    found = compared(home, "demo", "bytes", split="validation")
+    assert list(found["by"]) == ["source", "language"]  # the language is kept, so it is compared
+    by_language = by_hand(home / "demo", lambda row: row["language"] or "(none)", ("validation",))
+    assert as_counts(found["by"]["language"], 0) == by_language
+
+
+def test_bytes_are_those_of_the_text_where_a_tokenizer_changes_it(home: Path) -> None:
+    found = compared(home, "lower", "bytes")
+    lower, plain = found["versions"]
+    assert (lower["exact"], plain["exact"]) == (False, True)
+    assert lower["bytes_per_token"] == plain["token_count"] / lower["token_count"]
+    assert "changes text before it is tokenized" in tool.note_of(found)
+
+
+def test_versions_of_other_documents_are_refused_with_the_difference(home: Path, tmp_path: Path) -> None:
+    request = {
+        "operation": {"operation": "subset", "fraction": 0.5},
+        "inputs": [str(home / "bytes")],
+        "output": str(tmp_path / "half"),
+    }
+    with Threads(2) as runner:
+        derive(DeriveRequest.model_validate(request), runner)
+    with pytest.raises(ValueError, match=r"not of the same documents and splits: \d+ are in the first alone, such as train"):
+        tool.compare([open_corpus(home / "demo"), open_corpus(tmp_path / "half")])
+    other = build_dataset(tmp_path / "split", **settings_of(home, tokenizer="bytes", split_seed=1))
+    with pytest.raises(ValueError, match="are in another split"):
+        tool.compare([open_corpus(home / "demo"), open_corpus(other)])
+
+
+def test_versions_of_the_same_ids_with_other_texts_are_refused(home: Path, tmp_path: Path) -> None:
+    changed = settings_of(tmp_path, tokenizer="bytes")
+    path = tmp_path / "web.jsonl"
+    path.write_text(path.read_text().replace("wind", "winds"))
+    other = build_dataset(tmp_path / "changed", **changed)
+    with pytest.raises(ValueError, match=r"not of the same texts: source 'web' has [\d,]+ bytes in one and"):
+        tool.compare([open_corpus(home / "demo"), open_corpus(other)])
+    with pytest.raises(ValueError, match="have other tokens, though the tokenizer is the same"):
+        tool.compare([open_corpus(home / "bytes"), open_corpus(other)])
+
+
+def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two versions or more"):
+        compared(home, "demo")
+    with pytest.raises(ValueError, match="keeps no column 'domain'; it keeps language, part"):
+        compared(home, "demo", "bytes", by=["domain"])
+    flat_tokens.write_dataset(tmp_path / "plain", [flat_tokens.TokenBatch.from_sequences([[1, 2]])])
+    with pytest.raises(ValueError, match="has no record of the bytes of its tokens"):
+        tool.compare([open_corpus(home / "demo"), open_corpus(tmp_path / "plain")])
+
+
+def test_a_column_with_too_many_values_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "MOST_VALUES", 2)
+    with pytest.raises(ValueError, match="column 'language' has more than 2 different values, too many for a table"):
+        compared(home, "demo", "bytes", by=["language"])
+
+
+def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(home / name) for name in ("demo", "bytes")]
+    assert main(["compare", *paths, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["compare", *paths]) == 0
+    shown = capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["compare", *paths, "--html", str(page)]) == 0
+    html = page.read_text()
+    for text in (f"{found['versions'][0]['bytes_per_token']:.3f}", f"{found['versions'][1]['token_count']:,}", "books", "de"):
+        assert text in shown
+        assert text in html
+    assert html.count("<svg") == 2
+    assert "<script" not in html
+    first = page.read_bytes()
+    assert main(["compare", *paths, "--html", str(page)]) == 0
+    assert page.read_bytes() == first
+
+
+def test_names_say_which_output_where_tokenizers_are_called_the_same() -> None:
+    versions = [{"tokenizer": "tokenizer.json", "path": f"/out/{name}/versions/0"} for name in ("a", "b")]
+    assert tool.names_of({"versions": versions}) == ["tokenizer.json (a)", "tokenizer.json (b)"]
+
+
+def test_a_sequence_over_several_windows_is_counted_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "COUNT_TOKENS", 3)
+    corpus = open_corpus(home / "bytes")
+    table = tool.token_bytes_of(corpus)
+    ids = np.zeros(len(table.lengths), np.int64)
+    split = corpus.splits["train"]
+    sums = np.zeros((3, split.seq_count), np.int64)
+    for first, counts in tool._counts(split, table, ids):
+        sums[:, first : first + counts.shape[1]] += counts
+    assert sums[0].tolist() == [len(flat_tokens.open(home / "bytes").train.sequence(i)) for i in range(split.seq_count)]
+    assert ids.sum() == split.token_count
