@@ -7,6 +7,7 @@ import difflib
 import functools
 import os
 import re
+from collections.abc import Collection
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -24,9 +26,11 @@ from pydantic import (
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import RESERVED
+from flat_tokens.manifest import CLUSTER, SplitName
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
+from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import Model
@@ -43,10 +47,10 @@ def byte_count(value: Any) -> Any:
     """Bytes of a size for people, such as ``128 MB`` or ``1.5 GiB``; a number stays as it is."""
     if not isinstance(value, str):
         return number(value)
-    told = re.fullmatch(SIZE, value.strip())
-    if told is None:
+    match = re.fullmatch(SIZE, value.strip())
+    if match is None:
         raise ValueError("should be a size, such as 128 MB, or a number of bytes")
-    amount, prefix, binary = Decimal(told[1]), told[2] or "", told[3]
+    amount, prefix, binary = Decimal(match[1]), match[2] or "", match[3]
     count = amount * (1024 if binary else 1000) ** " kMGT".index(prefix.replace("K", "k") or " ")
     if count != int(count):
         raise ValueError("should be a whole number of bytes")
@@ -72,6 +76,7 @@ Size = Annotated[
 Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 ColumnName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
@@ -146,7 +151,7 @@ class Source(Model):
     keep_columns: tuple[ColumnName, ...] | None = Field(
         None, min_length=1, max_length=256, description="Columns that are kept next to the tokens, such as url, language, score"
     )
-    name: str = Field("source", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people and the manifest")
+    name: str = Field("source", pattern=NAME, description="A name for people and the manifest")
     format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     validation_split: str | None = Field(
         None, min_length=1, description="An existing split of the source that becomes the validation split, whole"
@@ -229,6 +234,14 @@ class Source(Model):
         """Whether its documents say which of their tokens count for the loss."""
         return self.prompt_column is not None or self.messages_column is not None
 
+    def split_by(self, by: str, given: Collection[str] = ()) -> str | None:
+        """The value that decides on splits of its documents, by a build's rule: ``text``, or a column; None: their keys.
+        *given*: columns that steps give.
+        """
+        if by == "text":
+            return "text" if self.id_column else None  # without ids, keys are made of texts
+        return by if by in (*(self.keep_columns or ()), *given) else None
+
     def reading(self) -> tuple[Any, ...]:
         """The settings that decide which documents a file holds."""
         columns = (self.prompt_column, self.completion_column, self.messages_column)
@@ -244,7 +257,10 @@ class Source(Model):
         )
 
 
-TOKENIZERS = "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, or a hub repository"
+TOKENIZERS = (
+    "A tiktoken encoding (cl100k_base), 'bytes', a .tiktoken file, a tokenizer.json, a tekken.json, a SentencePiece .model, or a "
+    "hub repository"
+)
 
 
 def or_name(schema: dict[str, Any]) -> None:
@@ -265,7 +281,7 @@ PATHS = ("_url", "_path", "_file")
 
 def is_path(name: str) -> bool:
     """Whether the name of a tokenizer is that of a file or a directory."""
-    return name.endswith((".json", ".tiktoken")) or os.path.isabs(name) or kind_of(name) == "directory"
+    return is_file_name(name) or os.path.isabs(name) or kind_of(name) == "directory"
 
 
 class TokenizerConfig(Model):
@@ -298,12 +314,72 @@ class TokenizerConfig(Model):
         return name
 
 
+class EvaluationSet(Model):
+    """A set of questions that documents are not to have: files, or a dataset on the hub, with a column of texts."""
+
+    path: Location | None = Field(None, description="Files: a file, a directory, a glob or a URL")
+    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
+    text_column: str = Field("text", min_length=1, description="The column or key that holds the questions")
+    name: str = Field(pattern=NAME, description="For counts and reports; without it that of the file or the repository")
+    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
+    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
+    delimiter: Delimiter | None = Field(None, description="CSV files: the character between fields")
+
+    @model_validator(mode="before")
+    @classmethod
+    def by_its_place(cls, value: Any) -> Any:
+        """A path alone; and a name made of the place."""
+        value = {"path": value} if isinstance(value, str | os.PathLike) else value
+        if not isinstance(value, dict) or "name" in value:
+            return value
+        hub = value.get("hub")
+        place = hub.get("path") if isinstance(hub, dict) else value.get("path")
+        stem = (
+            re.sub(r"[^A-Za-z0-9._-]+", "-", os.fspath(place).rstrip("/").rpartition("/")[2].partition(".")[0]) if place else ""
+        )
+        return {**value, "name": stem.strip(".-_") or "set"}
+
+    @model_validator(mode="after")
+    def is_a_source(self) -> Self:
+        self.source()
+        return self
+
+    def source(self) -> Source:
+        """The set as a source, which is looked up, fetched and read."""
+        return Source.model_validate(self.model_dump(exclude_unset=True))
+
+    def absolute(self) -> dict[str, Any]:
+        """The settings with a local path that means the same from any directory."""
+        settings = self.model_dump(mode="json", exclude_unset=True)
+        return {**settings, "path": absolute(self.path)} if self.path is not None else settings
+
+
+def evaluation_sets(step: DocumentStep) -> tuple[EvaluationSet, ...]:
+    """The sets of a step ``decontaminate``. ValueError where one is not a set, or may not be read, or two have one name."""
+    given = (step.model_extra or {}).get("against")
+    sets = list[EvaluationSet]()
+    for number, one in enumerate(given if isinstance(given, list | tuple) else ()):
+        try:
+            sets.append(EvaluationSet.model_validate(one))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, ("against", number, *first["loc"])))
+            raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+    names = [one.name for one in sets]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two evaluation sets are named {repeated[0]!r}; give each a name of its own")
+    return tuple(sets)
+
+
 class DocumentStep(Model):
     """A step that documents take before they are tokenized. Keys besides these are the step's own options."""
 
     model_config = ConfigDict(extra="allow")
 
-    use: str = Field(min_length=1, description="length, pattern, normalize, datatrove, or a step of an installed package")
+    use: str = Field(
+        min_length=1,
+        description="length, pattern, normalize, language, html, decontaminate, datatrove, or a step of an installed package",
+    )
     name: str | None = Field(None, min_length=1, description="For counts, where one step is used twice")
 
     @model_validator(mode="after")
@@ -311,11 +387,47 @@ class DocumentStep(Model):
         for name, value in (self.model_extra or {}).items():
             if name.endswith(PATHS) and isinstance(value, str):
                 readable(plain_location(value))
+        if self.reads_sets and not self.has_pinned_sets:
+            evaluation_sets(self)
         return self
+
+    @property
+    def reads_sets(self) -> bool:
+        """Whether it looks for the questions of evaluation sets."""
+        return self.use == "decontaminate"
+
+    @property
+    def has_pinned_sets(self) -> bool:
+        """Whether a build has read its evaluation sets already, and says where they are."""
+        return "sets_url" in (self.model_extra or {})
+
+    def absolute(self) -> dict[str, Any]:
+        """The step with local paths that mean the same from any directory."""
+        settings = self.model_dump(mode="json", exclude_unset=True)
+        paths = {name: absolute(value) for name, value in settings.items() if name.endswith(PATHS) and isinstance(value, str)}
+        sets = (
+            {"against": [one.absolute() for one in evaluation_sets(self)]} if self.reads_sets and not self.has_pinned_sets else {}
+        )
+        return settings | paths | sets
 
     def asked(self) -> dict[str, Any]:
         """The step as ``open_steps`` takes it."""
         return {"use": self.use, "name": self.name, "options": self.model_extra or {}}
+
+
+class NearDuplicates(Model):
+    """The documents that count as copies of each other, though their texts differ a little, and what happens to them."""
+
+    model_config = ConfigDict(title="with settings")
+
+    threshold: Annotated[float, BeforeValidator(number)] = Field(
+        0.8, ge=0.5, le=1, description="Least share of common runs of words, of those that either text has"
+    )
+    action: Literal["drop", "keep"] = Field(
+        "drop",
+        description="drop: of each cluster the first stays. keep: all stay, and a kept column, cluster, says which are one",
+    )
+    words: Whole = Field(5, ge=1, le=64, description="Words in a run")
 
 
 class DocumentPolicy(Model):
@@ -336,6 +448,9 @@ class DocumentPolicy(Model):
     duplicates: Literal["keep", "drop"] = Field(
         "keep", description="drop: of texts that are equal byte for byte, in all sources, the first stays; after the steps"
     )
+    near_duplicates: NearDuplicates | None = Field(
+        None, description="Find texts that are nearly the same, in all sources; after the steps, and after duplicates"
+    )
 
     @field_validator("steps")
     @classmethod
@@ -343,13 +458,42 @@ class DocumentPolicy(Model):
         open_steps([step.asked() for step in steps])
         return steps
 
-    def told(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """The settings besides steps, as keys and manifests have them."""
-        return self.model_dump(exclude={"steps", *(["duplicates"] if self.duplicates == "keep" else [])})
+        unused = {
+            name
+            for name, is_used in (("duplicates", self.duplicates == "drop"), ("near_duplicates", self.near_duplicates))
+            if not is_used
+        }
+        return self.model_dump(exclude={"steps", *unused})
+
+    @property
+    def compares(self) -> bool:
+        """Whether documents are compared with each other. A version may then lack some that the next one needs."""
+        return self.duplicates == "drop" or self.near_duplicates is not None
+
+    @property
+    def keeps_clusters(self) -> bool:
+        """Whether a kept column says which documents are near-duplicates of each other."""
+        return self.near_duplicates is not None and self.near_duplicates.action == "keep"
 
     def opened(self) -> Steps:
         """The steps, ready to be taken."""
         return open_steps([step.asked() for step in self.steps])
+
+
+class SplitPolicy(Model):
+    """The value of a document that decides on its split."""
+
+    model_config = ConfigDict(title="with settings")
+
+    by: str = Field(
+        "key",
+        min_length=1,
+        max_length=256,
+        description="key: its id, else its text. text: equal texts go to one split. A column of keep_columns, such as domain: "
+        "documents that share its value go to one split. cluster: near-duplicates that are kept",
+    )
 
 
 class GroupPolicy(Model):
@@ -384,6 +528,10 @@ class BuildConfig(Model):
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description=TOKENIZERS, json_schema_extra=or_name)
     validation_fraction: Share = Field(
         0.005, description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split"
+    )
+    test_fraction: Share = Field(0.0, description="Share of all documents that are a third split, test, by the same hash")
+    split: SplitPolicy = Field(
+        SplitPolicy(), title="Split", description="What decides on a document's split", json_schema_extra=or_none
     )
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
     licence: Licence | None = Field(
@@ -421,7 +569,9 @@ class BuildConfig(Model):
         """``source: {...}`` for a single source; ``tokenizer: NAME`` for its name alone; null for settings as they are."""
         if not isinstance(value, dict):
             return value
-        value = {name: of for name, of in value.items() if of is not None or name not in ("documents", "groups", "publish")}
+        value = {
+            name: of for name, of in value.items() if of is not None or name not in ("documents", "groups", "publish", "split")
+        }
         if "source" in value and "sources" in value:
             raise ValueError("there are both 'source' and 'sources'; list all of them in 'sources'")
         if "source" in value:
@@ -476,6 +626,41 @@ class BuildConfig(Model):
                 f"source {by_source[0]!r} names a validation_split, and validation_fraction is {self.validation_fraction}. "
                 "Remove one of them, or set the fraction to 0."
             )
+        if by_source and self.test_fraction > 0:
+            raise ValueError(
+                f"source {by_source[0]!r} names a validation_split, so that no document is drawn, but test_fraction is "
+                f"{self.test_fraction}. Remove one of them."
+            )
+        if self.fraction + self.test_fraction > 1:
+            raise ValueError(
+                f"validation_fraction {self.fraction} and test_fraction {self.test_fraction} are more than 1 together"
+            )
+        if self.split.by not in ("key", "text", *self.kept_columns):
+            kept = f"Kept are {', '.join(self.kept_columns)}." if self.kept_columns else "No column is kept."
+            raise ValueError(
+                f"split.by is {self.split.by!r}, which is neither key nor text, nor a column that a source keeps. {kept} "
+                "Add it to source.keep_columns."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def columns_of_their_own(self) -> Self:
+        """Refuse a column that a source keeps and a step gives."""
+        given = self.documents.opened().gives_columns
+        if self.documents.keeps_clusters and CLUSTER in (
+            *given,
+            *(name for one in self.sources for name in one.keep_columns or ()),
+        ):
+            raise ValueError(
+                f"documents.near_duplicates gives the column {CLUSTER!r}, and a source or a step has one of that name. Rename "
+                "it, or leave it out of source.keep_columns."
+            )
+        for source in self.sources:
+            if taken := [name for name in source.keep_columns or () if name in given]:
+                raise ValueError(
+                    f"a step of documents.steps gives the column {taken[0]!r}, and source {source.name!r} keeps one of that "
+                    "name. Leave it out of source.keep_columns, or give the step's another name."
+                )
         return self
 
     @model_validator(mode="after")
@@ -512,14 +697,60 @@ class BuildConfig(Model):
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
-        """The columns that the dataset keeps: those of all sources."""
-        return tuple(dict.fromkeys(name for source in self.sources for name in source.keep_columns or ()))
+        """The columns that the dataset keeps: those of all sources, and those that steps give."""
+        of_sources = [name for source in self.sources for name in source.keep_columns or ()]
+        clusters = [CLUSTER] if self.documents.keeps_clusters else []
+        return tuple(dict.fromkeys((*of_sources, *self.documents.opened().gives_columns, *clusters)))
+
+    @property
+    def splits_clusters(self) -> bool:
+        """Whether near-duplicates go to one split."""
+        return self.documents.keeps_clusters and self.split.by == CLUSTER
 
     @property
     def fraction(self) -> float:
         """The share of documents drawn for validation: none where a source brings its own validation split."""
         fraction = self.validation_fraction + 0.0  # -0.0 is 0
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
+
+    @property
+    def split_facts(self) -> dict[str, Any]:
+        """The rule by which documents go to splits, as manifests have it."""
+        return {
+            "validation_fraction": self.fraction,
+            "seed": self.split_seed,
+            **({"test_fraction": self.test_fraction} if self.test_fraction else {}),
+            **({"by": self.split.by} if self.split.by != "key" else {}),
+        }
+
+    def split_by_of(self, source: Source) -> str | None:
+        """The value that decides on splits of a source's documents: ``text``, or a column; None: their keys."""
+        return source.split_by(self.split.by, self.documents.opened().gives_columns)
+
+    @property
+    def has_split_keys(self) -> bool:
+        """Whether other values than keys decide on the splits of some documents."""
+        return self.splits_clusters or any(map(self.split_by_of, self.sources))
+
+    @property
+    def may_part_equal_texts(self) -> bool:
+        """Whether documents with the same text may go to two splits, where settings say something of splits. To look for them
+        takes some tenths of a second for 100 MB of text.
+        """
+        if not self.model_fields_set & {"split", "test_fraction"}:
+            return False
+        if any(source.validation_split for source in self.sources):
+            return True
+        is_drawn = self.fraction > 0 or self.test_fraction > 0
+        return is_drawn and self.split.by != "text" and (self.split.by != "key" or any(one.id_column for one in self.sources))
+
+    @property
+    def shares(self) -> dict[SplitName, float]:
+        """The share of documents that each split gets, where they are drawn."""
+        held_out: dict[SplitName, float] = {"validation": self.fraction}
+        if self.test_fraction:
+            held_out["test"] = self.test_fraction
+        return {"train": 1 - sum(held_out.values()), **held_out}
 
 
 def with_absolute_paths(config: BuildConfig) -> BuildConfig:
@@ -534,9 +765,8 @@ def with_absolute_paths(config: BuildConfig) -> BuildConfig:
                 source[setting] = absolute(source[setting])
     if is_path(settings["tokenizer"]["name"]):
         settings["tokenizer"]["name"] = absolute(settings["tokenizer"]["name"])
-    for step in (settings.get("documents") or {}).get("steps", ()):
-        paths = {name: absolute(value) for name, value in step.items() if name.endswith(PATHS) and isinstance(value, str)}
-        step.update(paths)
+    if config.documents.steps:
+        settings["documents"]["steps"] = [step.absolute() for step in config.documents.steps]
     return BuildConfig.model_validate(settings)
 
 

@@ -149,7 +149,7 @@ def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
         gone = _remove_versions(root, policy, busy)
         for version in names_of(root, paths.ORIGINS) if busy is None else ():
             if _is_half_removed(root, version.removesuffix(".json")):
-                _remove_version(root, version.removesuffix(".json"))
+                remove_version(root, version.removesuffix(".json"))
         _tidy(root)
     return gone
 
@@ -160,7 +160,7 @@ def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garb
     _, going = divide(there, policy)
     if busy is not None:  # a running build takes tokens from any of them, or is about to publish one
         return []
-    return [_garbage(version, policy) for version in going if _remove_version(root, version.version)]
+    return [_garbage(version, policy) for version in going if remove_version(root, version.version)]
 
 
 def _is_half_removed(root: Store, version: str) -> bool:
@@ -170,7 +170,7 @@ def _is_half_removed(root: Store, version: str) -> bool:
     return not root.is_local and root.exists(paths.origin_key(version)) and not is_dataset(root, version)
 
 
-def _remove_version(root: Store, version: str) -> bool:
+def remove_version(root: Store, version: str) -> bool:
     """Remove a version, at once for readers, unless it has just become the latest, or was pinned or held. Return whether it
     went.
     """
@@ -304,6 +304,12 @@ def _remove(root: Store, item: Garbage) -> None:
         root.remove(item.name)
 
 
+def remove_below(root: Store, key: str) -> None:
+    """Remove an object, or all below a prefix: at once for readers of a local output, of a shard elsewhere the receipt first."""
+    kind: Kind = "shard" if key.startswith(f"{paths.CACHE}/") and SHARD_KEY.fullmatch(key.rpartition("/")[2]) else "file"
+    _remove(root, Garbage(kind=kind, name=key, byte_count=0, why="it may hold what is forgotten"))
+
+
 def dead_staging(root: Store) -> list[Garbage]:
     """Staging of local attempts whose process is gone."""
     if not root.is_local:
@@ -341,6 +347,8 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     gone = {item.name for item in shards}
     yield from unneeded_objects(root, (key for key in stored_shards(root) if shard_key(key) not in gone))
     yield from _unneeded_files(root, needs, limit)
+    sets = (f"{paths.SETS}/{name}" for name in names_of(root, paths.SETS))
+    yield from _old(root, sets, limit, "file", "an evaluation set, which the next build reads again")
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
     yield from _old(root, damaged, limit, "quarantine", "damaged, and rebuilt")
     probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from flat_tokens.manifest import SplitName
 from tasks.models import Model
 
 Fact = Literal[
@@ -24,6 +25,7 @@ Fact = Literal[
     "median_length",
     "skipped_share",
     "duplicate_share",
+    "near_duplicate_share",
     "added_share",
     "removed_share",
     "changed_share",
@@ -37,12 +39,13 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 SELECTORS: dict[str, tuple[str, ...]] = {
     "documents": ("source", "split"),
     "tokens": ("source", "split"),
-    "text_bytes": ("source",),
-    "bytes_per_token": ("source",),
+    "text_bytes": ("source", "split"),
+    "bytes_per_token": ("source", "split"),
     "largest_length": ("source", "split"),
     "median_length": ("source", "split"),
     "skipped_share": ("source", "step", "reason"),
     "duplicate_share": (),
+    "near_duplicate_share": ("source",),
     "added_share": ("source", "split"),
     "removed_share": ("source", "split"),
     "changed_share": ("source", "split"),
@@ -63,10 +66,10 @@ SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 def limit(value: Any) -> Any:
     """A number as it is, or a change such as ``-50 %`` or ``+ 10%``, in one spelling. ``5 %`` is the share 0.05."""
     if isinstance(value, str):
-        if told := CHANGE.fullmatch(value.strip()):
-            return f"{told[1]}{told[2]} %"
-        if told := SHARE.fullmatch(value.strip()):
-            return float(Fraction(told[1]) / 100)
+        if match := CHANGE.fullmatch(value.strip()):
+            return f"{match[1]}{match[2]} %"
+        if match := SHARE.fullmatch(value.strip()):
+            return float(Fraction(match[1]) / 100)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("should be a number, a share such as 5 %, or a change such as -50 % or +10 %")
     return value
@@ -86,12 +89,12 @@ def fact(value: Any) -> Any:
     known = get_args(Fact)
     if isinstance(value, str) and value not in known:
         near = difflib.get_close_matches(value.lower(), known, 1, 0.5)
-        told = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
-        raise ValueError(f"there is no fact {value!r}. {told}")
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+        raise ValueError(f"there is no fact {value!r}. {hint}")
     return value
 
 
-class Place(NamedTuple):
+class Subject(NamedTuple):
     """The subject of a fact: a source, a split, a step, a reason, a column, or several of them; empty: of all."""
 
     source: str = ""
@@ -112,7 +115,7 @@ class Gate(Model):
     of: Annotated[Fact, BeforeValidator(fact)] = Field(description="What is looked at, such as documents or skipped_share")
     by: Literal["source", "split"] | None = Field(None, description="Of each source, or of each split, instead of all")
     source: str | None = Field(None, min_length=1, description="Of this source alone")
-    split: Literal["train", "validation"] | None = Field(None, description="Of this split alone")
+    split: SplitName | None = Field(None, description="Of this split alone")
     step: str | None = Field(None, min_length=1, description="skipped_share: by this step of documents.steps")
     reason: str | None = Field(None, min_length=1, description="skipped_share: for this reason, such as too_long")
     column: str | None = Field(None, min_length=1, description="null_share, distinct: the kept column")
@@ -124,7 +127,7 @@ class Gate(Model):
     def makes_sense(self) -> Self:
         if self.at_least is None and self.at_most is None:
             raise ValueError(f"a gate of {self.of} has no limit; give at_least or at_most")
-        for name in (*Place._fields, *(["by"] if self.by else [])):
+        for name in (*Subject._fields, *(["by"] if self.by else [])):
             wanted = self.by if name == "by" else name
             if getattr(self, name) is not None and wanted not in SELECTORS[self.of]:
                 raise ValueError(f"{self.of} is not known by {wanted}; {self._told_by()}")
@@ -156,9 +159,9 @@ class Gate(Model):
         """Whether it says nothing of a first version."""
         return self.of in OF_CHANGES or all(isinstance(one, str) for one in (self.at_least, self.at_most) if one is not None)
 
-    def is_at(self, place: Place) -> bool:
+    def is_at(self, place: Subject) -> bool:
         """Whether it looks at the fact of a place."""
-        wanted = Place(**{name: getattr(self, name) or "" for name in Place._fields})
+        wanted = Subject(**{name: getattr(self, name) or "" for name in Subject._fields})
         if self.by is None:
             return place == wanted
         return bool(getattr(place, self.by)) and place._replace(**{self.by: ""}) == wanted
@@ -186,7 +189,7 @@ class PublishPolicy(Model):
         return (*self.gates, *(LOST_SOURCES if self.defaults else ()))
 
 
-Facts = Mapping[tuple[str, Place], int | float | None]
+Facts = Mapping[tuple[str, Subject], int | float | None]
 """Facts of a version by their names and places. None: nobody can tell."""
 
 
@@ -239,14 +242,14 @@ def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]
             continue
         former = (before or {}).get((of, place))
         for side in ("at_least", "at_most"):
-            told: Any = getattr(gate, side)
-            is_change = isinstance(told, str)
-            if told is None or (is_change and former is None):
+            given: Any = getattr(gate, side)
+            is_change = isinstance(given, str)
+            if given is None or (is_change and former is None):
                 continue
-            bound = of_change(told, former) if is_change and former is not None else told
+            bound = of_change(given, former) if is_change and former is not None else given
             if value is not None and (value >= bound if side == "at_least" else value <= bound):
                 continue
-            wanted = told if is_change else number(of, told)
+            wanted = given if is_change else number(of, given)
             limit = f"{side.replace('_', ' ')} {wanted}"
             compared = former if is_change else None
             yield Finding(of=gate.of, place=str(place), value=value, before=compared, limit=limit, action=gate.action)
@@ -263,6 +266,6 @@ def worst(findings: Iterable[Finding]) -> Action | None:
     return next((action for action in ACTIONS if action in actions), None)
 
 
-def told(findings: Iterable[Finding], action: Action | None = None) -> str:
+def summary_of(findings: Iterable[Finding], action: Action | None = None) -> str:
     """The sentences of findings, of one *action* alone if that is wanted."""
     return "; ".join(dict.fromkeys(one.sentence for one in findings if action in (None, one.action)))

@@ -138,6 +138,7 @@ def writable(location: str) -> str:
 
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\}?)|%[A-Za-z_]\w*%")
+_EXPRESSION = re.compile(r"\$\([^)]*\)?|`[^`]*`?|\{\{.*?(?:\}\}|$)")
 _WINDOWS = re.compile(r"[A-Za-z]:(?:[\\/]|$)|.*\\")
 
 
@@ -149,6 +150,8 @@ def other_meaning(location: str) -> str:
         return ""
     if variable := _VARIABLE.search(path):
         return f"has a variable, {variable[0]}, which only a shell replaces. Write what it stands for; ~ is the home directory."
+    if expression := _EXPRESSION.search(path):
+        return f"has {expression[0]}, which nothing here replaces. Write what it stands for."
     if _WINDOWS.match(path):
         return "is a path of Windows. Write it as it is called here, with slashes, such as /mnt/c/data."
     if path.startswith("~"):
@@ -227,11 +230,11 @@ def check_hop(began: str, url: str, address: str = "") -> None:
     if of_hub and _origin(url) == hub:
         return
     is_public = parts.scheme == "https" and (number is None or number.is_global)
-    told = f"{began} leads to {parts.scheme}://{parts.hostname}{f' ({address})' if address else ''}"
+    message = f"{began} leads to {parts.scheme}://{parts.hostname}{f' ({address})' if address else ''}"
     if parts.scheme not in WEB or (roots and not (of_hub and is_public)):
-        raise ValueError(f"{told}, which may not be read here: {INPUT_ROOTS} allows {', '.join(roots) or 'http and https'}")
+        raise ValueError(f"{message}, which may not be read here: {INPUT_ROOTS} allows {', '.join(roots) or 'http and https'}")
     if number is not None and number.is_link_local:
-        raise ValueError(f"{told}, a link-local address: cloud machines get their credentials at such. No root names it.")
+        raise ValueError(f"{message}, a link-local address: cloud machines get their credentials at such. No root names it.")
 
 
 def _origin(url: str) -> str:

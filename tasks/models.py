@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from flat_tokens.manifest import SplitName
+from flat_tokens.manifest import EVERY_SPLIT, SPLITS, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
 
 FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
+
+SIGNATURE = "signature"
+"""How the name of a shard's array of signatures begins; the rest says how they are made."""
 
 Split = SplitName
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
@@ -64,7 +67,8 @@ class FoundFile(NamedTuple):
 class SourceFile(NamedTuple):
     """A file with a known content. ``location``: its local path, if it was brought to a machine, which is not part of its
     identity; it is readable only there. ``stamp``: of the file at that path, when the digest was taken. ``found``: where the file
-    can be had again. ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
+    can be had again. ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it. ``partitions``: kept
+    columns that its directories give, with their values.
     """
 
     source: int
@@ -77,9 +81,11 @@ class SourceFile(NamedTuple):
     stamp: Stamp = ()
     found: FoundFile | None = None
     line_ends: Literal["crlf"] | None = None
+    partitions: tuple[tuple[str, str | None], ...] = ()
 
     def identity(self) -> tuple[Any, ...]:
-        return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []))
+        given = [{"partitions": self.partitions}] if self.partitions else []
+        return (self.sha256, self.format, *([self.line_ends] if self.line_ends else []), *given)
 
 
 class FileRange(NamedTuple):
@@ -140,9 +146,10 @@ class PublishedLocation(Model):
     first_file: int | None = Field(None, description="The number of its first file in the version, for a run of files")
     train: tuple[int, int]
     validation: tuple[int, int]
+    test: tuple[int, int] = Field((0, 0), description="Without any, if the version has no such split")
 
     def of(self, split: Split) -> tuple[int, int]:
-        return self.train if split == "train" else self.validation
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
 
 
 class TokenRange(Model):
@@ -167,9 +174,18 @@ class UnfinishedLocation(Model):
     attempt: Name
     train: TokenRange
     validation: TokenRange
+    test: TokenRange | None = Field(None, description="Of a version that has one")
 
-    def of(self, split: str) -> TokenRange:
-        return self.train if split == "train" else self.validation
+    def of(self, split: Split) -> TokenRange:
+        found = {"train": self.train, "validation": self.validation, "test": self.test}[split]
+        if found is None:
+            raise ValueError(f"the unfinished version {self.version} has no {split}")
+        return found
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits of the version."""
+        return SPLITS if self.test is None else EVERY_SPLIT
 
 
 class TokenShard(Model):
@@ -194,6 +210,9 @@ class TokenShard(Model):
     text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
     masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
+    has_split_keys: bool = Field(False, description="Whether it has split keys: other values than its keys decide on splits")
+    matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
+    examples: dict[str, list[dict[str, Any]]] = Field({}, description="Of each of these the first few, by their rows")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
     unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
     published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
@@ -235,6 +254,19 @@ class TokenShard(Model):
     def has_digests(self) -> bool:
         """Whether it stores text digests, which dropping duplicates needs."""
         return any(stored.key.startswith("documents/digest/") for stored in self.objects)
+
+    @property
+    def signed(self) -> str | None:
+        """The name of its array of signatures of texts, which finding near-duplicates needs; None where it has none."""
+        names = (stored.key.split("/") for stored in self.objects)
+        return next(
+            (name for folder, name, *_ in (parts for parts in names if len(parts) > 2) if name.startswith(SIGNATURE)), None
+        )
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its documents are compared with others: it is kept next to the versions that hold them."""
+        return self.has_digests or self.signed is not None
 
     @property
     def byte_count(self) -> int:

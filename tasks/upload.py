@@ -23,7 +23,7 @@ FILES_A_COMMIT = 100
 BYTES_A_COMMIT = 5 << 30
 CARD = "README.md"
 DATA, ZARR = "data", "zarr"
-OURS = re.compile(rf"{DATA}/((train|validation)-\d+-of-\d+\.parquet|\.export/.+)|{ZARR}/.+")
+OURS = re.compile(rf"{DATA}/((train|validation|test)-\d+-of-\d+\.parquet|\.export/.+)|{ZARR}/.+")
 """Files of a repository that a publication may have put there, and the next one removes. Nobody else's are touched."""
 
 
@@ -63,12 +63,12 @@ def upload(
     """
     hub, what = api(), f"dataset {repo}"
 
-    def told(call: Callable[[], Any]) -> Any:
+    def on_hub(call: Callable[[], Any]) -> Any:
         return ask(what, partial(_permitted, call, repo), tag, then="Run the same again: what the hub has is not sent again.")
 
-    told(lambda: hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True))
+    on_hub(lambda: hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True))
     url = f"{hub.endpoint}/datasets/{repo}"
-    refs = told(lambda: hub.list_repo_refs(repo, repo_type="dataset"))
+    refs = on_hub(lambda: hub.list_repo_refs(repo, repo_type="dataset"))
     if tagged := [one.target_commit for one in refs.tags if one.name == tag]:
         return Uploaded(url, tagged[0], 0, 0, 0, 0, was_done=True)
 
@@ -79,7 +79,7 @@ def upload(
     disable_progress_bars()  # the stage has one
 
     files = files_of()
-    listed = told(lambda: list(hub.list_repo_tree(repo, recursive=True, repo_type="dataset")))
+    listed = on_hub(lambda: list(hub.list_repo_tree(repo, recursive=True, repo_type="dataset")))
     there = {one.path: one for one in listed if isinstance(one, RepoFile)}
     new = [file for file in files if not _is_there(file, there.get(file.path))]
     done(sum(file.size for file in files) - sum(file.size for file in new))
@@ -87,12 +87,12 @@ def upload(
     for number, part in enumerate(parts, 1):
         operations = [CommitOperationAdd(file.path, str(file.local)) for file in part]
         message = f"Version {tag}, part {number} of {len(parts)}"
-        told(partial(hub.create_commit, repo, operations, commit_message=message, repo_type="dataset"))
+        on_hub(partial(hub.create_commit, repo, operations, commit_message=message, repo_type="dataset"))
         done(sum(file.size for file in part))
     stale = sorted(path for path in there if OURS.fullmatch(path) and path not in {file.path for file in files})
     last = [CommitOperationAdd(CARD, card), *(CommitOperationDelete(path, is_folder=False) for path in stale)]
-    commit = told(partial(hub.create_commit, repo, last, commit_message=f"Version {tag}", repo_type="dataset")).oid
-    told(lambda: hub.create_tag(repo, tag=tag, revision=commit, repo_type="dataset", exist_ok=True))
+    commit = on_hub(partial(hub.create_commit, repo, last, commit_message=f"Version {tag}", repo_type="dataset")).oid
+    on_hub(lambda: hub.create_tag(repo, tag=tag, revision=commit, repo_type="dataset", exist_ok=True))
     return Uploaded(url, commit, len(files), len(new), sum(file.size for file in new), len(stale), was_done=False)
 
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from flat_tokens.columns import common, in_manifest
-from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.local import remove_empty
 from tasks.assemble.choice import SplitCounts, count_part
 from tasks.assemble.sink import VersionSink
@@ -59,7 +58,7 @@ class ColumnTypes:
 
     def check(self, part: ShardPart) -> None:
         """ValueError, naming two files, where a column is of kinds that do not go together."""
-        for name, kind in part.columns.items():
+        for name, kind in part.shard.columns.items():
             fits = common(self._kinds[name], kind)
             if fits is None:
                 raise ValueError(
@@ -97,7 +96,7 @@ class Assembler:
         """
         if not (streams or copies):
             return None
-        self._writers = {split: SpanWriter(split, self._target, streams) for split in SPLITS}
+        self._writers = {split: SpanWriter(split, self._target, streams) for split in self._target.splits}
         self._sink = VersionSink(self._writers, self._target, order)
         if not streams:
             self._sink.stop()
@@ -110,7 +109,7 @@ class Assembler:
         counts = count_part(part, self._target)
         self._parts.append((part, counts))
         if self._sink is not None and isinstance(part, ShardPart):
-            self._sink.add(part, {"train": counts.train_tokens, "validation": counts.validation_tokens})
+            self._sink.add(part, {split: counts.of(split)[1] for split in self._target.splits})
         for span in self._layout.add(part, counts):
             self._hand_out(span)
 
@@ -118,7 +117,7 @@ class Assembler:
         """There are no more parts: hand out the last spans. Return the parts with their counts."""
         for writer in self._writers.values():
             writer.end()
-        for span in self._layout.rest():
+        for span in self._layout.rest(self._types.kinds):
             self._hand_out(span)
         return self._parts
 

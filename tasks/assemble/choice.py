@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.manifest import DUPLICATE
+from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Split
 from tasks.output.target import SplitRule, Target
 from tasks.parts.documents import Documents
 from tasks.parts.input import choose
-from tasks.parts.opening import open_part
+from tasks.parts.opening import listed, open_part
 from tasks.parts.part import InputPart, Part, ShardPart
 
 
@@ -24,25 +25,39 @@ class SplitCounts(NamedTuple):
     train_tokens: int
     validation_seqs: int
     validation_tokens: int
+    test_seqs: int = 0
+    test_tokens: int = 0
+
+    def of(self, split: Split) -> tuple[int, int]:
+        """Sequences and tokens of a split."""
+        first = 2 * EVERY_SPLIT.index(split)
+        return self[first], self[first + 1]
+
+    @classmethod
+    def all_in(cls, split: Split, seqs: int, tokens: int) -> SplitCounts:
+        """The counts of a part that is in one split."""
+        return cls.by_split({split: (seqs, tokens)})
+
+    @classmethod
+    def by_split(cls, counts: Mapping[Split, tuple[int, int]]) -> SplitCounts:
+        """Sequences and tokens by split; none in the others."""
+        return cls(*(count for split in EVERY_SPLIT for count in counts.get(split, (0, 0))))
 
 
-def in_split(split: Split, all_in: Split | None, rule: SplitRule, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which documents of a slice belong to *split*: bool[n]. *all_in*: the split of all of them, where their file has one."""
+def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+    """The split of each document of a slice, by its number in EVERY_SPLIT: int8[n]. *all_in*: the split of all of them, where
+    their file has one.
+    """
     if all_in is not None:
-        return np.full(len(keys), all_in == split)
-    drawn = rule.draws(keys)
-    return drawn if split == "validation" else ~drawn
+        return np.full(len(split_keys), EVERY_SPLIT.index(all_in), np.int8)
+    return rule.numbers(split_keys)
 
 
 def not_duplicate(part: ShardPart, version: Store) -> npt.NDArray[np.bool_]:
     """Which documents of a shard are not left out as copies: bool[n]. ValueError where the version's list has changed."""
     stay = np.ones(part.shard.written, bool)
-    if part.copies is not None:
-        stored = part.copies.stored
-        data = version.read(stored.key)
-        if not stored.is_of(data):
-            raise ValueError(f"{version.path(stored.key)}: is not what was written. Run the build again.")
-        stay[np.frombuffer(data, DUPLICATE)["document"].astype(np.int64)] = False
+    for copies in part.left_out:
+        stay[listed(copies, version)["document"].astype(np.int64)] = False
     return stay
 
 
@@ -52,19 +67,22 @@ def chosen(part: Part, documents: Documents, split: Split, target: Target) -> np
         return choose(part, documents, target.selection, target)[0]
     if not isinstance(part, ShardPart):
         return np.ones(len(documents.keys), bool)
-    mine = in_split(split, part.all_in, target.rule, documents.keys)
-    return mine if part.copies is None else mine & not_duplicate(part, target.store)
+    numbers = split_numbers(part.all_in, target.rule, documents.drawn_by)
+    mine: npt.NDArray[np.bool_] = numbers == EVERY_SPLIT.index(split)
+    return mine & not_duplicate(part, target.store) if part.left_out else mine
 
 
 def count_part(part: Part, target: Target) -> SplitCounts:
     """Count a part's sequences and tokens of each split. Parts of inputs and buckets were counted when they were made."""
     if not isinstance(part, ShardPart):
-        here = (part.seq_count, part.token_count)
-        return SplitCounts(*here, 0, 0) if part.split == "train" else SplitCounts(0, 0, *here)
-    here = (part.counts.written, part.counts.token_count)
-    if part.all_in is not None or target.rule.fraction == 0:
-        return SplitCounts(0, 0, *here) if part.all_in == "validation" else SplitCounts(*here, 0, 0)
+        return SplitCounts.all_in(part.split, part.seq_count, part.token_count)
+    seqs, tokens = part.counts.written, part.counts.token_count
+    if part.all_in is not None or (target.rule.fraction == 0 and target.rule.splits == SPLITS):
+        return SplitCounts.all_in(part.all_in or "train", seqs, tokens)
     documents = open_part(part, target)
-    mine = chosen(part, documents, "validation", target)
-    seqs, tokens = int(mine.sum()), int(documents.lengths[mine].sum())
-    return SplitCounts(here[0] - seqs, here[1] - tokens, seqs, tokens)
+    held_out: dict[Split, tuple[int, int]] = {}
+    for split in target.rule.splits[1:]:
+        mine = chosen(part, documents, split, target)
+        held_out[split] = int(mine.sum()), int(documents.lengths[mine].sum())
+        seqs, tokens = seqs - held_out[split][0], tokens - held_out[split][1]
+    return SplitCounts.by_split({"train": (seqs, tokens), **held_out})

@@ -130,8 +130,9 @@ def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
 
 def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Copies | None:
     target = duplicates.target
-    documents, arrays = open_part(part, target, f"{DOCUMENTS}/row"), open_digests(target.root, part.shard)
+    documents, arrays = open_part(part, target, f"{DOCUMENTS}/row"), open_digests(target.root, part.shard, "digest")
     places = documents.places()
+    assert arrays.digest is not None
     digests = arrays.digest.read(0, 2 * part.shard.written).reshape(-1, 2)
     found = duplicates.seen.add(digests, places.file, places.row)
     if not len(found.copies):

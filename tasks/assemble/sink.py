@@ -13,9 +13,9 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.store import BLAKE3
-from tasks.assemble.choice import in_split
+from tasks.assemble.choice import split_numbers
 from tasks.assemble.span_writer import SpanInProgress, SpanWriter
 from tasks.models import Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
@@ -154,34 +154,34 @@ class _SplitSink:
 
 
 class VersionStream:
-    """The tokens of one slice on their way into both splits. *pass_on* is called when all have arrived."""
+    """The tokens of one slice on their way into all splits. *pass_on* is called when all have arrived."""
 
     def __init__(
         self, writers: Mapping[Split, SpanWriter], target: Target, all_in: Split | None, pass_on: Callable[[], object]
     ) -> None:
         self._target, self._all_in, self._pass_on = target, all_in, pass_on
-        self._sinks = [_SplitSink(writers[split], target.masked) for split in SPLITS]
+        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], target.masked) for split in target.splits}
         self.location: UnfinishedLocation | None = None
 
-    def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]."""
-        in_validation = in_split("validation", self._all_in, self._target.rule, keys)
+    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+        """Take the next documents, with their split keys, uint64[n]. Return the split of each: its number in EVERY_SPLIT."""
+        numbers = split_numbers(self._all_in, self._target.rule, split_keys)
         # Consecutive documents that go to one split are one run of tokens.
-        borders = np.flatnonzero(in_validation[1:] != in_validation[:-1]) + 1
-        starts = np.concatenate([[0], borders, [len(keys)]])
+        borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        starts = np.concatenate([[0], borders, [len(split_keys)]])
         begins, ends = (batch.seq_starts[at].astype(np.int64) for at in (starts[:-1], starts[1:]))
-        for number, sink in enumerate(self._sinks):
-            mine = slice(number ^ int(len(keys) > 0 and in_validation[0]), None, 2)
-            some = begins[mine] < ends[mine]
-            runs = begins[mine][some], ends[mine][some]
+        of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.int8)
+        for split, sink in self._sinks.items():
+            some = (of_run == EVERY_SPLIT.index(split)) & (begins < ends)
+            runs = begins[some], ends[some]
             arrays: list[npt.NDArray[Any]] = [batch.encoded_tokens, *([] if batch.loss_mask is None else [batch.loss_mask])]
             for tokens, *mask in zip(*(runs_in_memory([array], *runs) for array in arrays), strict=True):
                 sink.append(tokens, 2 * batch.max_token_id + 1, mask[0] if mask else None)
-        return in_validation
+        return numbers
 
     def end(self) -> UnfinishedLocation:
         """Wait until all tokens would survive the end of this process. Return where they are."""
-        marks = [mark for sink in self._sinks for mark in sink.begin_to_settle()]
+        marks = [mark for sink in self._sinks.values() for mark in sink.begin_to_settle()]
         self._pass_on()
         for mark, span in marks:
             either: list[Future[Any]] = [mark, span.written]
@@ -191,9 +191,7 @@ class VersionStream:
                     span.written.result()
                     continue
                 raise BrokenStreamError
-        train, validation = (sink.range for sink in self._sinks)
+        ranges = {split: sink.range for split, sink in self._sinks.items()}
         target = self._target
-        self.location = UnfinishedLocation(
-            version=target.name, attempt=target.workspace.attempt, train=train, validation=validation
-        )
+        self.location = UnfinishedLocation.model_validate({"version": target.name, "attempt": target.workspace.attempt, **ranges})
         return self.location

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import Layout
-from flat_tokens.manifest import SPLITS
 from tasks.assemble.choice import SplitCounts
 from tasks.models import Model, Split
 from tasks.output.target import Target
@@ -29,6 +28,7 @@ class Span(Model):
     start: int
     stop: int
     last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
+    columns: dict[str, str] = Field({}, description="The kinds of the kept columns, by their names, for one of documents")
     parts: tuple[Annotated[Part, Field(discriminator="kind")], ...] = ()
 
     @property
@@ -43,26 +43,38 @@ def span_length(layout: Layout, *, of_tokens: bool) -> int:
 
 
 class SpanLayout:
-    """Lays out the spans of both splits, by prefix sums over the parts' counts. Each is returned as soon as its last part is
-    known, so that objects can be written while later slices are still tokenized.
+    """Lays out the spans of all splits, by prefix sums over the parts' counts. Each is returned as soon as its last part is
+    known, so that objects can be written while later slices are still tokenized. Where the dataset keeps columns, spans of
+    documents are returned last: the kind of a column is known with the last part, and all objects have the same kinds, however
+    the sources were cut into parts.
     """
 
     def __init__(self, target: Target) -> None:
-        self._lines = [(_ArraySpans(split, True, target.specs), _ArraySpans(split, False, target.specs)) for split in SPLITS]
+        self._keeps_columns = bool(target.columns)
+        self._waiting: list[Span] = []
+        self._lines: dict[Split, tuple[_ArraySpans, _ArraySpans]] = {
+            split: (_ArraySpans(split, True, target.specs), _ArraySpans(split, False, target.specs)) for split in target.splits
+        }
 
     def add(self, part: Part, counts: SplitCounts) -> Iterator[Span]:
         """The spans that end within the next part."""
-        for (tokens, documents), (seq_count, token_count) in zip(self._lines, (counts[:2], counts[2:]), strict=True):
+        for split, (tokens, documents) in self._lines.items():
+            seq_count, token_count = counts.of(split)
             position = Position(first_seq=documents.end, seq_count=seq_count, first_token=tokens.end, token_count=token_count)
             here = part.model_copy(update=dict(position))
             yield from tokens.add(here)
-            yield from documents.add(here)
+            if self._keeps_columns:
+                self._waiting += documents.add(here)
+            else:
+                yield from documents.add(here)
 
-    def rest(self) -> Iterator[Span]:
-        """The last spans, when there are no more parts."""
-        for tokens, documents in self._lines:
+    def rest(self, kinds: Mapping[str, str]) -> Iterator[Span]:
+        """The last spans, when there are no more parts. *kinds*: of the kept columns."""
+        for tokens, documents in self._lines.values():
             yield from tokens.rest(tokens.end)
-            yield from documents.rest(tokens.end)
+            self._waiting += documents.rest(tokens.end)
+        for span in self._waiting:
+            yield span.model_copy(update={"columns": dict(kinds)})
 
 
 class _ArraySpans:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
-from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, merged, name_of
+from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
 from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
@@ -23,7 +23,6 @@ from tasks.assemble.spans import Span
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
 from tasks.parts.documents import Documents, Int64s, UInt64s
-from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.opening import open_part
 from tasks.parts.part import Part, ShardPart
 from tasks.parts.stored import document_spec
@@ -33,12 +32,15 @@ MAX_ENCODED = 2**32 - 1
 
 
 class DocumentEntries(NamedTuple):
-    """Entries of documents: where each starts in its split, its key, file and row: uint64[n]; and n rows of kept columns."""
+    """Entries of documents: where each starts in its split, its key, file, row and split key: uint64[n]; and n rows of kept
+    columns.
+    """
 
     starts: UInt64s
     key: UInt64s
     file: UInt64s
     row: UInt64s
+    split_key: UInt64s
     columns: Iterable[pa.RecordBatch] = ()
 
 
@@ -144,18 +146,15 @@ def _write_documents(span: Span, target: Target) -> Written:
     starts = ArrayWriter(store / span.split, "seq_starts", spec, first_object=first, write_metadata=False)
     arrays = {
         name: ArrayWriter(store / f"{DOCUMENTS}/{span.split}", name, of_documents, first_object=first, write_metadata=False)
-        for name in DOCUMENT_ARRAYS
+        for name in target.document_arrays
     }
-    kinds = dict(target.columns)
-    for part in span.parts:
-        kinds = merged(kinds, part.columns)
-    kept_object = store.create(name_of(span.split, span.start)) if kinds and span.start < span.stop else None
+    kept_object = store.create(name_of(span.split, span.start)) if span.columns and span.start < span.stop else None
     with contextlib.ExitStack() as stack:
         for writer in (starts, *arrays.values()):
             stack.enter_context(writer)
         kept = None
         if kept_object is not None:
-            kept = stack.enter_context(ColumnsWriter(stack.enter_context(kept_object), kinds))
+            kept = stack.enter_context(ColumnsWriter(stack.enter_context(kept_object), span.columns))
         for some in (_entries_of(span, part, target) for part in span.parts):
             starts.append(some.starts)
             for name, array in arrays.items():
@@ -200,14 +199,15 @@ def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
     numbers, places = numbers[here], documents.places()
     columns = _columns_of(part, documents, numbers, target)
-    return DocumentEntries(starts[here], documents.keys[numbers], places.file[numbers], places.row[numbers], columns)
+    split_keys = documents.drawn_by[numbers]
+    return DocumentEntries(starts[here], documents.keys[numbers], places.file[numbers], places.row[numbers], split_keys, columns)
 
 
 def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Target) -> Iterator[pa.RecordBatch]:
     """The kept columns of documents *numbers*, some rows at a time. A source that keeps none has nulls."""
     if not target.columns:
         return
-    has_columns = not isinstance(part, ShardPart) or part.columns
+    has_columns = not isinstance(part, ShardPart) or part.shard.columns or part.near is not None
     # Where a row group of the part ends, or each would be read twice.
     ends = np.flatnonzero(np.diff(numbers // GROUP_ROWS)) + 1
     for some in np.split(numbers, ends) if len(numbers) else ():

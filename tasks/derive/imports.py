@@ -11,19 +11,21 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
 from flat_tokens.keys import token_keys
-from flat_tokens.manifest import LOSS_MASK, SPLITS
+from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, TEST
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import options_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
+from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, load_or_published
@@ -49,6 +51,7 @@ class ImportPart(Model):
     start: int
     stop: int
     masked: bool = Field(False, description="Whether the files say which tokens count")
+    forgotten: str = Field("", description="Digest of the output's list of documents that are left out")
 
     @property
     def label(self) -> str:
@@ -89,12 +92,17 @@ def digest_file(key: str, url: str) -> StoredObject:
     return Store.at(url).digest(key, "sha256", functools.partial(meter.add, "examine"))
 
 
-def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None) -> list[ImportPart]:
-    """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each."""
+def parts_of(
+    request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None, forgotten: str = ""
+) -> list[ImportPart]:
+    """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each. *forgotten*: the digest of
+    the output's list.
+    """
     part: dict[str, Any] = {"path": request.path, "format": opened.format, "options": request.options, "tokenizer": tokenizer}
+    part["forgotten"] = forgotten
     part["content"] = imported_content(stored)
     parts = []
-    for split in (split for split in SPLITS if split in opened.splits):
+    for split in (split for split in EVERY_SPLIT if split in opened.splits):
         count = opened.splits[split].seq_count
         cuts = min(max(1, -(-sum(one.size for one in of_split(split, opened, stored)) // PART_BYTES)), max(count, 1))
         for start, stop in pairwise(count * i // cuts for i in range(cuts + 1)):
@@ -104,7 +112,9 @@ def parts_of(request: ImportRequest, opened: Opened, stored: Sequence[StoredObje
 
 def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
     """The files of a split, reported by their names."""
-    return list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key) == split]
+    return (
+        list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key, TEST in opened.splits) == split]
+    )
 
 
 def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames = ()) -> TokenShard:
@@ -128,37 +138,50 @@ def has_loss_mask(split: Readable) -> bool:
     return getattr(split, LOSS_MASK, None) is not None
 
 
+def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> npt.NDArray[np.int64]:
+    """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
+    if not part.forgotten:
+        return np.array([(part.start, part.stop)], np.int64)
+    keys = [*token_keys(ahead(sequences.batches(part.start, part.stop))), np.empty(0, np.uint64)]
+    kept = ~forgotten_at(workspace.root, part.forgotten).those(np.concatenate(keys))
+    return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
+
+
 def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Workspace) -> TokenShard:
-    count = part.stop - part.start
+    read, runs = part.stop - part.start, _kept_runs(part, sequences, workspace)
+    count = int(np.diff(runs).sum())
     with staging_shard(key, workspace, has_loss_mask(sequences)) as writer:
 
         def written() -> Iterator[TokenBatch]:
-            for batch in ahead(sequences.batches(part.start, part.stop)):
-                writer.tokens.append(batch)
-                meter.add("import", batch.encoded_tokens.nbytes, batch.seq_count, batch.token_count)
-                yield batch
+            for start, stop in runs.tolist():
+                for batch in ahead(sequences.batches(start, stop)):
+                    writer.tokens.append(batch)
+                    meter.add("import", batch.encoded_tokens.nbytes, batch.seq_count, batch.token_count)
+                    yield batch
 
         for keys in token_keys(written()):
             writer.key.append(keys)
-        for start in range(0, count, ROWS_AT_A_TIME):
-            writer.row.append(np.arange(start, min(start + ROWS_AT_A_TIME, count), dtype=np.uint64))
+        for first, last in (runs - part.start).tolist():
+            for start in range(first, last, ROWS_AT_A_TIME):
+                writer.row.append(np.arange(start, min(start + ROWS_AT_A_TIME, last), dtype=np.uint64))
     if writer.tokens.seq_count != count:
         raise ValueError(f"{part.path}: {part.split} has {writer.tokens.seq_count} sequences from {part.start} to {part.stop}")
-    counts = dict.fromkeys(("rows", "read", "written"), count)
-    return TokenShard(key=key, inputs=part.inputs(), text_bytes=0, **counts, skipped={}, replaced={}, **writer.stored)
+    counts = {"rows": read, "read": read, "written": count}
+    skipped = {"forgotten": read - count} if read > count else {}
+    return TokenShard(key=key, inputs=part.inputs(), text_bytes=0, **counts, skipped=skipped, replaced={}, **writer.stored)
 
 
 def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
     """The provenance of an imported version. Each split is a file of its one source, and each sequence a row of that."""
     files = []  # the format alone knows which real files hold a sequence
-    for split in (split for split in SPLITS if split in opened.splits):
+    for split in (split for split in EVERY_SPLIT if split in opened.splits):
         mine = of_split(split, opened, stored)
         name, sha256 = (mine[0].key, mine[0].digest) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
         parts = [one.described() for one in mine]
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
     source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}
-    if any(reads_mask(opened, split) for split in SPLITS if split in opened.splits):
+    if any(reads_mask(opened, split) for split in EVERY_SPLIT if split in opened.splits):
         source["loss_mask"] = "labels"
     return Provenance(
         name=name,

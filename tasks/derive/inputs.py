@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,13 +15,15 @@ from pydantic import Field
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import MANIFEST, SPLITS, manifest_of
+from flat_tokens.manifest import MANIFEST, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.models import Model, Split, digest_of
-from tasks.output.paths import VERSIONS
+from tasks.output.paths import DOCUMENTS, VERSIONS
+from tasks.output.target import SPLIT_KEY
 from tasks.progress import meter
 
 READERS = 4
@@ -46,6 +49,7 @@ class Input(Model):
     token_counts: dict[Split, int]
     masked: bool = Field(False, description="Whether a split has a loss mask")
     columns: dict[str, str] = Field({}, description="The kinds of the columns that it keeps")
+    has_split_keys: bool = Field(False, description="Whether split keys are stored next to the documents' keys")
     has_documents: bool = Field(False, description="Whether key, file and row of each sequence are stored")
 
     @property
@@ -65,7 +69,7 @@ def examine(path_or_url: str) -> Input:
     store, _ = open_root(Store.at(path_or_url))
     if manifest := manifest_of(store):
         verify(store.url)
-    splits = {split: open_split(store / split) for split in SPLITS}
+    splits = {split: open_split(store / split) for split in splits_at(store)}
     known = _of_manifest(store, splits, manifest) if manifest else _of_content(store, splits)
     return Input(
         location=store.url,
@@ -87,7 +91,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
         split: [one._replace(key=one.key.removeprefix(f"{split}/")) for one in objects if one.key.startswith(f"{split}/")]
         for split in splits
     }
-    has_documents = bool(made_of.get("sources")) and _has_documents(store)
+    has_documents = bool(made_of.get("sources")) and _has_documents(store, splits)
     return {
         "name": name,
         "version": version if above.rpartition("/")[2] == VERSIONS else None,
@@ -100,6 +104,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
         "sources": tuple(made_of["sources"]) if has_documents else (_as_source(name, stored),),
         "text_bytes": (manifest["totals"].get("documents") or {}).get("text_bytes"),
         "has_documents": has_documents,
+        "has_split_keys": any(one.key.startswith(f"{DOCUMENTS}/train/{SPLIT_KEY}/") for one in objects),
         "columns": columns_of(store, manifest, "train").kinds,
     }
 
@@ -122,10 +127,10 @@ def _name_of(store: Store) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", store.root.rpartition("/")[2]).strip(".-") or "dataset"
 
 
-def _has_documents(store: Store) -> bool:
+def _has_documents(store: Store, splits: Iterable[Split]) -> bool:
     corpus = open_corpus(store.url)
     try:
-        return all(corpus.documents(name) for name in SPLITS)
+        return all(corpus.documents(name) for name in splits)
     except FileNotFoundError:
         return False
 
@@ -137,6 +142,21 @@ def _as_source(name: str, stored: dict[Split, list[StoredObject]]) -> dict[str, 
         for split, mine in stored.items()
     ]
     return {"name": name, "from": FOREIGN, "revision": None, "files": files}
+
+
+def splits_in(inputs: Sequence[Input]) -> tuple[Split, ...]:
+    """The splits of a dataset that is made of *inputs*: those of all of them."""
+    return splits_of({split: True for one in inputs for split in one.seq_counts})
+
+
+def token_bytes_of(tokenizer: dict[str, Any], inputs: Sequence[Input]) -> TokenBytes | None:
+    """The bytes of the ids of a derived dataset's tokenizer, from the first input that has them. None if none has."""
+    for one in inputs:
+        if one.tokenizer and one.tokenizer["digest"] == tokenizer.get("digest"):
+            store = Store.at(one.location)
+            with contextlib.suppress(FileNotFoundError):
+                return read_token_bytes(store, manifest_of(store))
+    return None
 
 
 def settings_of_sources(inputs: Sequence[Input]) -> dict[str, Any]:

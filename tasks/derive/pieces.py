@@ -15,14 +15,14 @@ import numpy.typing as npt
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import document_keys, token_keys
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, file_at
 from tasks.derive.inputs import Input
 from tasks.models import Split
-from tasks.output.target import Target
+from tasks.output.target import DOCUMENT_ARRAYS, Target
 from tasks.parts.documents import Int64s
-from tasks.parts.input import DOCUMENT_ARRAYS, choose, input_documents, open_input, sample_hashes, sources_of
+from tasks.parts.input import choose, input_documents, open_input, sample_hashes, sources_of
 from tasks.parts.part import InputPart
 from tasks.progress import meter
 
@@ -46,12 +46,13 @@ class Counted(NamedTuple):
 def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
     """The parts of all inputs, in order, split by split. *wanted*: names of the sources that a filter lets through."""
     parts: list[InputPart] = []
-    for split in SPLITS:
+    for split in EVERY_SPLIT:
         file, source, before = 0, 0, len(parts)
         for index, one in enumerate(inputs):
             stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()
             through = None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
-            ranges = sequence_ranges(open_split(Store.at(one.location) / split), PART_TOKENS)
+            is_there = split in one.seq_counts
+            ranges = sequence_ranges(open_split(Store.at(one.location) / split), PART_TOKENS) if is_there else ()
             for start, stop in ((start, end) for begin, end in ranges for start in range(begin, end, PART_DOCUMENTS)):
                 parts.append(
                     InputPart(

@@ -8,7 +8,7 @@ from typing import Any
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import common
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.rows.facts import check
 from flat_tokens.stores.store import Store
@@ -35,7 +35,7 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str
     if isinstance(request.operation, Subset) and (unknown := sorted(set(request.operation.sources or ()) - set(names))):
         raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
     if isinstance(request.operation, Subset) and request.operation.where is not None:
-        for split in SPLITS:
+        for split in inputs[0].seq_counts:
             check(open_split(Store.at(inputs[0].location) / split), parse(request.operation.where))
     return Derived(
         name=request.name or inputs[0].name,
@@ -114,7 +114,7 @@ def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
 
 def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
     """The dataset card."""
-    documents = totals["documents"]
+    documents, splits = totals["documents"], splits_of(totals)
     settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")
     lines = [
         *card_head(made_of.name, layout, totals, version),
@@ -123,11 +123,11 @@ def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: 
         "",
         f"{made_of.operation['operation'].capitalize()}{f' ({settings})' if settings else ''} of:",
         "",
-        "| dataset | version | manifest or content, sha256 | train sequences | validation sequences |",
-        "|---|---|---|---:|---:|",
+        "| dataset | version | manifest or content, sha256 | " + " | ".join(f"{split} sequences" for split in splits) + " |",
+        "|---|---|---|" + "---:|" * len(splits),
         *(
             f"| {one['name']} | {one['version'] or ''} | `{one['digest']}` | "
-            + " | ".join(f"{one['seq_counts'][split]:,}" for split in SPLITS)
+            + " | ".join(f"{one['seq_counts'].get(split, 0):,}" for split in splits)
             + " |"
             for one in made_of.inputs
         ),

@@ -17,7 +17,7 @@ from typing import Any
 from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.rows import Range
 from tasks.config import Source
-from tasks.download.fetch import fetch_file, glimpsed
+from tasks.download.fetch import fetch_file, parquet_footer_only
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import naming
 from tasks.download.table import CutFile, forget_file
@@ -25,7 +25,7 @@ from tasks.locations import is_within, readable
 from tasks.models import FileRange, FoundFile, Slice, SourceFile, stamp_of
 from tasks.output.staging import Workspace
 from tasks.progress import meter
-from tasks.text.files import changed_meanwhile, cuts_of, stamp
+from tasks.text.files import changed_meanwhile, cuts_of, stamp, with_partitions
 
 FETCHERS = 4
 
@@ -46,8 +46,8 @@ def cut_files(
 
 def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace) -> CutFile:
     """Cut a file into ranges. It is fetched unless its store and its end tell enough."""
-    with glimpsed(found, Path(workspace.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
-        file = glimpse or _fetch(found, sources, workspace)
+    with parquet_footer_only(found, Path(workspace.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
+        file = with_partitions(glimpse or _fetch(found, sources, workspace), sources[found.source])
         cuts = cuts_of(file, sources[found.source], slice_bytes)
     return CutFile(_bare(file) if glimpse else file, cuts)
 
@@ -58,10 +58,11 @@ def _cut_small(
     source, knows_text = sources[pack[0].source], False
     with naming(sources, pack[0].source):
         for file, content in read_small(pack, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace)):
-            if file.format == "text" and knows_text and file.size <= slice_bytes:
+            if file.format == "text" and knows_text and not source.keep_columns and file.size <= slice_bytes:
                 yield CutFile(file, (Range(0, file.size, None, file.size),))  # which the reader says, too, but not as fast
                 continue
             with named_errors(file.location):
+                file = with_partitions(file, source, content)
                 yield CutFile(file, cuts_of(file, source, slice_bytes, content))
             knows_text = file.format == "text"
 

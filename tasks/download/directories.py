@@ -41,8 +41,10 @@ TABLES = (
 )
 
 
-def refuse_tables(source: Source, store: Store, paths: Iterable[str]) -> None:
-    """ValueError where files of a store are in the directory of a table: they may hold rows that it has removed."""
+def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: str | None = None) -> None:
+    """ValueError where files of a store are in the directory of a table: they may hold rows that it has removed. *listed*: a
+    directory of a remote store of which *paths* are all objects, so that nothing below it is asked for.
+    """
     found: set[str] = set()
     for parent in map(posixpath.dirname, paths):
         while parent.strip("/") and parent not in found:
@@ -52,15 +54,28 @@ def refuse_tables(source: Source, store: Store, paths: Iterable[str]) -> None:
     if store.is_local:
         tables = list(map(_local_table, directories))
     else:
-        directories = directories[:DIRECTORIES_ASKED]
+        known = {} if listed is None else _tables_among(paths)
+        directories = [one for one in directories if listed is None or not f"{one}/".startswith(f"{listed}/") or one in known]
+        asked = directories[:DIRECTORIES_ASKED]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
-            tables = list(asking.map(lambda directory: _remote_table(store, directory), directories))
-    for directory, table in zip(directories, tables, strict=True):
+            tables = list(asking.map(lambda directory: known.get(directory) or _remote_table(store, directory), asked))
+    for directory, table in zip(directories, tables, strict=False):
         if table is not None:
             raise ValueError(
                 f"source {source.name!r}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
                 "table has removed. Write its rows to a directory of their own, and name that in source.path."
             )
+
+
+def _tables_among(paths: Sequence[str]) -> dict[str, Table]:
+    """The directories of tables, by the objects in their logs."""
+    found = dict[str, Table]()
+    for table in TABLES:
+        for path in paths:
+            directory, log, entry = path.partition(f"/{table.log}/")
+            if log and (not table.entry or (entry.endswith(table.entry) and "/" not in entry)):
+                found.setdefault(directory, table)
+    return found
 
 
 def _local_table(directory: str) -> Table | None:
@@ -92,6 +107,8 @@ def _remote_table(store: Store, directory: str) -> Table | None:
 
 SAVED = ("state.json", "dataset_info.json")
 """Files that ``Dataset.save_to_disk`` of the library datasets adds to its data."""
+SAVED_SPLITS = "dataset_dict.json"
+"""The file that ``DatasetDict.save_to_disk`` adds, above a directory for each split."""
 
 
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
@@ -99,6 +116,8 @@ def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     names = {file.name for file in files}
     saved = [name[: -len(SAVED[0])] for name in sorted(names) if _base(name) == SAVED[0]]
     patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
+    of_splits = [name[: -len(SAVED_SPLITS)] for name in sorted(names) if _base(name) == SAVED_SPLITS]
+    patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:
         raise ValueError(
             f"source {source.name!r} was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set "

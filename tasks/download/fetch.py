@@ -101,7 +101,7 @@ def _told_digest(found: FoundFile) -> str:
 
 
 @contextlib.contextmanager
-def glimpsed(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
+def parquet_footer_only(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
     """The end of a Parquet file whose store says the digest: it says where to cut the file. It is in a file of the same
     size with a hole, until the block ends. None where that cannot be had; fetching the complete file then raises why.
     """

@@ -334,8 +334,8 @@ def ask(
         if not may_pass and isinstance(error, OSError) and error.errno is not None:
             raise
         logger.debug("%s", what, exc_info=error)
-        told = f"{what}: {_brief(_telling(error))}. {then}" if then else _explained(error, what, revision, may_pass)
-        fault = (worn_out if may_pass else ValueError)(told)
+        message = f"{what}: {_brief(_telling(error))}. {then}" if then else _explained(error, what, revision, may_pass)
+        fault = (worn_out if may_pass else ValueError)(message)
     raise fault  # outside of the handler: the libraries' long traces are for the debug log
 
 

@@ -127,13 +127,15 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     if not is_one:
         files = list(paths)
         parents = {os.path.dirname(file) for file, _ in files}
-        refuse_tables(source, Store.at(base), (os.path.abspath(os.path.join(parent, "x")) for parent in parents))
+        refuse_tables(source, Store.at(base), [os.path.abspath(os.path.join(parent, "x")) for parent in parents])
         paths = iter(files)
     for file, directory in paths:
         name = file[begin:]
         if not hidden_too and HIDDEN.search(name):
             continue
-        real, stamp = _plain_file(file, directory, source)
+        if (plain := _plain_file(file, directory, source)) is None:
+            continue
+        real, stamp = plain
         if UNFIT.search(name):
             raise ValueError(
                 f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
@@ -141,16 +143,19 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         yield FoundFile(index, name, real, stamp[0], stamp=stamp)
 
 
-def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp]:
-    """The real path of a file and its stamp. ValueError for what is not a plain file, and for links that lead nowhere, in a
-    circle or out of the roots. *directory*: as ``readable_directory`` returns that of the file; empty: not known.
+def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp] | None:
+    """The real path of a file and its stamp; None for a directory, which a pattern may match. ValueError for what is neither,
+    and for links that lead nowhere, in a circle or out of the roots. *directory*: as ``readable_directory`` returns that of the
+    file; empty: not known.
     """
     if directory:
         with contextlib.suppress(OSError):  # what it is, is asked below
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode):
                 return directory + path.rpartition("/")[2], stamp_of(status)
-    if (kind := kind_of(path)) != "file":
+    if (kind := kind_of(path)) == "directory":
+        return None
+    if kind != "file":
         what = "a link that leads nowhere or in a circle" if kind is None else "not a plain file"
         raise ValueError(f"source {source.name!r}: {path} is {what}")
     real = readable(real_path(path))
@@ -158,11 +163,9 @@ def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp]:
 
 
 def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
-    """The files below a directory that match a pattern, each with its directory's real path, as ``_walk`` has it."""
+    """Files and directories that match a pattern below *base*, each with its directory's real path, as ``_walk`` has it."""
     known: dict[str, str] = {}
     for path in map(os.fspath, base.glob(pattern)):
-        if kind_of(path) == "directory":
-            continue
         parent = os.path.dirname(path)
         if parent not in known:
             known[parent] = ""
@@ -239,7 +242,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     store = Store.at(url)
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
-    hidden_too, is_one = False, False
+    hidden_too, is_one, listed = False, False, None
     try:
         if http and (found := magic & set(path)):
             base = path[: min(map(path.index, found))].rpartition("/")[0]
@@ -254,6 +257,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
         elif (info := store.info(""))["type"] == "directory":
             base, infos = path, list(store.ask("find", detail=True).values())
+            listed = path.rstrip("/")
         else:
             base, infos, hidden_too, is_one = posixpath.dirname(path), [info], True, True
     except FileNotFoundError as error:
@@ -266,7 +270,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     if not http and not is_one:
-        refuse_tables(source, store, (str(info["name"]) for info in infos))
+        refuse_tables(source, store, [str(info["name"]) for info in infos], listed=listed)
     for info in infos:
         uri = readable(store.fs.unstrip_protocol(info["name"]))
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")

@@ -4,6 +4,7 @@ fetched, to learn its digest and where it is cut.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.formats import FORMATS
+from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.rows import Range, text_buffers
 from tasks.config import Source
 from tasks.locations import local_path
@@ -50,6 +52,8 @@ SCHEMA = pa.schema(
         ("cuts", pa.large_list(pa.int64())),
     ]
 )
+PARTITIONED = SCHEMA.append(pa.field("partitions", pa.large_string()))
+"""Of files with columns by their directories: the names of these, as a JSON array. Other tables do not have it."""
 SLICE_BYTES = b"slice_bytes"
 
 
@@ -76,7 +80,7 @@ class FileTable:
     """The files of a source that an output knows, by their names and contents."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
-        self._texts = {name: _texts_of(rows.column(name)) for name in TEXTS}
+        self._texts = {name: _texts_of(rows.column(name)) for name in rows.schema.names if name in (*TEXTS, "partitions")}
         self._numbers = {name: _numbers_of(rows.column(name)).tolist() for name in NUMBERS}
         self._digests = memoryview(rows.column("sha256").buffers()[1]).hex()
         cuts = rows.column("cuts")
@@ -95,10 +99,14 @@ class FileTable:
     def look_up(self, found: FoundFile) -> CutFile | None:
         """The file as it is known. None where it is not known, or may have changed."""
         row = self._by_name.get(found.name)
+        given = partitions_of(found.name)
         if row is None or not self._is_same(row, found):
             row = self._by_content.get(found.content) if found.content else None
             if row is None or PurePosixPath(self._texts["name"][row]).suffixes != PurePosixPath(found.name).suffixes:
                 return None  # suffixes tell the format
+            if given.keys() != partitions_of(self._texts["name"][row]).keys():
+                return None  # others of its columns may be those of directories
+        names = json.loads(self._texts["partitions"][row]) if "partitions" in self._texts else ()
         in_place = bool(found.stamp) and not self._numbers["packed"][row]
         file = SourceFile(
             source=found.source,
@@ -111,6 +119,7 @@ class FileTable:
             stamp=found.stamp if in_place else (),
             found=found,
             line_ends=self._texts["line_ends"][row] or None,
+            partitions=tuple((name, given[name]) for name in names if name in given),
         )
         return CutFile(file, tuple(_ranges(self._cuts[self._ends[row] : self._ends[row + 1]])))
 
@@ -221,7 +230,11 @@ def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
         pa.Array.from_buffers(pa.binary(32), len(cuts), [None, pa.py_buffer(bytes.fromhex("".join(digests)))]),
         pa.LargeListArray.from_arrays(_numbers(ends), _numbers(flat)),
     ]
-    return _stored(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA.with_metadata({SLICE_BYTES: b"%d" % slice_bytes})))
+    schema = SCHEMA
+    if any(file.partitions for file, _ in cuts):
+        schema = PARTITIONED
+        arrays.append(_texts([json.dumps([name for name, _ in file.partitions]) for file, _ in cuts]))
+    return _stored(pa.RecordBatch.from_arrays(arrays, schema=schema.with_metadata({SLICE_BYTES: b"%d" % slice_bytes})))
 
 
 # By their buffers: Arrow imports pandas before it makes an array of Python's values, or of numpy's, which takes longer than a
@@ -258,7 +271,7 @@ def _read(root: Store, key: str) -> pa.RecordBatch | None:
             return None
         table.validate(full=True)
         (rows,) = table.combine_chunks().to_batches()
-        return rows if rows.schema == SCHEMA and _is_sound(rows) else None
+        return rows if rows.schema in (SCHEMA, PARTITIONED) and _is_sound(rows) else None
     except (*NO_OBJECT, ValueError, pa.ArrowException):
         return None
 

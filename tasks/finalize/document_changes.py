@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, compare_share, shares_of, token_digests
-from tasks.models import TokenShard
+from tasks.models import Split, TokenShard
 from tasks.output.changes import DocumentChangeCounts, DocumentChanges
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.index import read_index, segments_of
@@ -55,6 +55,7 @@ class _Version(NamedTuple):
     names: tuple[str, ...]
     source_of: Int64s
     splits: tuple[_ComparedSplit, ...]
+    split_names: tuple[Split, ...]
     shards: list[TokenShard]
     segments: list[npt.NDArray[np.void]]
     has_ids: bool
@@ -64,10 +65,11 @@ class _Version(NamedTuple):
     @classmethod
     def opened(cls, root: Store, version: str) -> _Version:
         store = version_store(root, version)
-        made_of = read_manifest(store)["provenance"]
+        manifest = read_manifest(store)
+        made_of, split_names = manifest["provenance"], splits_of(manifest["totals"])
         sources = made_of.get("sources") or []
         splits = []
-        for name in SPLITS:
+        for name in split_names:
             beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
             splits.append(_ComparedSplit(open_split(store / name), *beside))
         found = [(shard, segments_of(shard)) for shard in read_index(root, version).published]
@@ -75,6 +77,7 @@ class _Version(NamedTuple):
             names=tuple(source["name"] for source in sources),
             source_of=np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources]),
             splits=tuple(splits),
+            split_names=split_names,
             shards=[shard for shard, segments in found if len(segments)],
             segments=[segments for _, segments in found if len(segments)],
             has_ids=any(source.get("id_column") for source in sources),
@@ -90,7 +93,7 @@ class _Version(NamedTuple):
         """The first document of a shard in a split, and how many. ValueError where the split has fewer."""
         location = self.shards[shard].published
         assert location is not None
-        first, count = (location.train, location.validation)[split]
+        first, count = location.of(self.split_names[split])
         tokens = self.splits[split].tokens
         if not 0 <= first <= first + count <= tokens.seq_count:
             raise ValueError(f"{tokens.store.url}: its index reports sequences {first} to {first + count} of {tokens.seq_count}")
@@ -111,7 +114,7 @@ class _Version(NamedTuple):
     def known(self, numbers: dict[str, int]) -> npt.NDArray[np.bytes_]:
         """Its segments with their sources, by *numbers* of their names: KNOWN as bytes, n of them."""
         of, source = np.array([numbers[name] for name in self.names], np.int64), np.zeros(len(self.shards), np.int64)
-        for split in range(len(SPLITS)):
+        for split in range(len(self.splits)):
             held = np.array([self.range_of(shard, split) for shard in range(len(self.shards))], np.int64).reshape(-1, 2)
             some = np.flatnonzero(held[:, 1])
             source[some] = of[self.sources(split, held[some, 0])]
@@ -122,7 +125,7 @@ class _Version(NamedTuple):
 
     def counts(self) -> Iterator[tuple[tuple[str, str], int]]:
         """(split, source) and how many documents, all of them."""
-        for i, name in enumerate(SPLITS):
+        for i, name in enumerate(self.split_names):
             total, length = np.zeros(len(self.names), np.int64), self.splits[i].file.length
             for start in range(0, length, KEYS_AT_A_TIME):
                 files = self.splits[i].file.read(start, min(start + KEYS_AT_A_TIME, length))
@@ -134,7 +137,7 @@ class _Version(NamedTuple):
         covered, at = [(0, 0)], 0
         for shard, segments in enumerate(self.segments):
             passed_over, at = is_passed_over[at : at + len(segments)], at + len(segments)
-            ranges = [self.range_of(shard, i) for i in range(len(SPLITS))]
+            ranges = [self.range_of(shard, i) for i in range(len(self.splits))]
             covered.append((ranges[split][0], sum(ranges[split])))
             if passed_over.all():
                 continue
@@ -144,8 +147,8 @@ class _Version(NamedTuple):
             order = np.lexsort((np.concatenate(rows), np.concatenate(files)))
             wanted = np.empty(len(order), bool)
             wanted[order] = np.repeat(~passed_over, segments["documents"])
-            mine = wanted[: len(rows[0])] if split == 0 else wanted[len(rows[0]) :]
-            numbers = np.flatnonzero(mine) + ranges[split][0]
+            begin = sum(map(len, rows[:split]))
+            numbers = np.flatnonzero(wanted[begin : begin + len(rows[split])]) + ranges[split][0]
             yield numbers, self.sources(split, numbers)
         covered.append((self.splits[split].tokens.seq_count,) * 2)
         for (_, begin), (end, _) in pairwise(sorted(covered)):
@@ -155,8 +158,8 @@ class _Version(NamedTuple):
 
     def read(self, is_passed_over: npt.NDArray[np.bool_], by_tokens: bool, file: Any) -> Side:
         """The documents to compare, in groups: of each split, those of each source. Digests are zeros without *by_tokens*."""
-        counts = np.zeros((len(SPLITS), len(self.names)), np.int64)
-        for i in range(len(SPLITS)):
+        counts = np.zeros((len(self.splits), len(self.names)), np.int64)
+        for i in range(len(self.splits)):
             for _, sources in self.documents(i, is_passed_over):
                 counts[i] += np.bincount(sources, minlength=len(self.names))
         firsts = np.append(0, np.cumsum(counts.reshape(-1)))
@@ -175,7 +178,7 @@ class _Version(NamedTuple):
                     for some in token_digests(split.tokens.select(indices=mine)) if by_tokens else ():
                         digests[place : place + len(some)] = some
                         place += len(some)
-        return Side(keys, digests, firsts, tuple(f"{split}/{name}" for split in SPLITS for name in self.names))
+        return Side(keys, digests, firsts, tuple(f"{split}/{name}" for split in self.split_names for name in self.names))
 
 
 def document_changes(root: Store, before: str | None, after: str) -> DocumentChanges:
@@ -244,7 +247,7 @@ def summed(counts: Counts, sources: Sequence[str], knows_changed: bool = True) -
         )
 
     by_source = [(name, [one for place, one in counts.items() if place[1] == name]) for name in sources]
-    by_split = [(name, [one for place, one in counts.items() if place[0] == name]) for name in SPLITS]
+    by_split = [(name, [one for place, one in counts.items() if place[0] == name]) for name in EVERY_SPLIT]
     return DocumentChanges(
         total=total("all", list(counts.values())),
         by_source=tuple(total(name, some) for name, some in by_source if some),

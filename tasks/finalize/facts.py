@@ -18,21 +18,23 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
-from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
+from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.stats import Counts, Tally
 from tasks.finalize.document_changes import document_changes
-from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Place
+from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Subject
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.paths import DOCUMENTS, version_store
+from tasks.parts.part import NEAR_DUPLICATE_REASON
 
 logger = logging.getLogger(__name__)
 
 ENTRIES_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 1 << 14
-ALL = Place()
+ALL = Subject()
 
 
 class SourceCounts(Model):
@@ -80,6 +82,10 @@ class VersionFacts:
         return read_manifest(self.store)
 
     @cached_property
+    def splits(self) -> tuple[SplitName, ...]:
+        return splits_of(self.manifest["totals"])
+
+    @cached_property
     def documents(self) -> dict[str, Any]:
         """Totals of its documents, as far as they are known."""
         return self.manifest["totals"].get("documents") or {}
@@ -95,7 +101,7 @@ class VersionFacts:
         sources = self.manifest["provenance"].get("sources") or ()
         source_of = np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources])
         tallies: dict[tuple[str, str], Tally] = {}
-        for name in SPLITS:
+        for name in self.splits:
             split = open_split(self.store / name)
             file = open_array(self.store / f"{DOCUMENTS}/{name}/file", "uint64")
             for start in range(0, split.seq_count, ENTRIES_AT_ONCE):
@@ -110,7 +116,7 @@ class VersionFacts:
                     tally.add(lengths[of == number])
         return {place: tally.counts() for place, tally in tallies.items()}
 
-    def lengths_of(self, place: Place = ALL) -> Counts:
+    def lengths_of(self, place: Subject = ALL) -> Counts:
         """The same, of a source, of a split or of all."""
         some = [
             counts
@@ -119,11 +125,24 @@ class VersionFacts:
         ]
         return Counts.together(some or [Counts(np.empty(0, np.int64), np.empty(0, np.int64))])
 
-    def column(self, place: Place) -> tuple[int, int, int]:
+    def text_bytes(self, name: SplitName) -> int | None:
+        """Bytes of text that the tokens of a split stand for. None if the bytes of its tokenizer's tokens are not known, or it
+        changes text first.
+        """
+        try:
+            known = read_token_bytes(self.store, self.manifest)
+        except FileNotFoundError:
+            return None
+        tokens = open_split(self.store / name).encoded_tokens
+        spans = ((start, min(start + ENTRIES_AT_ONCE, tokens.length)) for start in range(0, tokens.length, ENTRIES_AT_ONCE))
+        parts = (known.lengths[tokens.read(*span) >> 1] for span in spans)  # encoded -> id
+        return sum(int(part.sum(dtype=np.int64)) for part in parts) if known.is_exact else None
+
+    def column(self, place: Subject) -> tuple[int, int, int]:
         """Rows of a kept column, how many of them are null, and how many different values the others have, by 64 bits of each."""
         rows, nulls = 0, 0
         seen, fresh = np.empty(0, np.uint64), list[npt.NDArray[np.uint64]]()
-        for name in SPLITS:
+        for name in self.splits:
             for values in self._values(name, place.column) if place.split in ("", name) else ():
                 rows, nulls = rows + len(values), nulls + values.null_count
                 fresh.append(value_digests(values))
@@ -178,11 +197,11 @@ class Difference:
                 now |= self._changes(gate)
         return now, before
 
-    def _changes(self, gate: Gate) -> dict[tuple[str, Place], int | float | None]:
+    def _changes(self, gate: Gate) -> dict[tuple[str, Subject], int | float | None]:
         kind = gate.of.removesuffix("_share")
         assert self.before is not None
         side = self.before if kind == "removed" else self.now
-        found: dict[tuple[str, Place], int | float | None] = {}
+        found: dict[tuple[str, Subject], int | float | None] = {}
         for place in _places(gate, self.now):
             if self.documents is None:
                 found[gate.of, place] = None
@@ -239,25 +258,25 @@ def _in_ranges(before: VersionFacts | None, now: VersionFacts) -> Iterator[Lengt
         yield LengthCounts(first=first, last=last, documents=(counts[0][bit], counts[1][bit]))
 
 
-def _places(gate: Gate, of: VersionFacts) -> Iterator[Place]:
+def _places(gate: Gate, of: VersionFacts) -> Iterator[Subject]:
     """The places that a gate looks at in a version."""
-    place = Place(**{name: getattr(gate, name) or "" for name in Place._fields})
+    place = Subject(**{name: getattr(gate, name) or "" for name in Subject._fields})
     if gate.by is None:
         yield place
         return
-    for name in of.sources if gate.by == "source" else SPLITS:
+    for name in of.sources if gate.by == "source" else of.splits:
         yield place._replace(**{gate.by: name})
 
 
-def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Place], int | float | None]:
+def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Subject], int | float | None]:
     """Facts of one version, without its difference from another one."""
     places = ((gate.of, place) for gate in gates if gate.of not in OF_CHANGES for place in _places(gate, of))
     return {(fact, place): _fact(of, fact, place) for fact, place in places}
 
 
-def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[tuple[str, Place], int | float | None]:
+def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> dict[tuple[str, Subject], int | float | None]:
     """The facts *asked* for, of a version that others are compared with. What is unknown of it is left out."""
-    found: dict[tuple[str, Place], int | float | None] = {}
+    found: dict[tuple[str, Subject], int | float | None] = {}
     for fact, place in asked:
         if fact in OF_CHANGES or (place.source and place.source not in of.sources):
             continue
@@ -271,7 +290,7 @@ def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Place]]) -> dict[t
     return found
 
 
-def _fact(of: VersionFacts, fact: str, place: Place) -> int | float | None:
+def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     if fact in OF_LENGTHS:
         lengths = of.lengths_of(place)
         return lengths.percentile(100 if fact == "largest_length" else 50) or 0
@@ -287,10 +306,19 @@ def _fact(of: VersionFacts, fact: str, place: Place) -> int | float | None:
         read, repeated = of.documents.get("read"), of.documents.get("repeated_keys")
         left_out = (of.documents.get("skipped") or {}).get("duplicate", 0)
         return None if read is None or repeated is None else (left_out + repeated) / read if read else 0.0
+    if fact == "near_duplicate_share":
+        counts = of.sources.get(place.source) if place.source else of.documents
+        return None if not counts or counts.get("read") is None else share_near(counts, counts["read"])
     return _count(of, fact, place)
 
 
-def _count(of: VersionFacts, fact: str, place: Place) -> int | None:
+def share_near(counts: Mapping[str, Any], read: int) -> float:
+    """The share of near-duplicates, left out or kept, all but the first of each cluster, of the documents that were *read*."""
+    found: int = (counts.get("skipped") or {}).get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
+    return found / read if read else 0.0
+
+
+def _count(of: VersionFacts, fact: str, place: Subject) -> int | None:
     """Documents, tokens or bytes of text, of a source, of a split or of all: an int, None where that is not told."""
     found: int | None
     if place.source:
@@ -298,21 +326,21 @@ def _count(of: VersionFacts, fact: str, place: Place) -> int | None:
         found = of.sources.get(place.source, {}).get(name)
         return found
     if fact == "text_bytes":
-        found = of.documents.get(fact)
+        found = of.text_bytes(place.split) if place.split in of.splits else of.documents.get(fact)
         return found
     name = {"documents": "seq_count", "tokens": "token_count"}[fact]
-    found = sum(of.manifest["totals"][split][name] for split in SPLITS if place.split in ("", split))
+    found = sum(of.manifest["totals"][split][name] for split in of.splits if place.split in ("", split))
     return found
 
 
-def _skipped_share(of: VersionFacts, place: Place) -> float | None:
+def _skipped_share(of: VersionFacts, place: Subject) -> float | None:
     counts = of.sources.get(place.source) if place.source else of.documents
     if not counts or counts.get("read") is None:
         return None
     return share_skipped(counts.get("skipped") or {}, counts["read"], place)
 
 
-def share_skipped(reasons: Mapping[str, int], read: int, place: Place) -> float:
+def share_skipped(reasons: Mapping[str, int], read: int, place: Subject) -> float:
     """The share of documents that were left out, for the reasons that a place names, of those that were *read*."""
     count = sum(
         count

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from flat_tokens import __version__
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import splits_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import one_line
 from tasks.models import digest_of
@@ -67,8 +67,8 @@ def with_digests(
         files = {file["name"]: file["sha256"] for file in source["files"]}
         digest = next(iter(files.values())) if len(files) == 1 else digest_of(files)
         sizes = sum(file["size"] for file in source["files"])
-        told = {"version": f"sha256:{digest}", "rows": read.get(source["name"]), "byte_count": sizes, "files": len(files)}
-        found.append(one._replace(**told))
+        known = {"version": f"sha256:{digest}", "rows": read.get(source["name"]), "byte_count": sizes, "files": len(files)}
+        found.append(one._replace(**known))
     return found
 
 
@@ -94,7 +94,7 @@ class Lineage:
         """Note what the run made of its inputs. A version that waits for a person is not an output yet."""
         totals = manifest["totals"]
         self._inputs = with_digests(self._inputs, manifest["provenance"], totals.get("documents") or {})
-        rows = sum(totals[split]["seq_count"] for split in SPLITS)
+        rows = sum(totals[split]["seq_count"] for split in splits_of(totals))
         size = sum(one["size"] for one in manifest["objects"])
         facts = {"version": version, "rows": rows, "byte_count": size, "files": len(manifest["objects"])}
         self._outputs = [self._output._replace(**facts)] if is_published else []
@@ -114,7 +114,7 @@ class Lineage:
 
     def _event(self, state: str, error: BaseException | None) -> Any:
         events, facets = _part("client.event_v2"), _part("client.facet_v2")
-        told = facets.error_message_run.ErrorMessageRunFacet(one_line(error), "PYTHON") if error else None
+        message = facets.error_message_run.ErrorMessageRunFacet(one_line(error), "PYTHON") if error else None
 
         def dataset(kind: Any, statistics: Any, name: str, one: LineageDataset) -> Any:
             version = (
@@ -129,7 +129,7 @@ class Lineage:
         return events.RunEvent(
             eventTime=datetime.now(UTC).isoformat(),
             eventType=events.RunState[state],
-            run=events.Run(runId=self._run_id, facets={"errorMessage": told} if told else {}),
+            run=events.Run(runId=self._run_id, facets={"errorMessage": message} if message else {}),
             job=events.Job(namespace=os.environ.get(NAMESPACE, "flat-tokens"), name=self._job),
             producer=f"urn:flat-tokens:{__version__}",
             inputs=[dataset(events.InputDataset, counted_in, "inputStatistics", one) for one in self._inputs],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import splits_of
 from tasks.config import BuildConfig
 from tasks.models import FORMAT_SEMANTICS, Model, PinnedSource, SourceFile, digest_of
+from tasks.text.signatures import EDITION
 from tasks.tokenize.chat import Chat
 from tasks.tokenize.engines import Tokenizer
 
@@ -60,10 +61,11 @@ def provenance(
             **({"engine": "reference"} if without_fast_engine and config.documents.on_bad != "error" else {}),
         },
         documents={
-            **config.documents.told(),
-            **(_of_slices(config, has_runs) if config.documents.duplicates == "drop" else {}),
+            **config.documents.recorded(),
+            **({"signatures": EDITION} if config.documents.near_duplicates else {}),
+            **(_of_slices(config, has_runs) if config.documents.compares else {}),
         },
-        split={"validation_fraction": config.fraction, "seed": config.split_seed},
+        split=config.split_facts,
     )
 
 
@@ -96,10 +98,18 @@ def build_id(made_of: Provenance, layout: LayoutName) -> str:
 CARD = "README.md"
 
 
+def split_words(rule: Mapping[str, Any]) -> str:
+    """The rule by which a document goes to a split, in words."""
+    by = rule.get("by", "key")
+    return {"key": "their keys", "text": "their texts"}.get(by, f"their values of {by!r}")
+
+
 def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
     """The dataset card."""
     documents, fraction = totals["documents"], made_of.split["validation_fraction"]
-    by_keys = f"a share of {fraction:g} of the documents, by their keys and seed {made_of.split['seed']}"
+    by = split_words(made_of.split)
+    by_keys = f"a share of {fraction:g} of the documents, by {by} and seed {made_of.split['seed']}"
+    test = made_of.split.get("test_fraction")
     lines = [
         *card_head(made_of.name, layout, totals, version),
         *card_tokenizer(made_of.tokenizer),
@@ -111,11 +121,15 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
         f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
         *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
         *card_steps(made_of.sources[0].get("steps") or ()),
-        f"Validation: {by_keys if fraction else 'what the sources name as such'}.",
+        f"Validation: {by_keys if fraction or test else 'what the sources name as such'}.",
+        *([f"Test: a share of {test:g} by the same hash."] if test else []),
         "",
         *card_sources(made_of.sources),
     ]
     return "\n".join(lines) + "\n"
+
+
+COUNT_WORDS = {2: "two", 3: "three"}
 
 
 def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: str) -> list[str]:
@@ -127,7 +141,10 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
         "",
         "| split | tokens | sequences | largest token id |",
         "|---|---:|---:|---:|",
-        *(f"| {s} | {totals[s]['token_count']:,} | {totals[s]['seq_count']:,} | {totals[s]['max_token_id']:,} |" for s in SPLITS),
+        *(
+            f"| {s} | {totals[s]['token_count']:,} | {totals[s]['seq_count']:,} | {totals[s]['max_token_id']:,} |"
+            for s in splits_of(totals)
+        ),
         "",
         "## Read it",
         "",
@@ -141,8 +158,8 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
         "",
         'Or with plain zarr: `zarr.open_group("path/to/this/directory", mode="r")["train/encoded_tokens"]`.',
         # These words are bytes of each version: they stay.
-        "Beside the two splits, `documents/` has each sequence's key, file (its number below, from 0) "  # plain: see above
-        "and row.",
+        f"Beside the {COUNT_WORDS[len(splits_of(totals))]} splits, `documents/` has each sequence's "  # plain: see above
+        "key, file (its number below, from 0) and row.",
         "",
     ]
 
@@ -162,11 +179,18 @@ def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
 
 def card_steps(steps: Sequence[dict[str, Any]]) -> list[str]:
     """The line of a card that names the steps which documents took, with their versions and options."""
-    told = []
+    lines = []
     for step in steps:
-        options = [f"version {step['version']}", *(f"{key} {value}" for key, value in step["options"].items())]
-        told.append(f"{step['name']} ({', '.join(options)})")
-    return [f"Steps: {'; '.join(told)}."] if told else []
+        options = [f"version {step['version']}", *(f"{key} {_option(value)}" for key, value in step["options"].items())]
+        lines.append(f"{step['name']} ({', '.join(options)})")
+    return [f"Steps: {'; '.join(lines)}."] if lines else []
+
+
+def _option(value: Any) -> Any:
+    """An option of a step for people: of evaluation sets the names and the beginnings of the digests."""
+    if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
+        return " and ".join(f"{one.get('name')} {str(one.get('digest', ''))[:12]}" for one in value)
+    return value
 
 
 def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:

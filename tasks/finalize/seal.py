@@ -15,26 +15,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, manifest_bytes, read_manifest, split_attributes
+from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores import endorsing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
+from flat_tokens.tools.evaluation import names_of_sets
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.assemble.assembler import Assembled
 from tasks.finalize.provenance import CARD, Provenance
+from tasks.models import Split
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.target import Target
-from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.part import DocumentCounts, ShardPart
 from tasks.parts.stored import document_spec
 from tasks.progress import meter
 from tasks.shards.index import IndexEntry, write_index
+from tasks.text.documents import EXAMPLES
 
 KEYS_AT_ONCE = 1 << 25
 
@@ -42,33 +45,36 @@ KEYS_AT_ONCE = 1 << 25
 def is_published(root: Store, version: str, layout: LayoutName) -> bool:
     """Whether a version is complete: its root group's metadata is written last."""
     marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
-    return version_store(root, version).exists(marker)
+    return version_store(root, version).has(marker)
 
 
 class VersionDraft(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
     how many have the key of another. ``card``: the dataset card, given ``made_of``, the layout, the totals and the version.
+    ``others``: objects of the version that no part has written. ``token_bytes``: those of its tokenizer, if they are known.
     """
 
     made_of: Provenance
     assembled: Assembled
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
+    others: tuple[StoredObject, ...] = ()
+    token_bytes: Callable[[], TokenBytes | None] | None = None
 
 
 def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
     store, layout, assembled = target.store, target.layout, draft.assembled
-    totals = split_totals(assembled)
+    totals = split_totals(assembled, target.splits)
     totals["documents"] = draft.documents(repeated_keys(store, layout, totals, Path(target.workspace.staging)))
-    objects = [stored for part in assembled.written for stored in part.objects]
-    for split in SPLITS:
-        objects += _split_metadata(store, split, target.specs, totals[split], target.masked)
+    objects = [*draft.others, *(stored for part in assembled.written for stored in part.objects)]
+    for split in target.splits:
+        objects += _split_metadata(target, split, totals[split])
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
-    objects += [part.copies.stored for part, _ in shards if part.copies is not None]
+    objects += [stored for part, _ in shards for stored in part.lists]
     if shards:
         entries = (
-            IndexEntry(part.shard, part.file, part.first_row, (counts.train_seqs, counts.validation_seqs))
+            IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in EVERY_SPLIT))
             for part, counts in shards
         )
         write_index(target.root, target.name, entries)
@@ -76,6 +82,8 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
     manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)
     store.put(MANIFEST, manifest)
+    if draft.token_bytes is not None and (found := draft.token_bytes()) is not None:
+        store.put(BYTES_RECORD, found.record())
     if (key := endorsing.private_key()) is not None:
         made = Endorsement("made", 0, target.name, hashlib.sha256(manifest).hexdigest())
         beside = MANIFEST + ENDORSED
@@ -86,12 +94,13 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     return target.name
 
 
-def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, int], masked: bool) -> list[StoredObject]:
+def _split_metadata(target: Target, split: str, totals: dict[str, int]) -> list[StoredObject]:
+    store, layout, masked = target.store, target.specs, target.masked
     arrays = {
         f"{split}/encoded_tokens": (layout.encoded_tokens, totals["token_count"]),
         f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
         **({f"{split}/{LOSS_MASK}": (layout.loss_mask, totals["token_count"])} if masked else {}),
-        **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in DOCUMENT_ARRAYS},
+        **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in target.document_arrays},
     }
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
     attributes = split_attributes(totals["max_token_id"], masked)
@@ -101,12 +110,12 @@ def _split_metadata(store: Store, split: str, layout: Layout, totals: dict[str, 
 def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:
     """Check a version before it is published. ValueError names every fault, up to ten."""
     # The marker may be there: another process that builds the same may have been faster.
-    besides = {MANIFEST, *group_metadata(2, {}), *group_metadata(3, {})}
+    besides = {MANIFEST, BYTES_RECORD, *group_metadata(2, {}), *group_metadata(3, {})}
     seen = functools.partial(meter.add, "verify") if level == "full" else None
     if seen:
         meter.begin("verify", bytes_to_check(store))
     faults = list(check_objects(store, sorted(objects), besides, "full" if seen else "quick", 2, seen))
-    for name in SPLITS:
+    for name in splits_of(totals):
         split = open_split(store / name)
         if (split.token_count, split.seq_count) != (totals[name]["token_count"], totals[name]["seq_count"]):
             faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
@@ -117,10 +126,10 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
         raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
 
 
-def split_totals(assembled: Assembled) -> dict[str, Any]:
+def split_totals(assembled: Assembled, splits: Sequence[Split]) -> dict[str, Any]:
     """Counts of each split, from its written spans."""
     totals: dict[str, Any] = {}
-    for split in SPLITS:
+    for split in splits:
         mine = [(at, part) for at, part in zip(assembled.spans, assembled.written, strict=True) if at.split == split]
         totals[split] = {
             "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
@@ -143,7 +152,40 @@ def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]
         "replaced": replaced,
         "repeated_keys": repeated,
         "text_bytes": sum(of.text_bytes for of in counts),
+        **_near_duplicates(counts),
     }
+
+
+def _near_duplicates(counts: Sequence[DocumentCounts]) -> dict[str, int]:
+    """The count of near-duplicates that are kept, if there are any."""
+    found = sum(of.near_duplicates for of in counts)
+    return {"near_duplicates": found} if found else {}
+
+
+def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> dict[str, Any]:
+    """Documents in which steps found something, and examples; nothing where no step looks for anything."""
+    names = [file["name"] for source in made_of.sources for file in source["files"]]
+    examples = dict[str, list[dict[str, Any]]]()
+    for part in parts:
+        for name, of_slice in part.shard.examples.items():
+            mine = examples.setdefault(name, [])
+            mine += [_in_file(part, example, names) for example in of_slice[: EXAMPLES - len(mine)]]
+    return {**_matches(made_of, parts), **({"examples": dict(sorted(examples.items()))} if examples else {})}
+
+
+def _matches(made_of: Provenance, parts: Iterable[ShardPart]) -> dict[str, dict[str, int]]:
+    """Counts of documents by what steps found in them; 0 for evaluation sets of which no document has anything."""
+    looked_for = [name for source in made_of.sources[:1] for name in names_of_sets(source.get("steps") or ())]
+    matches = _added([dict.fromkeys(looked_for, 0), *(part.shard.matches for part in parts)])
+    return {"matches": matches} if matches else {}
+
+
+def _in_file(part: ShardPart, example: dict[str, Any], file_names: Sequence[str]) -> dict[str, Any]:
+    """An example of a slice, by its file and its row there."""
+    starts = part.shard.file_starts[:-1]  # none where the slice is of one file
+    number = max(int(np.searchsorted(starts, np.uint64(example["row"]), "right")) - 1, 0)
+    row = example["row"] - (int(starts[number]) if number else 0) + (0 if number else part.first_row)
+    return {"file": file_names[part.file + number], **example, "row": row}
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -157,16 +199,19 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
     """Documents, text and tokens of each source, in the order of the sources."""
     of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
-    counts: list[list[DocumentCounts]] = [[] for _ in made_of.sources]
+    parts_of: list[list[ShardPart]] = [[] for _ in made_of.sources]
     for part in parts:
-        counts[of_file[part.file]].append(part.counts)
+        parts_of[of_file[part.file]].append(part)
+    counts = [[part.counts for part in mine] for mine in parts_of]
     return [
         {
             "name": source["name"],
             **{name: sum(getattr(of, name) for of in mine) for name in ("read", "written", "text_bytes", "token_count")},
             "skipped": _added(of.skipped for of in mine),
+            **_near_duplicates(mine),
+            **_matches(made_of, its_parts),
         }
-        for source, mine in zip(made_of.sources, counts, strict=True)
+        for source, mine, its_parts in zip(made_of.sources, counts, parts_of, strict=True)
     ]
 
 
@@ -175,7 +220,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], stag
     are read, as they have larger and fewer objects than the shards.
     """
     spec = document_spec(LAYOUTS[layout])
-    columns = [StoredArray(store / f"{DOCUMENTS}/{split}/key", spec, totals[split]["seq_count"]) for split in SPLITS]
+    columns = [StoredArray(store / f"{DOCUMENTS}/{split}/key", spec, totals[split]["seq_count"]) for split in splits_of(totals)]
     keys = (
         column.read(start, min(start + spec.object_length, column.length))
         for column in columns

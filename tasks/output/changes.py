@@ -199,25 +199,22 @@ def _step(pair: tuple[int | None, int | None]) -> str:
 
 
 def as_markdown(changes: Changes) -> str:
-    """Text for a Prefect artifact."""
+    """Text for a Prefect artifact. Lists: the UI cuts off what is wider than a phone in tables."""
     changes = Changes.model_validate(markdown(changes.model_dump()))
     lines = [changes.headline[0].upper() + changes.headline[1:] + ".", ""]
-    lines += ["| source | documents | tokens | files |", "|---|---:|---:|---:|"]
     lines += [
-        f"| {source.name} | {_step(source.documents)} | {_step(source.tokens)} | {_step(source.files)} |"
+        f"- source {source.name}: documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
         for source in changes.sources
     ]
     if changes.documents is not None:
-        lines += ["", "| documents | added | removed | changed | moved |", "|---|---:|---:|---:|---:|"]
-        for name, one in _document_counts(changes):
-            changed = "unknown" if one.changed is None else f"{one.changed:,}"
-            lines.append(f"| {name} | {one.added:,} | {one.removed:,} | {changed} | {one.moved:,} |")
+        lines += ["", "Documents:", ""]
+        lines += [f"- {name}: {_told(one)}" for name, one in _document_counts(changes)]
     if changes.files:
-        lines += ["", "| | source | file | sha256 |", "|---|---|---|---|"]
+        lines += ["", "Files:", ""]
         for change in changes.files[:SHOWN_FILES]:
             was = f" (was `{change.former_name}`)" if change.former_name else ""
             digest = " → ".join(f"`{sha256[:12]}`" for sha256 in (change.former_sha256, change.sha256) if sha256)
-            lines.append(f"| {change.kind} | {change.source} | `{change.name}`{was} | {digest} |")
+            lines.append(f"- {change.kind}: {change.source}, `{change.name}`{was}, {digest}")
         if len(changes.files) > SHOWN_FILES:
-            lines.append(f"| … | | and {len(changes.files) - SHOWN_FILES:,} more | |")
+            lines.append(f"- … and {len(changes.files) - SHOWN_FILES:,} more")
     return "\n".join(lines) + "\n"

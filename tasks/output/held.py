@@ -10,14 +10,14 @@ import getpass
 import json
 import platform
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from flat_tokens.checker import verify
-from flat_tokens.manifest import POINTER, check_name, history_digest
+from flat_tokens.manifest import POINTER, check_name, history_digest, read_manifest, splits_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate
@@ -25,7 +25,18 @@ from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
 from tasks.output.history import Decision, Refreshed, read_history, remember
 from tasks.output.paths import HELD, RUNS, version_store
-from tasks.output.pointer import Pointer, Seen, is_dataset, look, manifest_digest, pointer_lock, publish, read_pointer, swap
+from tasks.output.pointer import (
+    Pointer,
+    Seen,
+    is_dataset,
+    look,
+    manifest_digest,
+    pointer_lock,
+    publish,
+    read_if_there,
+    read_pointer,
+    swap,
+)
 
 REJECTED_KEPT = 100
 """Rejected versions that are remembered."""
@@ -56,7 +67,7 @@ class Candidate(Model):
     decision: Decision | None = None
 
 
-class Held(Model):
+class HeldVersions(Model):
     """The content of ``held.json``. ``candidate``: what was held last."""
 
     candidate: Candidate | None = None
@@ -75,14 +86,14 @@ class Held(Model):
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
-def read_held(root: Store) -> Held:
+def read_held(root: Store) -> HeldVersions:
     """The record, whatever became of the version since. ValueError, naming it, where it is none."""
-    return _parse(root, look(root, HELD).data)
+    return _parse(root, read_if_there(root, HELD))
 
 
-def _parse(root: Store, data: bytes | None) -> Held:
+def _parse(root: Store, data: bytes | None) -> HeldVersions:
     try:
-        return Held.model_validate_json(data) if data is not None else Held()
+        return HeldVersions.model_validate_json(data) if data is not None else HeldVersions()
     except ValueError as error:
         raise ValueError(f"{root.path(HELD)}: is not a record of a held version. Remove it, and refresh again.") from error
 
@@ -104,7 +115,7 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
     decision is left alone. ValueError where ``latest`` has moved since the gates looked at it, or the version has gone.
     """
 
-    def after(held: Held) -> Held:
+    def after(held: HeldVersions) -> HeldVersions:
         was = held.candidate
         is_same = was is not None and (was.version, was.sequence) == (candidate.version, candidate.sequence)
         if is_same and was is not None and was.decision is not None:
@@ -126,7 +137,7 @@ def hold(root: Store, candidate: Candidate) -> Candidate:
 def settle(root: Store) -> None:
     """The sources give the latest version again: let no other one wait."""
 
-    def after(held: Held) -> Held:
+    def after(held: HeldVersions) -> HeldVersions:
         is_waiting = held.candidate is not None and held.candidate.decision is None
         return held.model_copy(update={"candidate": None}) if is_waiting else held
 
@@ -141,7 +152,33 @@ def forgive(root: Store, version: str) -> None:
         _change(root, lambda held: held.model_copy(update={"rejected": kept}))
 
 
-def _change(root: Store, after: Callable[[Held], Held]) -> Held:
+def rename(root: Store, mapping: Mapping[str, str], moved_from: int | None) -> None:
+    """Let the record name versions that replaced others, old name -> new one. A candidate waits on if it waited when ``latest``
+    had the number *moved_from*: the move after that was to a successor.
+    """
+    pointer = read_pointer(root)
+
+    def renamed(candidate: Candidate) -> Candidate:
+        version = mapping.get(candidate.version, candidate.version)
+        facts: dict[str, Any] = {"before": mapping.get(candidate.before or "", candidate.before)}
+        if version != candidate.version and is_dataset(root, version):
+            totals = read_manifest(version_store(root, version))["totals"]
+            facts |= {"version": version, "manifest_sha256": manifest_digest(root, version)}
+            facts |= {"documents": sum(totals[split]["seq_count"] for split in splits_of(totals))}
+            facts |= {"tokens": sum(totals[split]["token_count"] for split in splits_of(totals))}
+        if candidate.sequence == moved_from and pointer.sequence == candidate.sequence + 1:
+            facts["sequence"] = pointer.sequence
+        return candidate.model_copy(update=facts)
+
+    def after(held: HeldVersions) -> HeldVersions:
+        rejected = tuple(one.model_copy(update={"version": mapping.get(one.version, one.version)}) for one in held.rejected)
+        return HeldVersions(candidate=held.candidate and renamed(held.candidate), rejected=rejected)
+
+    if read_held(root) != HeldVersions():
+        _change(root, after)
+
+
+def _change(root: Store, after: Callable[[HeldVersions], HeldVersions]) -> HeldVersions:
     """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine replaced it
     first.
     """
@@ -220,9 +257,9 @@ def _named(root: Store, name: str | None, what: str) -> Candidate:
     is_latest = pointer.version == found.version
     if not is_current(found, pointer) and not (is_done and (what == "reject" or is_latest)):
         if found.decision is not None:
-            told = f"was {found.decision.what} by {found.decision.by} ({found.decision.at:%Y-%m-%d %H:%M} UTC)"
+            state = f"was {found.decision.what} by {found.decision.by} ({found.decision.at:%Y-%m-%d %H:%M} UTC)"
             remedy = f"To publish it all the same: python -m flows rollback {shlex.quote(root.url)} {found.version}"
-            raise ValueError(f"{root.url}: version {found.version} {told}. {remedy if not is_latest else listed}")
+            raise ValueError(f"{root.url}: version {found.version} {state}. {remedy if not is_latest else listed}")
         raise ValueError(
             f"{root.url}: version {found.version} waits no more: it was compared with {found.before or 'nothing'}, and latest is "
             f"{pointer.version} now. Refresh again."
@@ -237,7 +274,7 @@ def _decide(
     decision = Decision(what=what, at=datetime.now(UTC), by=by or who(), why=why)
     was_decided = False
 
-    def after(held: Held) -> Held:
+    def after(held: HeldVersions) -> HeldVersions:
         nonlocal was_decided
         now = held.candidate
         if now is None or (now.version, now.sequence) != (found.version, found.sequence):
@@ -253,7 +290,7 @@ def _decide(
         if what == "rejected":
             others = (one for one in rejected if one.version != found.version)
             rejected = (*others, Rejected(version=found.version, at=decision.at))[-REJECTED_KEPT:]
-        return Held(candidate=now.model_copy(update={"decision": decision}), rejected=rejected)
+        return HeldVersions(candidate=now.model_copy(update={"decision": decision}), rejected=rejected)
 
     decided = _change(root, after).candidate
     assert decided is not None
@@ -278,7 +315,7 @@ def is_recorded(root: Store, decided: Candidate) -> bool:
     return any(one.decision == decided.decision for one in read_history(root))
 
 
-def record_decision(root: Store, held: Held) -> None:
+def record_decision(root: Store, held: HeldVersions) -> None:
     """Record the decision of the version that was held last, if whoever made it was killed before that."""
     found = held.candidate
     if found is not None and found.decision is not None and not is_recorded(root, found):
@@ -304,5 +341,5 @@ def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
         if root.is_local and pointer.version is not None:
             facts["history_sha256"] = history_digest(read_json(root, POINTER))
         root.put(_record_key(decided), (json.dumps(facts, indent=2) + "\n").encode())
-    told = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
-    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **told))
+    totals = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
+    remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **totals))

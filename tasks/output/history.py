@@ -12,7 +12,7 @@ from pydantic import model_validator
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name
 from tasks.output.paths import REFRESHES
-from tasks.output.pointer import look, pointer_lock, swap
+from tasks.output.pointer import look, pointer_lock, read_if_there, swap
 
 KEPT = 1000
 """Refreshes that are remembered."""
@@ -55,7 +55,7 @@ class Refreshed(Model):
 
 def read_history(root: Store) -> tuple[Refreshed, ...]:
     """The refreshes so far, the last one last. ValueError, naming the record, where it holds something else."""
-    return _parse(root, look(root, REFRESHES).data)
+    return _parse(root, read_if_there(root, REFRESHES))
 
 
 def remember(root: Store, refresh: Refreshed) -> None:

@@ -49,11 +49,11 @@ def building(root: Store, scratch: Path) -> Iterator[None]:
         else:
             held.enter_context(_lease(root, "build"))
             # Each of the two writes its lease before it looks for the other's: one of them sees the other.
-            told = False
+            has_said = False
             while _live(root, "collection"):
-                if not told:
+                if not has_said:
                     logger.info(WAITING, root.url)
-                    told = True
+                    has_said = True
                 time.sleep(WAIT_SECONDS)
         yield
 

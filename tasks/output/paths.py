@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from flat_tokens.forgotten import DIRECTORY as FORGOTTEN_DIRECTORY
 from flat_tokens.manifest import CACHE as CACHE
+from flat_tokens.manifest import EXPORTS as EXPORTS
 from flat_tokens.manifest import HELD as HELD
 from flat_tokens.manifest import LINK, POINTER
+from flat_tokens.manifest import LOCK as LOCK
 from flat_tokens.manifest import RECEIPT as RECEIPT
 from flat_tokens.manifest import RUNS as RUNS
 from flat_tokens.manifest import VERSIONS as VERSIONS
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 
+FORGOTTEN = FORGOTTEN_DIRECTORY
 DOCUMENTS = "documents"
 """Below a token shard or a version: the arrays with an entry a document."""
 
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
+SETS = f"{CACHE}/sets"
+"""Below it, evaluation sets by their digests, for the workers of builds."""
 UNFINISHED = f"{CACHE}/unfinished"
 """Below it, for each attempt, objects of its version that are not whole yet, and hold tokens that are nowhere else."""
 STAGING = "_staging"
@@ -25,11 +31,26 @@ RUNNING = "_running"
 GROUPS = "_groups"
 ORIGINS = "origins"
 PINS = "pins"
-LOCK = ".latest.lock"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 
-DIRECTORIES = (VERSIONS, CACHE, FILES, INDEX, UNFINISHED, RUNS, STAGING, QUARANTINE, RUNNING, GROUPS, ORIGINS, PINS)
+DIRECTORIES = (
+    VERSIONS,
+    CACHE,
+    FILES,
+    INDEX,
+    SETS,
+    UNFINISHED,
+    RUNS,
+    STAGING,
+    QUARANTINE,
+    RUNNING,
+    GROUPS,
+    ORIGINS,
+    PINS,
+    FORGOTTEN,
+    EXPORTS,
+)
 KINDS = {
     **dict.fromkeys(DIRECTORIES, "directory"),
     **dict.fromkeys((POINTER, LOCK, HELD), "file"),

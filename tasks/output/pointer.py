@@ -10,7 +10,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.store import Store
-from tasks.output.paths import LOCK, ORIGINS, PINS, RUNS, check_places, version_key, version_store
+from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, PINS, RUNS, check_places, version_key, version_store
 from tasks.output.staging import entries
 
 FORMER_KEPT = 100
@@ -32,7 +32,7 @@ FORMER_KEPT = 100
 MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
 """The object that is written last and makes a directory a dataset, in either version of zarr."""
 
-HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.jsonl?(\.hmac)?\.\w+\.part)")
+HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.(jsonl?|html)(\.hmac)?\.\w+\.part)")
 
 
 class Former(NamedTuple):
@@ -70,6 +70,18 @@ class Pointer(NamedTuple):
         withdrawn = (*_without(self.version, self.withdrawn), self._until_now())[-FORMER_KEPT:]
         return Pointer(version, manifest_sha256, self.sequence + 1, former, _without(version, withdrawn))
 
+    def renamed(self, root: Store, mapping: Mapping[str, str]) -> Pointer:
+        """The next pointer, after versions were replaced by others, old name -> new one; this one where none of its was."""
+        version = mapping.get(self.version or "", self.version)
+        lists = {
+            name: tuple(one._replace(version=mapping.get(one.version, one.version)) for one in getattr(self, name))
+            for name in ("former", "withdrawn")
+        }
+        if version == self.version and all(lists[name] == getattr(self, name) for name in lists):
+            return self
+        sha256 = self.manifest_sha256 if version in (None, self.version) else manifest_digest(root, version)
+        return Pointer(version, sha256, self.sequence + 1, **lists)
+
     def _until_now(self) -> Former:
         assert self.version is not None
         return Former(self.version, datetime.now(UTC).isoformat())
@@ -81,7 +93,7 @@ def _without(version: str | None, several: tuple[Former, ...]) -> tuple[Former, 
 
 def read_pointer(root: Store) -> Pointer:
     """The pointer; sequence number 0 where nothing was ever published. ValueError where there is something else."""
-    return _parse(root, look(root, POINTER).data)
+    return _parse(root, read_if_there(root, POINTER))
 
 
 def _parse(root: Store, data: bytes | None) -> Pointer:
@@ -158,7 +170,7 @@ def endorse_move(root: Store, now: Pointer) -> None:
         return
     assert now.version is not None
     assert now.manifest_sha256 is not None
-    mine = endorsing.endorsements_in(look(root, _endorsed_key(now.version)).data or b"", key.public_key())
+    mine = endorsing.endorsements_in(read_if_there(root, _endorsed_key(now.version)) or b"", key.public_key())
     if all((said.version, said.manifest_sha256) != (now.version, now.manifest_sha256) for said in mine):
         raise PermissionError(
             f"{version_store(root, now.version).url}: was not endorsed by this key when it was made. Where nobody else can "
@@ -171,7 +183,7 @@ def endorse_moved(root: Store, now: Pointer) -> None:
     """Endorse what the pointer is, where it was offered: by this process, or one that was killed then."""
     if (key := endorsing.private_key()) is None or now.version is None or now.manifest_sha256 is None:
         return
-    lines = look(root, _endorsed_key(now.version)).data or b""
+    lines = read_if_there(root, _endorsed_key(now.version)) or b""
     mine = endorsing.endorsements_in(lines, key.public_key())
     offered, moved = (Endorsement(kind, now.sequence, now.version, now.manifest_sha256) for kind in ("offered", "latest"))
     if offered in mine and moved not in mine:
@@ -192,7 +204,7 @@ def _endorse(root: Store, endorsement: Endorsement, key: Any) -> None:
 
 def is_dataset(root: Store, version: str) -> bool:
     """Whether readers find a version, of whatever layout."""
-    return any(version_store(root, version).exists(marker) for marker in MARKERS)
+    return any(version_store(root, version).has(marker) for marker in MARKERS)
 
 
 @contextlib.contextmanager
@@ -204,13 +216,21 @@ def pointer_lock(root: Store) -> Iterator[None]:
     check_places(root)
     with open(root.path(LOCK), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for directory in ("", PINS, ORIGINS, RUNS):
+        for directory in ("", PINS, ORIGINS, RUNS, FORGOTTEN, EXPORTS):
             for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, directory)):  # its process is dead, for it had the lock
                 root.remove(f"{directory}/{name}".lstrip("/"))
         with contextlib.suppress(ValueError):  # who needs the pointer says what is wrong with it
             if (version := read_pointer(root).version) and is_dataset(root, version):
                 _link_latest(root, version)
         yield
+
+
+def read_if_there(root: Store, key: str) -> bytes | None:
+    """The bytes of a record; None if there is none. One request to a store."""
+    try:
+        return read_record(root, key)
+    except FileNotFoundError:
+        return None
 
 
 class Seen(NamedTuple):
@@ -254,7 +274,7 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
 
     def try_once() -> bool:
         nonlocal tried
-        if (now := look(root, key).data) != seen.data:
+        if (now := read_if_there(root, key)) != seen.data:
             return tried and now == data
         tried = True
         try:
@@ -262,14 +282,14 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
                 return True
         except Exception as error:
             # Refused, or done and its acknowledgement lost, so that the second try found the first one's work.
-            if (now := look(root, key).data) != seen.data:
+            if (now := read_if_there(root, key)) != seen.data:
                 return now == data
             if status_of(error) in REFUSED:
                 return False
             if getattr(error, "errno", None) != errno.ENOSYS:  # an S3 server that knows no conditions
                 raise
             root.put(key, data)
-        return look(root, key).data == data
+        return read_if_there(root, key) == data
 
     with _swapping:
         return persist(try_once, (root / key).url, root.patience)

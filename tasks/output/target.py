@@ -8,27 +8,52 @@ from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.keys import A, mix
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name, Split
 from tasks.output.paths import version_key, version_store
 from tasks.output.staging import Workspace
 
+DOCUMENT_ARRAYS = ("key", "file", "row")
+"""The arrays of a version, and of each split, with an entry a document."""
+SPLIT_KEY = "split_key"
+"""One more, where other values than the keys decide on splits."""
+
 
 class SplitRule(Model):
-    """A document is validation if a hash of its key and the seed is below the fraction. It depends on the document alone, not
-    on the tokenizer, the number of workers or the rest of the dataset.
+    """A document is validation if a hash of its split key and the seed is below the fraction, and test if it is below the sum of
+    both fractions. It depends on the document alone, not on the tokenizer, the number of workers or the rest of the dataset; and
+    the test fraction changes nothing about validation.
     """
 
     fraction: float
     seed: int
+    test_fraction: float = 0.0
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that documents go to."""
+        return EVERY_SPLIT if self.test_fraction else SPLITS
 
     def draws(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Which documents are validation: bool[n]."""
-        if self.fraction >= 1:
-            return np.ones(len(keys), bool)
-        salt = mix(np.array([self.seed], np.uint64) * A + A)
-        return mix(keys ^ salt) < np.uint64(int(self.fraction * 2**64))
+        """Which documents are validation, by their split keys: bool[n]."""
+        return _below(self.fraction, self._hashes(keys))
+
+    def numbers(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+        """The split of each document, by its number in EVERY_SPLIT: int8[n]."""
+        hashes = self._hashes(keys)
+        in_validation = _below(self.fraction, hashes)
+        numbers = in_validation.astype(np.int8)
+        if self.test_fraction:
+            numbers[_below(self.fraction + self.test_fraction, hashes) & ~in_validation] = EVERY_SPLIT.index("test")
+        return numbers
+
+    def _hashes(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return mix(keys ^ mix(np.array([self.seed], np.uint64) * A + A))
+
+
+def _below(fraction: float, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    return np.ones(len(hashes), bool) if fraction >= 1 else hashes < np.uint64(int(fraction * 2**64))
 
 
 class Selection(Model):
@@ -36,7 +61,7 @@ class Selection(Model):
     whose hash is below this are in the sample; of those with this hash, each part takes its first ``ties``.
     """
 
-    splits: tuple[Split, ...] = SPLITS
+    splits: tuple[Split, ...] = EVERY_SPLIT
     dropped: Split | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -52,17 +77,21 @@ ALL = Selection()
 
 
 class Target(Model):
-    """The version under way: where this process works, the version's name and layout, which documents go where, whether it has a
-    loss mask, and the kinds of the columns that it keeps, as far as they are known before its documents are read.
+    """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
+    whether it has a loss mask, and the kinds of the columns that it keeps, as far as they are known before its documents are
+    read.
     """
 
     workspace: Workspace
     name: Name
     layout: LayoutName
+    splits: tuple[Split, ...] = SPLITS
     rule: SplitRule = SplitRule(fraction=0, seed=0)
+    has_split_keys: bool = Field(False, description="Whether other values than documents' keys decide on splits, and are stored")
     selection: Selection = ALL
     masked: bool = False
     columns: dict[str, str] = Field({}, description="By the columns' names")
+    forgotten: str = Field("", description="Digest of the output's list of documents that no input may bring back")
 
     @property
     def root(self) -> Store:
@@ -73,6 +102,11 @@ class Target(Model):
     def store(self) -> Store:
         """The version's own store."""
         return version_store(self.root, self.name)
+
+    @property
+    def document_arrays(self) -> tuple[str, ...]:
+        """The arrays with an entry a document."""
+        return (*DOCUMENT_ARRAYS, *([SPLIT_KEY] if self.has_split_keys else []))
 
     @property
     def specs(self) -> Layout:

@@ -14,21 +14,22 @@ from pydantic import ConfigDict
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import MANIFEST, SPLITS, check_name, read_manifest
+from flat_tokens.manifest import MANIFEST, check_name, read_manifest, splits_of
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
-from tasks.config import BuildConfig
+from flat_tokens.vocabulary import is_file_name
+from tasks.config import BuildConfig, DocumentStep
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
-from tasks.output.held import Candidate, Held, candidate_of, forgive, is_current, read_held
+from tasks.output.held import Candidate, HeldVersions, candidate_of, forgive, is_current, read_held
 from tasks.output.paths import CACHE, PINS, VERSIONS, origin_key, pin_key, version_store
 from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
 
 T = TypeVar("T")
 SomeOrigin = TypeVar("SomeOrigin", bound="Origin")
 
-FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "line_ends", "stamp")
+FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "line_ends", "partitions", "stamp")
 """Facts of a file in the record of an origin."""
 
 
@@ -142,7 +143,7 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
 
 
-def describe(root: Store, store: Store, pointer: Pointer, held: Held) -> Version:
+def describe(root: Store, store: Store, pointer: Pointer, held: HeldVersions) -> Version:
     version = PurePosixPath(store.root).name
     manifest = read_manifest(store)
     totals = manifest["totals"]
@@ -159,8 +160,8 @@ def describe(root: Store, store: Store, pointer: Pointer, held: Held) -> Version
         until=datetime.fromisoformat(since) if since else None,
         state=state,
         pinned=pin_note(root, version),
-        documents=sum(totals[split]["seq_count"] for split in SPLITS),
-        tokens=sum(totals[split]["token_count"] for split in SPLITS),
+        documents=sum(totals[split]["seq_count"] for split in splits_of(totals)),
+        tokens=sum(totals[split]["token_count"] for split in splits_of(totals)),
         tokenizer=(manifest["provenance"].get("tokenizer") or {}).get("name") or "",
         layout=manifest["layout"],
         byte_count=sum(stored["size"] for stored in manifest["objects"]),
@@ -245,6 +246,20 @@ def pin(root: Store, name: str, note: str = "") -> str:
     return version
 
 
+def move_pin(root: Store, version: str, successor: str) -> None:
+    """Pin the successor of a version that was pinned, with the note that this had. The pin says where it was before."""
+    with pointer_lock(root):
+        try:
+            pinned = read_json(root, pin_key(version))
+        except FileNotFoundError:
+            return
+        except ValueError:
+            pinned = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "note": ""}
+        before = [*pinned.get("moved_from", ()), version]
+        root.put(pin_key(successor), (json.dumps({**pinned, "moved_from": before}) + "\n").encode())
+        root.remove(pin_key(version))
+
+
 def unpin(root: Store, name: str) -> str:
     """Let the policy decide over a version again. Return its whole name. ValueError where it was not pinned."""
     check_name(name)
@@ -281,7 +296,7 @@ def remember_origin(
     record = {
         **origin.model_dump(mode="json"),
         "pinned": [{**one._asdict(), "files": list(map(_as_found, one.files))} for one in pinned],
-        "files": [{name: getattr(file, name) for name in FILE_FIELDS} for file in files],
+        "files": [{name: of for name in FILE_FIELDS if (of := getattr(file, name)) or name != "partitions"} for file in files],
     }
     with pointer_lock(root):
         root.put(origin_key(version), (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
@@ -315,9 +330,15 @@ def absolute(config: BuildConfig) -> BuildConfig:
     """The same settings with absolute paths."""
     sources = [one.model_copy(update={"path": _absolute(one.path)}) if one.path else one for one in config.sources]
     tokenizer = config.tokenizer
-    if tokenizer.name != "bytes" and (tokenizer.name.endswith((".json", ".tiktoken")) or kind_of(tokenizer.name) == "directory"):
+    if tokenizer.name != "bytes" and (is_file_name(tokenizer.name) or kind_of(tokenizer.name) == "directory"):
         tokenizer = tokenizer.model_copy(update={"name": _absolute(tokenizer.name)})
-    paths = {"output": _absolute(config.output), **({"scratch": _absolute(config.scratch)} if config.scratch else {})}
+    paths: dict[str, Any] = {
+        "output": _absolute(config.output),
+        **({"scratch": _absolute(config.scratch)} if config.scratch else {}),
+    }
+    steps = tuple(DocumentStep.model_validate(step.absolute()) for step in config.documents.steps)
+    if steps:
+        paths["documents"] = config.documents.model_copy(update={"steps": steps})
     return config.model_copy(update={**paths, "sources": tuple(sources), "tokenizer": tokenizer})
 
 

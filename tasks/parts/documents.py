@@ -17,7 +17,7 @@ UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
 WINDOW_TOKENS = 1 << 21
-"""Tokens that are put together at a time where they come from both splits of a version."""
+"""Tokens that are put together at a time where they come from several splits of a version."""
 
 Runs = Callable[[Int64s, Int64s], Iterator[npt.NDArray[Any]]]
 """The items of runs of an array, by where each begins and ends: int64[n] each. An array is valid until the next is asked for."""
@@ -55,7 +55,8 @@ class Places(NamedTuple):
 class Documents(NamedTuple):
     """Documents in their order. Tokens of document i: ``begins[i]`` and ``lengths[i]`` on, of ``arrays[array[i]]``.
 
-    ``keys``: uint64[n]; ``array``: int8[n]; ``begins``, ``lengths``: int64[n]. ``places()``: files and rows, read when they are
+    ``keys``: uint64[n]; ``split_keys``: uint64[n], None where these are the keys; ``array``: int8[n]; ``begins``, ``lengths``:
+    int64[n]. ``places()``: files and rows, read when they are
     asked for. ``columns(i)``: the kept columns of documents i, int64[m], ascending.
     """
 
@@ -66,6 +67,12 @@ class Documents(NamedTuple):
     arrays: tuple[TokenArrays, ...]
     places: Callable[[], Places]
     columns: Callable[[Int64s], pa.RecordBatch]
+    split_keys: UInt64s | None = None
+
+    @property
+    def drawn_by(self) -> UInt64s:
+        """The values that decide on the documents' splits: uint64[n]."""
+        return self.keys if self.split_keys is None else self.split_keys
 
     def those(self, keep: npt.NDArray[np.bool_]) -> Documents:
         """The documents *keep*, bool[n]."""
@@ -80,6 +87,7 @@ class Documents(NamedTuple):
             self.arrays,
             lambda: self.places().those(keep),
             lambda wanted: self.columns(numbers[wanted]),
+            None if self.split_keys is None else self.split_keys[keep],
         )
 
     def tokens(self, low: int, high: int) -> Iterator[npt.NDArray[np.uint32]]:

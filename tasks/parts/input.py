@@ -15,19 +15,19 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import batch_of, with_kinds
 from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.facts import Recorded, matching, recorded_of
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
+from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS
-from tasks.output.target import Selection, Target
+from tasks.output.target import DOCUMENT_ARRAYS, SPLIT_KEY, Selection, Target
 from tasks.parts.documents import Documents, Int64s, Places, stored_arrays
 from tasks.parts.part import InputPart
 from tasks.parts.runs import Reads
 
-DOCUMENT_ARRAYS = ("key", "file", "row")
 BLOCK_TOKENS = 1 << 18
 WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
 SAMPLING = 0x5A3B1E
@@ -45,6 +45,10 @@ def input_documents(part: InputPart, target: Target) -> Documents:
     starts = checked_entries(tokens, part.start, part.stop).astype(np.int64)
     keys, places = _keys_and_places(part, target)
     numbers = np.arange(part.start, part.stop)
+    split_keys = None
+    if target.has_split_keys:
+        array = open_array(Store.at(part.location) / f"{DOCUMENTS}/{part.split}/{SPLIT_KEY}", "uint64")
+        split_keys = array.read(part.start, part.stop)
     return Documents(
         keys,
         np.zeros(len(keys), np.int8),
@@ -53,6 +57,7 @@ def input_documents(part: InputPart, target: Target) -> Documents:
         (stored_arrays(tokens, WHOLE_BLOCKS),),
         lambda: Places(places.file + np.uint64(part.file), places.row),
         lambda wanted: _columns(part, numbers[wanted], target),
+        split_keys,
     )
 
 
@@ -60,7 +65,7 @@ def _keys_and_places(part: InputPart, target: Target) -> tuple[npt.NDArray[np.ui
     """Keys of a part's documents, uint64[n], and their files, by the input's numbers, and rows."""
     if part.made_keys is not None:
         rows = np.arange(part.start, part.stop, dtype=np.uint64)
-        number = np.full(len(rows), SPLITS.index(part.split), np.uint64)
+        number = np.full(len(rows), EVERY_SPLIT.index(part.split), np.uint64)
         return np.load(Path(target.workspace.staging) / part.made_keys), Places(number, rows)
     documents = Store.at(part.location) / f"{DOCUMENTS}/{part.split}"
     key, file, row = (open_array(documents / name, "uint64").read(part.start, part.stop) for name in DOCUMENT_ARRAYS)
@@ -97,6 +102,8 @@ def choose(
         without("split", np.zeros(len(keep), bool))
     if part.split not in selection.splits:
         return keep, skipped
+    if target.forgotten:
+        without("forgotten", ~forgotten_at(target.root, target.forgotten).those(documents.keys))
     if part.wanted is not None:
         without("source", np.isin(sources_of(part, documents), part.wanted))
     if selection.min_tokens is not None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
+from flat_tokens.columns import batch_of
+from flat_tokens.manifest import CLUSTER, DUPLICATE, NEAR_DUPLICATE
 from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.bucket import bucket_documents
 from tasks.parts.documents import Documents, Places
 from tasks.parts.input import input_documents
-from tasks.parts.part import BucketPart, InputPart, Part
+from tasks.parts.part import BucketPart, Copies, InputPart, NearCopies, Part, ShardPart
 from tasks.parts.published import published_documents
 from tasks.parts.stored import stored_documents
 from tasks.parts.unfinished import unfinished_documents
@@ -40,4 +44,28 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
         file, row = documents.places()
         return Places(file + np.uint64(part.file), row + np.where(file == 0, np.uint64(part.first_row), np.uint64(0)))
 
-    return documents._replace(places=places)
+    placed = documents._replace(places=places)
+    return placed if part.near is None or part.near.dropped else _with_clusters(placed, part, part.near, target)
+
+
+def listed(copies: Copies, version: Store) -> npt.NDArray[np.void]:
+    """A list of copies, of the version: DUPLICATE[n] or NEAR_DUPLICATE[n]. ValueError where it has changed."""
+    data = version.read(copies.stored.key)
+    if not copies.stored.is_of(data):
+        raise ValueError(f"{version.path(copies.stored.key)}: is not what was written. Run the build again.")
+    return np.frombuffer(data, NEAR_DUPLICATE if isinstance(copies, NearCopies) else DUPLICATE)
+
+
+def _with_clusters(documents: Documents, part: ShardPart, near: NearCopies, target: Target) -> Documents:
+    """The documents with one more column, the cluster of each, which may decide on their splits."""
+    found = listed(near, target.store)
+    at = found["document"].astype(np.int64)
+    cluster, alone = documents.keys.copy(), np.ones(len(documents.keys), bool)
+    cluster[at], alone[at] = found["of_key"], False
+
+    def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        kept = documents.columns(wanted) if part.shard.columns else batch_of({})
+        clusters = pa.array(cluster[wanted], mask=alone[wanted])
+        return batch_of({**dict(zip(kept.schema.names, kept.columns, strict=True)), CLUSTER: clusters})
+
+    return documents._replace(columns=columns, split_keys=cluster if near.together else documents.split_keys)

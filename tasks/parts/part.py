@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from flat_tokens.manifest import DUPLICATES, SPLITS
+from flat_tokens.manifest import DUPLICATES, EVERY_SPLIT, NEAR_DUPLICATES
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject
 from tasks.models import Model, Split, TokenShard
 
 UInt64s = npt.NDArray[np.uint64]
+
+NEAR_DUPLICATE_REASON = "near_duplicate"
+"""The reason for which near-duplicates are skipped, where they are."""
 
 
 class Position(Model):
@@ -47,19 +50,44 @@ class Copies(Model):
         return StoredObject(self.name_of(self.number), self.size, self.digest)
 
 
+class NearCopies(Copies):
+    """Near-duplicates of a slice, all but the first of each cluster. ``dropped``: they are left out. Else the list has all of
+    their clusters, and ``together`` says that a cluster goes to one split.
+    """
+
+    dropped: bool
+    together: bool = False
+
+    @staticmethod
+    def name_of(number: int) -> str:
+        return f"{NEAR_DUPLICATES}/{number:08d}"
+
+
 class DocumentCounts(NamedTuple):
-    """Counts of one slice: documents read and written, text and tokens of the written ones, and documents skipped by reason."""
+    """Counts of one slice: documents read and written, text and tokens of the written ones, documents skipped by reason, and
+    near-duplicates that are kept, all but the first of each cluster.
+    """
 
     read: int
     written: int
     text_bytes: int
     token_count: int
     skipped: dict[str, int]
+    near_duplicates: int = 0
+
+    def without(self, copies: Copies, reason: str) -> DocumentCounts:
+        """The counts, where *copies* are skipped for a reason."""
+        return self._replace(
+            written=self.written - copies.documents,
+            text_bytes=self.text_bytes - copies.text_bytes,
+            token_count=self.token_count - copies.token_count,
+            skipped={**self.skipped, reason: copies.documents},
+        )
 
 
 class ShardPart(Position):
     """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``copies``:
-    documents that are left out.
+    documents that are left out. ``near``: its near-duplicates.
     """
 
     kind: Literal["shard"] = "shard"
@@ -68,26 +96,27 @@ class ShardPart(Position):
     first_row: int
     all_in: Split | None
     copies: Copies | None = None
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The kinds of its kept columns."""
-        return self.shard.columns
+    near: NearCopies | None = None
 
     @property
     def counts(self) -> DocumentCounts:
-        """Counts of the shard's documents, those of both splits together."""
-        shard, copies = self.shard, self.copies
+        """Counts of the shard's documents, those of all splits together."""
+        shard, near = self.shard, self.near
         counts = DocumentCounts(shard.read, shard.written, shard.text_bytes, shard.token_count, shard.skipped)
-        if copies is None:
+        counts = counts if self.copies is None else counts.without(self.copies, "duplicate")
+        if near is None:
             return counts
-        return DocumentCounts(
-            counts.read,
-            counts.written - copies.documents,
-            counts.text_bytes - copies.text_bytes,
-            counts.token_count - copies.token_count,
-            {**counts.skipped, "duplicate": copies.documents},
-        )
+        return counts.without(near, NEAR_DUPLICATE_REASON) if near.dropped else counts._replace(near_duplicates=near.documents)
+
+    @property
+    def left_out(self) -> list[Copies]:
+        """Lists of documents that are left out."""
+        return [copies for copies in (self.copies, self.near if self.near and self.near.dropped else None) if copies is not None]
+
+    @property
+    def lists(self) -> list[StoredObject]:
+        """Its objects of the version."""
+        return [copies.stored for copies in (self.copies, self.near) if copies is not None]
 
 
 class InputPart(Position):
@@ -111,11 +140,6 @@ class InputPart(Position):
     def label(self) -> str:
         return f"{self.location.rpartition('/')[2]} {self.split} {self.start:,} to {self.stop:,}"
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """Nothing: the target has the kinds of the columns of all inputs."""
-        return {}
-
 
 class Shuffling(Model):
     """How a split is shuffled: its *seq_count* documents go to so many *buckets*."""
@@ -133,7 +157,7 @@ class Shuffling(Model):
 
     def places(self, documents: UInt64s) -> UInt64s:
         """The places of documents of the split: uint64[n]."""
-        return KeyedPermutation(self.seq_count)(documents, derive_keys(self.seed, SPLITS.index(self.split)))
+        return KeyedPermutation(self.seq_count)(documents, derive_keys(self.seed, EVERY_SPLIT.index(self.split)))
 
     def bounds(self) -> UInt64s:
         """The first place of each bucket, and the end of the last one: uint64[buckets + 1]."""
@@ -151,11 +175,6 @@ class BucketPart(Position):
     @property
     def split(self) -> Split:
         return self.shuffling.split
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The kinds of its kept columns."""
-        return self.shuffling.kinds
 
 
 Part = ShardPart | InputPart | BucketPart

@@ -13,11 +13,12 @@ import pyarrow as pa
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
-from flat_tokens.manifest import LOSS_MASK, SPLITS, read_manifest
+from flat_tokens.manifest import LOSS_MASK, read_manifest, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
-from tasks.models import Name, PublishedLocation, TokenShard
+from tasks.models import Name, PublishedLocation, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, version_store
+from tasks.output.target import SPLIT_KEY
 from tasks.parts.documents import Documents, Places, stored_arrays
 
 VERSIONS_OPEN = 4
@@ -26,6 +27,7 @@ VERSIONS_OPEN = 4
 class _OpenSplit(NamedTuple):
     """One split of an open version, and the arrays with an entry a document."""
 
+    name: Split
     tokens: FlatTokens
     key: StoredArray
     row: StoredArray
@@ -41,34 +43,46 @@ class _SplitDocuments(NamedTuple):
 
 
 def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
-    """The documents that a version has of a slice, those of both splits in the order of their files and rows."""
+    """The documents that a version has of a slice, those of all splits in the order of their files and rows."""
     opened = replace(root, staging=None, read_once=False)
     splits = _open_version(opened, location.version)
-    runs = [location.of(name) for name in SPLITS]
-    of_files = _open_files(opened, location.version) if location.first_file is not None else (None, None)
+    runs = [location.of(split.name) for split in splits]
+    none: tuple[StoredArray | None, ...] = (None,) * len(splits)
+    of_files = _open_files(opened, location.version) if location.first_file is not None else none
     found = [_read(split, of_file, *run, location) for split, of_file, run in zip(splits, of_files, runs, strict=True)]
     files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
     order = np.lexsort((rows, files))
-    train_count = location.train[1]
+    firsts, counts = np.array(runs, np.int64).T
+    before = np.cumsum(counts) - counts
 
     def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        # (shard, document) -> (train, then validation, document) -> (split, document) -> (shard, document)
+        # (shard, document) -> (split after split, document) -> (split, document) -> (shard, document)
         at, names = order[wanted], list(shard.columns)
-        is_train, kept = at < train_count, _columns_of_version(opened, location.version)
-        train = kept[0].take(at[is_train] + location.train[0], names)
-        validation = kept[1].take(at[~is_train] - train_count + location.validation[0], names)
-        both = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in (train, validation)])
-        back = np.where(is_train, np.cumsum(is_train) - 1, is_train.sum() + np.cumsum(~is_train) - 1)
-        return batch_of({name: both.column(name).combine_chunks().take(pa.array(back)) for name in names})
+        split_of = np.searchsorted(before + counts, at, "right")
+        kept = _columns_of_version(opened, location.version)
+        numbers = at - before[split_of] + firsts[split_of]
+        batches = [of_split.take(numbers[split_of == number], names) for number, of_split in enumerate(kept)]
+        together = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in batches])
+        back = np.empty(len(at), np.int64)
+        back[np.argsort(split_of, kind="stable")] = np.arange(len(at))
+        return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in names})
+
+    split_keys = None
+    if shard.has_split_keys:
+        arrays = _open_split_keys(opened, location.version)
+        split_keys = np.concatenate(
+            [array.read(first, first + count) for array, (first, count) in zip(arrays, runs, strict=True)]
+        )
 
     return Documents(
         np.concatenate([some.keys for some in found])[order],
-        np.repeat(np.arange(len(SPLITS), dtype=np.int8), [len(some.keys) for some in found])[order],
+        np.repeat(np.arange(len(splits), dtype=np.int8), [len(some.keys) for some in found])[order],
         np.concatenate([some.starts[:-1] for some in found])[order],
         np.concatenate([np.diff(some.starts) for some in found])[order],
         tuple(stored_arrays(split.tokens) for split in splits),
         lambda: Places(files[order], rows[order]),
         columns,
+        None if split_keys is None else split_keys[order],
     )
 
 
@@ -87,30 +101,39 @@ def _read(split: _OpenSplit, of_file: StoredArray | None, first: int, count: int
 
 @functools.lru_cache(VERSIONS_OPEN)
 def _open_version(root: Store, version: Name) -> tuple[_OpenSplit, ...]:
-    """Both splits of a version, which never changes: what is opened once is good for all its slices."""
+    """The splits of a version, which never changes: what is opened once is good for all its slices."""
     store = version_store(root, version)
     opened = []
-    for name in SPLITS:
+    for name in splits_at(store):
         split = open_split(store / name)
         # The entries of documents are kept, as several slices share a chunk; tokens are read once.
         once = replace(store, read_once=True)
         tokens = open_array(once / f"{name}/encoded_tokens", "uint32")
         mask = split.loss_mask and open_array(once / f"{name}/{LOSS_MASK}", "uint8")
         columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
-        opened.append(_OpenSplit(replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
+        opened.append(_OpenSplit(name, replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
     return tuple(opened)
 
 
 @functools.lru_cache(VERSIONS_OPEN)
 def _open_files(root: Store, version: Name) -> tuple[StoredArray, ...]:
-    """The file of each document of both splits of a version."""
-    store = version_store(root, version)
-    return tuple(open_array(store / f"{DOCUMENTS}/{split}/file", "uint64") for split in SPLITS)
+    """The file of each document of all splits of a version."""
+    return _open_document_arrays(version_store(root, version), "file")
+
+
+@functools.lru_cache(VERSIONS_OPEN)
+def _open_split_keys(root: Store, version: Name) -> tuple[StoredArray, ...]:
+    """The split key of each document of all splits of a version."""
+    return _open_document_arrays(version_store(root, version), SPLIT_KEY)
+
+
+def _open_document_arrays(store: Store, name: str) -> tuple[StoredArray, ...]:
+    return tuple(open_array(store / f"{DOCUMENTS}/{split}/{name}", "uint64") for split in splits_at(store))
 
 
 @functools.lru_cache(VERSIONS_OPEN)
 def _columns_of_version(root: Store, version: Name) -> tuple[Columns, ...]:
-    """The kept columns of both splits of a version."""
+    """The kept columns of all splits of a version."""
     store = version_store(root, version)
     manifest = read_manifest(store)
-    return tuple(columns_of(store, manifest, split) for split in SPLITS)
+    return tuple(columns_of(store, manifest, split) for split in splits_of(manifest["totals"]))

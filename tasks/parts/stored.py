@@ -29,7 +29,9 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
+from tasks.output.target import SPLIT_KEY
 from tasks.parts.documents import Documents, one_array, shard_places, stored_arrays
+from tasks.text.signatures import NUMBERS
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
@@ -163,12 +165,13 @@ class DocumentArrays(NamedTuple):
 
 
 class DigestArrays(NamedTuple):
-    """Arrays of a shard of a build that drops duplicates: 16 bytes of its text's digest for each sequence, as two entries; and
-    the length of the text.
+    """Arrays of a shard of a build that compares documents: the length of the text of each sequence; where duplicates are
+    dropped, 16 bytes of the text's digest, as two entries; where near-duplicates are looked for, its signature, NUMBERS entries.
     """
 
-    digest: StoredArray
     text_bytes: StoredArray
+    digest: StoredArray | None
+    signature: StoredArray | None
 
 
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
@@ -181,16 +184,27 @@ def open_arrays_at(store: Store) -> tuple[FlatTokens, DocumentArrays]:
     return open_split(store), DocumentArrays(key, row)
 
 
+def open_split_keys(store: Store) -> StoredArray:
+    """Open the split keys of a shard that has some, wherever it is."""
+    return open_array(store / f"{DOCUMENTS}/{SPLIT_KEY}", "uint64")
+
+
 def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens, DocumentArrays]:
     """Open a shard to read its arrays *names*. Facts that the receipt has are not read from the store."""
     return open_shard(_store_of(root, shard, names), shard)
 
 
-def open_digests(root: Store, shard: TokenShard) -> DigestArrays:
-    """Open the digests and the lengths of a shard's texts."""
-    names = tuple(f"{DOCUMENTS}/{name}" for name in DigestArrays._fields)
-    store = _store_of(root, shard, names[:1]) / shard_key(shard.key)
-    return DigestArrays(*(open_array(store / name, "uint64") for name in names))
+def open_digests(root: Store, shard: TokenShard, *wanted: str) -> DigestArrays:
+    """Open the lengths, the digests and the signatures of a shard's texts. *wanted*: those of ``digest`` and ``signature`` that
+    will be read.
+    """
+    named = {"digest": "digest" if shard.has_digests else None, "signature": shard.signed}
+    store = _store_of(root, shard, tuple(f"{DOCUMENTS}/{named[name]}" for name in wanted)) / shard_key(shard.key)
+
+    def opened(name: str | None) -> StoredArray | None:
+        return open_array(store / f"{DOCUMENTS}/{name}", "uint64") if name else None
+
+    return DigestArrays(open_array(store / f"{DOCUMENTS}/text_bytes", "uint64"), *map(opened, named.values()))
 
 
 def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
@@ -210,6 +224,8 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     yield from document_spec(SHARD_LAYOUT).metadata(shard.written).values()
     if shard.has_digests:
         yield from document_spec(SHARD_LAYOUT).metadata(2 * shard.written).values()
+    if shard.signed is not None:
+        yield from document_spec(SHARD_LAYOUT).metadata(NUMBERS * shard.written).values()
     if shard.masked:
         yield from SHARD_LAYOUT.loss_mask.metadata(shard.token_count).values()
     yield from group_metadata(SHARD_LAYOUT.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()
@@ -220,6 +236,7 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
     tokens, documents = open_arrays(root, shard, "seq_starts", f"{DOCUMENTS}/key", *names)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     keys, lengths = documents.key.read(0, tokens.seq_count), np.diff(starts)
+    split_keys = open_split_keys(tokens.store).read(0, tokens.seq_count) if shard.has_split_keys else None
     return Documents(
         keys,
         *one_array(keys, lengths),
@@ -227,6 +244,7 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
         (stored_arrays(tokens),),
         lambda: shard_places(documents.row.read(0, tokens.seq_count), shard.file_starts),
         lambda wanted: shard_columns(root, shard, wanted),
+        split_keys,
     )
 
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.manifest import LOSS_MASK, SPLITS
+from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
 from tasks.config import DocumentPolicy
-from tasks.models import TokenShard, UnfinishedLocation
+from tasks.models import Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key
 from tasks.parts.documents import Documents, TokenArrays, shard_places
 from tasks.parts.runs import runs_in_memory
@@ -32,8 +32,15 @@ STREAMED: LayoutName = "mmap"
 CHECKSUM_BYTES = 4
 """After each chunk of an object."""
 ENTRIES = "entries"
-"""Below a streamed shard: all keys of its documents, all rows, all lengths, and whether each is in validation."""
-COLUMNS = (("key", np.dtype("<u8")), ("row", np.dtype("<u8")), ("length", np.dtype("<u8")), ("in_validation", np.dtype("?")))
+"""Below a streamed shard: all keys of its documents, all rows, all lengths, and the number of each one's split; then all split
+keys, where it has them."""
+COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
+    ("key", np.dtype("<u8")),
+    ("row", np.dtype("<u8")),
+    ("length", np.dtype("<u8")),
+    ("split", np.dtype("u1")),
+)
+SPLIT_KEYS = ("split_key", np.dtype("<u8"))
 
 
 def may_stream(root: Store, layout: LayoutName, documents: DocumentPolicy, *, here: bool) -> bool:
@@ -42,26 +49,31 @@ def may_stream(root: Store, layout: LayoutName, documents: DocumentPolicy, *, he
     - other machines tokenize, rather than this one (*here*);
     - the output is remote, or the layout compresses its objects: a killed build would lose what an object has before it is
     complete;
-    - duplicates are dropped: the next build may need a document that this version leaves out.
+    - documents are compared with each other: the next build may need one that this version leaves out.
     """
-    return here and root.is_local and layout == STREAMED and documents.duplicates != "drop"
+    return here and root.is_local and layout == STREAMED and not documents.compares
 
 
 class ShardEntries(NamedTuple):
-    """Entries of the documents of a shard: keys, rows within the slice, lengths in tokens, each uint64[n]; and which are in
-    validation, bool[n].
+    """Entries of the documents of a shard: keys, rows within the slice, lengths in tokens, each uint64[n]; the number
+    of each one's split in EVERY_SPLIT, [n]; and split keys, uint64[n], if it has them.
     """
 
     key: npt.NDArray[np.uint64]
     row: npt.NDArray[np.uint64]
     length: npt.NDArray[np.uint64]
-    in_validation: npt.NDArray[np.bool_]
+    split: npt.NDArray[np.integer[Any] | np.bool_]
+    split_key: npt.NDArray[np.uint64] | None = None
+
+
+def _columns(has_split_keys: bool) -> list[tuple[str, np.dtype[Any]]]:
+    return [*COLUMNS, *([SPLIT_KEYS] if has_split_keys else [])]
 
 
 def write_entries(store: Store, parts: Sequence[ShardEntries]) -> StoredObject:
     """Write the entries of a streamed shard, from some at a time."""
     with store.create(ENTRIES) as entries:
-        for name, dtype in COLUMNS:
+        for name, dtype in _columns(any(part.split_key is not None for part in parts)):
             for part in parts:
                 entries.write(np.ascontiguousarray(getattr(part, name), dtype))
     return entries.stored
@@ -71,10 +83,11 @@ def read_entries(root: Store, shard: TokenShard) -> ShardEntries:
     """The entries of a streamed shard. ValueError where they are not as many as its receipt says."""
     key = f"{shard_key(shard.key)}/{ENTRIES}"
     data, begin = root.read(key), 0
-    if len(data) != shard.written * sum(dtype.itemsize for _, dtype in COLUMNS):
+    columns = _columns(shard.has_split_keys)
+    if len(data) != shard.written * sum(dtype.itemsize for _, dtype in columns):
         raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {shard.written} documents")
     found: list[npt.NDArray[Any]] = []
-    for _, dtype in COLUMNS:
+    for _, dtype in columns:
         found.append(np.frombuffer(data, dtype, shard.written, begin))
         begin += shard.written * dtype.itemsize
     return ShardEntries(*found)
@@ -84,26 +97,28 @@ def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLoc
     """The documents of a streamed shard."""
     entries = read_entries(root, shard)
     lengths, begins = entries.length.astype(np.int64), np.empty(len(entries.length), np.int64)
-    for mine in (entries.in_validation, ~entries.in_validation):
+    for number in range(len(location.splits)):
+        mine = entries.split == number
         begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
 
-    def arrays(split: str) -> TokenArrays:
+    def arrays(split: Split) -> TokenArrays:
         tokens = partial(runs_in_memory, list(unfinished_items(root, location, split, "encoded_tokens")))
         masks = list(unfinished_items(root, location, split, LOSS_MASK)) if shard.masked else None
         return TokenArrays(tokens, masks if masks is None else partial(runs_in_memory, masks))
 
     return Documents(
         entries.key,
-        entries.in_validation.astype(np.int8),  # a number in SPLITS
+        entries.split.astype(np.int8),  # a number in EVERY_SPLIT
         begins,
         lengths,
-        tuple(map(arrays, SPLITS)),
+        tuple(map(arrays, location.splits)),
         lambda: shard_places(entries.row, shard.file_starts),
         lambda wanted: shard_columns(root, shard, wanted),
+        entries.split_key,
     )
 
 
-def unfinished_items(root: Store, location: UnfinishedLocation, split: str, name: str) -> Iterator[npt.NDArray[Any]]:
+def unfinished_items(root: Store, location: UnfinishedLocation, split: Split, name: str) -> Iterator[npt.NDArray[Any]]:
     """The items of a slice in the array *name* of a split, as consecutive arrays, mapped from their objects. ValueError where an
     object is missing, or ends before them.
     """
@@ -135,11 +150,14 @@ def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n:
 
 def check_unfinished(root: Store, location: UnfinishedLocation) -> None:
     """ValueError where the tokens of a streamed shard, or their mask, are not what was written."""
-    for split in SPLITS:
+    for split in location.splits:
         wanted = location.of(split)
-        for name, told in (("encoded_tokens", wanted.digest), *([(LOSS_MASK, wanted.mask_digest)] if wanted.mask_digest else [])):
+        for name, recorded in (
+            ("encoded_tokens", wanted.digest),
+            *([(LOSS_MASK, wanted.mask_digest)] if wanted.mask_digest else []),
+        ):
             digest = blake3()
             for part in unfinished_items(root, location, split, name):
                 digest.update(part.view(np.uint8).data)
-            if f"{BLAKE3}{digest.hexdigest()}" != told:
+            if f"{BLAKE3}{digest.hexdigest()}" != recorded:
                 raise ValueError(f"its tokens in {split} of the unfinished version {location.version} are not what was written")

@@ -19,7 +19,8 @@ FORMER = "documents/columns.former"
 
 class ShardColumns:
     """Writes the kept columns of a shard in a staging directory. What was written is rewritten where a later row shows that a
-    column is of another kind, which happens twice a column at most.
+    column is of another kind, which happens twice a column at most. ``kinds``: of all rows of the slice, those that were left out
+    among them, so that the kinds of a dataset do not depend on how its sources were cut.
     """
 
     def __init__(self, store: Store) -> None:
@@ -36,6 +37,10 @@ class ShardColumns:
             self._widen(dict(kinds))
         assert self._writer is not None
         self._writer.append(batch)
+
+    def end(self, kinds: Mapping[str, str]) -> None:
+        """There are no more rows. *kinds* fit all that were read, those that were not appended among them."""
+        self.kinds = dict(kinds)
 
     def _widen(self, kinds: dict[str, str]) -> None:
         former, count = self._writer, self._writer.row_count if self._writer else 0

@@ -23,18 +23,20 @@ from pydantic import ValidationError
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import parts_of
-from flat_tokens.manifest import LOSS_MASK, MANIFEST, SPLITS, read_manifest
+from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from tasks.models import Name, PublishedLocation, TokenShard, digest_of
 from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
+from tasks.output.target import SPLIT_KEY
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
 from tasks.parts.opening import open_shard
-from tasks.parts.stored import document_spec
+from tasks.parts.stored import document_spec, open_digests
 from tasks.shards.receipts import load_shard, read_receipt
+from tasks.text.signatures import NUMBERS
 from tasks.tokenize.segments import STORED, Segments
 
 logger = logging.getLogger(__name__)
@@ -67,38 +69,46 @@ def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
 
 
 class IndexEntry(NamedTuple):
-    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each split."""
+    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each of
+    EVERY_SPLIT.
+    """
 
     shard: TokenShard
     file: int
     first_row: int
-    seq_counts: tuple[int, int]
+    seq_counts: tuple[int, ...]
 
 
 def write_index(root: Store, version: Name, entries: Iterable[IndexEntry]) -> None:
-    """Write the index of a version that holds shards in order. Shards with digests of texts are kept next to it: it
-    may lack some of their documents, and another version may need these, and the digests of all.
+    """Write the index of a version that holds shards in order. Shards with digests or signatures of texts are kept next to it: it
+    may lack some of their documents, and another version may need these, and the digests and signatures of all.
     """
     shards: dict[str, TokenShard] = {}
-    firsts = [0, 0]
+    firsts = [0] * len(EVERY_SPLIT)
     kept: dict[str, TokenShard] = {}
     for shard, file, first_row, counts in entries:
-        if shard.has_digests:
+        if shard.is_compared:
             kept.setdefault(shard.key, shard.model_copy(update={"inputs": {}, "text_bytes_taken": 0}))
             continue
-        train, validation = ((first, count) for first, count in zip(firsts, counts, strict=True))
+        train, validation, test = ((first, count) for first, count in zip(firsts, counts, strict=True))
         location = PublishedLocation(
             version=version,
             first_row=first_row,
             first_file=file if shard.file_rows else None,
             train=train,
             validation=validation,
+            test=test if firsts[-1] + counts[-1] else (0, 0),
         )
         bare: dict[str, Any] = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
+    put_index(root, version, list(shards.values()), list(kept.values()))
+
+
+def put_index(root: Store, version: Name, shards: Sequence[TokenShard], kept: Sequence[TokenShard]) -> None:
+    """Write the index of a version that holds *shards*, and next to which others are kept."""
     some = {"shards": shards, "kept": kept} if kept else {"shards": shards}
-    facts = {name: [shard.model_dump(mode="json", exclude_defaults=True) for shard in of.values()] for name, of in some.items()}
+    facts = {name: [shard.model_dump(mode="json", exclude_defaults=True) for shard in of] for name, of in some.items()}
     root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
 
 
@@ -218,6 +228,19 @@ class StoredTokens:
         mask = None if masks is None else np.concatenate([*masks, np.empty(0, np.uint8)])
         return TokenBatch(tokens, starts.astype(np.uint64), int(tokens.max(initial=0)) >> 1, mask)
 
+    def signatures(self, numbers: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.uint64] | None:
+        """The signatures, from the array *name*, of known segments that stand side by side, whose tokens were taken; None where
+        their shard has none of that name.
+        """
+        found = self._found
+        shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
+        if shard.signed != name:
+            return None
+        count = int(found.documents[numbers].sum())
+        stored = open_digests(self.root, shard, "signature").signature
+        assert stored is not None
+        return stored.read(NUMBERS * first, NUMBERS * (first + count))
+
     def stretches(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Ranges of segments that are all unknown, or stand side by side in one shard."""
         if not len(numbers):
@@ -237,6 +260,7 @@ class StoredTokens:
         """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
             shards = [*self.shards.values(), *self._kept.values(), *self._strays()]
+            shards.sort(key=lambda shard: shard.signed is None)  # of the same segment the one that needs no new signatures
             parts = [segments_of(shard) for shard in shards]
             counts = [len(part) for part in parts]
             stored = np.concatenate([*parts, np.empty(0, STORED)])
@@ -275,7 +299,7 @@ class StoredTokens:
         version = shard.published.version
         store = version_store(self.root, version)
         try:
-            for key in objects_of(self._manifest(version), store, shard.published, shard.masked, bool(shard.columns)):
+            for key in objects_of(self._manifest(version), store, shard):
                 with self._lock:
                     where = (version, key)
                     if where not in self._checked:
@@ -293,35 +317,43 @@ class StoredTokens:
     def _manifest(self, version: str) -> VersionObjects:
         with self._lock:
             if version not in self._manifests:
-                told = read_manifest(version_store(self.root, version))
-                objects = {one["key"]: stored_object(one) for one in told["objects"]}
-                self._manifests[version] = VersionObjects(LAYOUTS[told["layout"]], told["totals"], objects)
+                manifest = read_manifest(version_store(self.root, version))
+                objects = {one["key"]: stored_object(one) for one in manifest["objects"]}
+                self._manifests[version] = VersionObjects(LAYOUTS[manifest["layout"]], manifest["totals"], objects)
             return self._manifests[version]
 
 
-def objects_of(
-    manifest: VersionObjects, store: Store, location: PublishedLocation, masked: bool = False, with_columns: bool = False
-) -> Iterator[str]:
-    """Keys of the objects of a version that hold the documents of a slice, with those that tell what they are."""
-    layout = manifest.layout
-    for split, (first, count) in zip(SPLITS, (location.train, location.validation), strict=True):
+def objects_of(manifest: VersionObjects, store: Store, shard: TokenShard) -> Iterator[str]:
+    """Keys of the objects of a version that hold the documents of a published slice, with those that tell what they are."""
+    layout, location = manifest.layout, shard.published
+    assert location is not None
+    if any(location.of(split)[1] for split in EVERY_SPLIT if split not in splits_of(manifest.totals)):
+        raise ValueError(f"its index reports {location.test[1]} sequences of a test split, which it has not")
+    arrays = [
+        "key",
+        *(["file"] if location.first_file is not None else []),
+        "row",
+        *([SPLIT_KEY] if shard.has_split_keys else []),
+    ]
+    for split in splits_of(manifest.totals):
+        first, count = location.of(split)
         totals, start, stop = manifest.totals[split], 0, 0
-        # Both splits are opened, whichever has the documents.
+        # All splits are opened, whichever has the documents.
         yield from (f"{split}/{key}" for key in group_metadata(layout.zarr_format, {}))
         if first + count > totals["seq_count"]:
             raise ValueError(f"its index reports {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
-        for column in ("key", "file", "row") if location.first_file is not None else ("key", "row"):
+        for column in arrays:
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
-        if with_columns:
+        if shard.columns:
             parts = parts_of(manifest.objects, split, totals["seq_count"])
             yield from (part.key for part in parts if part.first < first + count and part.stop > first)
         if count:
             start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
         yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
-        if masked or any(key.startswith(f"{split}/{LOSS_MASK}/") for key in manifest.objects):
+        if shard.masked or any(key.startswith(f"{split}/{LOSS_MASK}/") for key in manifest.objects):
             # A slice without a mask of its own reads none, but its version's is opened.
-            where = (start, stop) if masked else (0, 0)
+            where = (start, stop) if shard.masked else (0, 0)
             yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], *where)
 
 

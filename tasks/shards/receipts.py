@@ -40,8 +40,14 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    unused = {name for name in ("masked", "columns", "file_rows", "unfinished", "published") if not getattr(shard, name)}
+    unused = {
+        name
+        for name in ("masked", "columns", "has_split_keys", "matches", "examples", "file_rows", "unfinished", "published")
+        if not getattr(shard, name)
+    }
     facts = shard.model_dump(mode="json", exclude=unused)
+    if shard.unfinished is not None and shard.unfinished.test is None:
+        del facts["unfinished"]["test"]
     return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -81,7 +87,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
             raise ValueError("it has the receipt of another shard")
         for stored, now in zip(shard.objects, digest_all(store, shard.objects), strict=True):
             if now != stored:
-                raise ValueError(f"{stored.key} has {now.size} bytes, {now.told}; not what was written")
+                raise ValueError(f"{stored.key} has {now.size} bytes, {now.digest_text}; not what was written")
         if shard.unfinished is not None:
             check_unfinished(root, shard.unfinished)
     except NO_OBJECT as error:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pydantic import Field, model_validator
 
 from flat_tokens.stores.store import StoredObject
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
-from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
+from tasks.models import FORMAT_SEMANTICS, SIGNATURE, Model, Slice, digest_of
+from tasks.text.signatures import EDITION, signatures
 from tasks.tokenize.chat import Chat
 
 
@@ -25,6 +29,8 @@ class Recipe(Model):
     chats: tuple[Chat | None, ...] = Field((), description="Of each source with messages, how these become tokens")
     by_reference: tuple[int, ...] = Field((), description="Sources whose conversations the reference engine tokenizes")
     steps: tuple[dict[str, Any], ...] = Field((), description="Of documents, with their versions, as manifests have them")
+    split_by: str = Field("key", description="What decides on a document's split: its key, its text or a column")
+    forgotten: str = Field("", description="Digest of the output's list of documents that are left out; empty: there is none")
 
     @model_validator(mode="after")
     def steps_with_versions(self) -> Self:
@@ -44,10 +50,11 @@ class Recipe(Model):
             **self._text_of(part),
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
-            "documents": {**self.documents.told(), **self._steps()},
+            "documents": {**self._policy(), **self._steps()},
             "semantics": FORMAT_SEMANTICS,
             **({"engine": self.engine} if self.engine else {}),
             **({"lossy": True} if self.tokenizer.lossy else {}),
+            **({"split_by": self.split_by} if self.has_split_keys(part) else {}),
             **({"chat": chat.model_dump(mode="json")} if (chat := self.chat(part)) else {}),
         }
 
@@ -61,7 +68,7 @@ class Recipe(Model):
     def of_segments(self, part: Slice) -> bytes:
         """The digest of all that decides the tokens of a segment besides its documents, in 64 bytes: files and ranges do not."""
         tokenizer = (self.tokenizer_digest, self.engine, self.tokenizer.lossy)
-        policy = {**self.documents.model_dump(exclude={"steps", "duplicates"}), **self._steps()}
+        policy = {**self.documents.model_dump(exclude={"steps", "duplicates", "near_duplicates"}), **self._steps()}
         return digest_of("segment", FORMAT_SEMANTICS, policy, *tokenizer, *self._loss(part)).encode()
 
     def of_texts(self, part: Slice) -> bytes:
@@ -73,8 +80,33 @@ class Recipe(Model):
         chat = self.chat(part)
         return [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
 
+    @property
+    def signed(self) -> str | None:
+        """The name of the array of signatures, which says how they are made; None without them."""
+        near = self.documents.near_duplicates
+        return f"{SIGNATURE}-{EDITION}-{near.words}" if near else None
+
+    def signatures_of(self, texts: pa.LargeStringArray, part: Slice) -> npt.NDArray[np.uint64]:
+        """The signatures of texts of a slice: uint64[n, NUMBERS]. For a recipe that has them."""
+        near = self.documents.near_duplicates
+        assert near is not None
+        return signatures(texts, self.of_texts(part), near.words)
+
+    def _policy(self) -> dict[str, object]:
+        """The policy as far as it decides the bytes of a shard: signatures are the same for every threshold."""
+        policy = {name: value for name, value in self.documents.recorded().items() if name != "near_duplicates"}
+        return {**policy, **({"signatures": self.signed} if self.signed else {})}
+
     def _steps(self) -> dict[str, object]:
         return {"steps": self.steps} if self.steps else {}
+
+    def split_by_of(self, part: Slice) -> str | None:
+        """The value that decides on the splits of its documents: ``text``, or a column; None where it is their keys."""
+        return self.source(part).split_by(self.split_by, self.documents.opened().gives_columns)
+
+    def has_split_keys(self, part: Slice) -> bool:
+        """Whether its shard has split keys."""
+        return self.split_by_of(part) is not None
 
     def masked(self, part: Slice) -> bool:
         """Whether its tokens have a loss mask."""

@@ -24,9 +24,9 @@ class BrokenStreamError(Exception):
 class SliceStream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
-    def append(self, batch: TokenBatch, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Take the next documents, with their keys, uint64[n]. Return which of them go to validation: bool[n]. BrokenStreamError
-        where the version's objects have been given up.
+    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+        """Take the next documents, with their split keys, uint64[n]. Return the split of each: its number in EVERY_SPLIT.
+        BrokenStreamError where the version's objects have been given up.
         """
         ...
 

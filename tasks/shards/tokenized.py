@@ -22,7 +22,8 @@ from tasks.tokenize.segments import DIGEST_BYTES, Segments
 
 class Batch(NamedTuple):
     """Some documents: their tokens, keys and rows, uint64[n] each, and kept columns, of ``kinds``. Where duplicates are dropped,
-    the digests of the texts and their lengths, uint64[2 n] and uint64[n].
+    the digests of the texts and their lengths, uint64[2 n] and uint64[n]; where near-duplicates are looked for, the signatures of
+    the texts, uint64[NUMBERS * n]. ``split_keys``: uint64[n], if other values than the keys decide on splits.
     """
 
     tokens: TokenBatch
@@ -32,6 +33,8 @@ class Batch(NamedTuple):
     kinds: Mapping[str, str]
     digests: npt.NDArray[np.uint64] | None = None
     text_bytes: npt.NDArray[np.uint64] | None = None
+    split_keys: npt.NDArray[np.uint64] | None = None
+    signatures: npt.NDArray[np.uint64] | None = None
 
 
 class Tokenized(NamedTuple):
@@ -59,17 +62,20 @@ def tokenize_segments(
     for first, last in known.stretches(numbers):
         part = segments.documents.part(int(borders[first]), int(borders[last]))
         tokens = known.take(numbers[first:last]) if numbers[first] >= 0 else None
+        signed = known.signatures(numbers[first:last], recipe.signed) if tokens is not None and recipe.signed else None
         if tokens is not None:
             taken += text_length(part)
         else:
             last_rows = part.rows[borders[first + 1 : last + 1] - borders[first] - 1]
             tokens, part = tokens_of(part, slice_, recipe.source(slice_), recipe.documents, encoder, refused)
             counts[first:last] = np.diff(np.searchsorted(part.rows, last_rows, "right"), prepend=0)
-        batch = Batch(tokens, part.keys, part.rows, part.columns, kinds)
+        batch = Batch(tokens, part.keys, part.rows, part.columns, kinds, split_keys=part.split_keys)
+        if recipe.documents.compares:
+            batch = batch._replace(text_bytes=np.diff(text_buffers(part.texts)[1]).astype(np.uint64))
         if recipe.documents.duplicates == "drop":
-            digests = text_digests(part.texts, recipe.of_texts(slice_)).reshape(-1)
-            lengths = np.diff(text_buffers(part.texts)[1]).astype(np.uint64)
-            batch = batch._replace(digests=digests, text_bytes=lengths)
+            batch = batch._replace(digests=text_digests(part.texts, recipe.of_texts(slice_)).reshape(-1))
+        if recipe.signed:
+            batch = batch._replace(signatures=recipe.signatures_of(part.texts, slice_).reshape(-1) if signed is None else signed)
         batches.append(batch)
     names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
     return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)

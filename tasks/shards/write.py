@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,11 @@ from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, file_rows_as_text
+from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
-from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, DigestArrays, DocumentArrays, document_spec, open_arrays_at
+from tasks.output.target import SPLIT_KEY
+from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, DocumentArrays, document_spec, open_arrays_at, open_split_keys
 from tasks.parts.unfinished import ShardEntries, write_entries
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
@@ -128,6 +130,8 @@ class ShardWriter(NamedTuple):
     columns: ShardColumns
     digest: ArrayWriter | None = None
     text_bytes: ArrayWriter | None = None
+    split_key: ArrayWriter | None = None
+    signature: ArrayWriter | None = None
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
@@ -136,16 +140,27 @@ class ShardWriter(NamedTuple):
         self.row.append(batch.rows)
         if batch.columns is not None:
             self.columns.append(batch.columns, batch.kinds)
-        if self.digest is not None and self.text_bytes is not None:
-            assert batch.digests is not None
-            assert batch.text_bytes is not None
-            self.digest.append(batch.digests)
-            self.text_bytes.append(batch.text_bytes)
+        if self.split_key is not None:
+            assert batch.split_keys is not None
+            self.split_key.append(batch.split_keys)
+        for array, entries in (
+            (self.text_bytes, batch.text_bytes),
+            (self.digest, batch.digests),
+            (self.signature, batch.signatures),
+        ):
+            if array is not None:
+                assert entries is not None
+                array.append(entries)
+
+    def end_columns(self, kinds: Mapping[str, str]) -> None:
+        """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
+        self.columns.end(kinds)
 
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
-        arrays = [array for array in (self.key, self.row, self.digest, self.text_bytes) if array is not None]
+        some = (self.key, self.row, self.digest, self.text_bytes, self.split_key, self.signature)
+        arrays = [one for one in some if one is not None]
         beside = [*self.columns.objects, *(stored for array in arrays for stored in array.objects)]
         objects = tuple(sorted([*self.tokens.objects, *beside]))
         counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
@@ -158,14 +173,26 @@ def staging_of(key: str, workspace: Workspace) -> Store:
 
 
 @contextlib.contextmanager
-def staging_shard(key: str, workspace: Workspace, masked: bool = False, digested: bool = False) -> Iterator[ShardWriter]:
+def staging_shard(
+    key: str,
+    workspace: Workspace,
+    masked: bool = False,
+    digested: bool = False,
+    has_split_keys: bool = False,
+    signed: str | None = None,
+) -> Iterator[ShardWriter]:
     """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
-    texts. The block appends to it.
+    texts, with split keys if it *has_split_keys*, *signed* with signatures of the texts in an array of that name. The block
+    appends to it.
     """
     store, spec = staging_of(key, workspace), document_spec(SHARD_LAYOUT)
-    names = (*DocumentArrays._fields, *(DigestArrays._fields if digested else ()))
+    names = {name: name for name in DocumentArrays._fields}
+    names |= {"digest": "digest"} if digested else {}
+    names |= {"text_bytes": "text_bytes"} if digested or signed else {}
+    names |= {"split_key": SPLIT_KEY} if has_split_keys else {}
+    names |= {"signature": signed} if signed else {}
     with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
-        arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in names}
+        arrays = {of: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for of, name in names.items()}
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 
 
@@ -178,10 +205,16 @@ class StreamedTokens:
         self._store, self._stream = store, stream
         self._parts: list[ShardEntries] = []
 
-    def append(self, tokens: TokenBatch, keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> None:
-        """Append documents with their keys and rows, uint64[n] each."""
-        in_validation = self._stream.append(tokens, keys)
-        self._parts.append(ShardEntries(keys, rows, np.diff(tokens.seq_starts), in_validation))
+    def append(
+        self,
+        tokens: TokenBatch,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.uint64],
+        split_keys: npt.NDArray[np.uint64] | None,
+    ) -> None:
+        """Append documents with their keys, rows and split keys, uint64[n] each; None where the keys decide on splits."""
+        numbers = self._stream.append(tokens, keys if split_keys is None else split_keys)
+        self._parts.append(ShardEntries(keys, rows, np.diff(tokens.seq_starts), numbers, split_keys))
 
     def end(self, *others: StoredObject) -> dict[str, Any]:
         """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
@@ -198,11 +231,15 @@ class StreamedShardWriter:
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
-        self._tokens.append(batch.tokens, batch.keys, batch.rows)
+        self._tokens.append(batch.tokens, batch.keys, batch.rows, batch.split_keys)
         self._token_count += batch.tokens.token_count
         self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
         if batch.columns is not None:
             self._columns.append(batch.columns, batch.kinds)
+
+    def end_columns(self, kinds: Mapping[str, str]) -> None:
+        """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
+        self._columns.end(kinds)
 
     def end(self) -> None:
         """Write what is left, and wait for the tokens."""
@@ -231,6 +268,7 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
     """
     store = staging_of(shard.key, workspace)
     tokens, documents = open_arrays_at(store)
+    split_keys = open_split_keys(store) if shard.has_split_keys else None
     streamed, starts = StreamedTokens(store, stream), tokens.seq_starts.read(0, tokens.seq_count + 1)
     # Documents of about BATCH_TOKENS together: where the batch of each begins.
     firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
@@ -243,7 +281,7 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
             None if tokens.loss_mask is None else tokens.loss_mask.read(low, high),
         )
         keys, rows = (array.read(first, stop) for array in documents)
-        streamed.append(batch, keys, rows)
+        streamed.append(batch, keys, rows, None if split_keys is None else split_keys.read(first, stop))
     made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
     for stored in shard.objects:
         if stored.key != COLUMNS:
@@ -259,9 +297,11 @@ def writer_of(
     shutil.rmtree(Path(workspace.staging) / recipe.key(slice_), ignore_errors=True)
     key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
     with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
-        written = (
-            staging_shard(key, workspace, masked, digested) if stream is None else streaming_shard(key, workspace, stream, masked)
-        )
+        written: contextlib.AbstractContextManager[ShardWriter | StreamedShardWriter]
+        if stream is None:
+            written = staging_shard(key, workspace, masked, digested, recipe.has_split_keys(slice_), recipe.signed)
+        else:
+            written = streaming_shard(key, workspace, stream, masked)
         with written as writer:
             yield writer
 
@@ -283,9 +323,11 @@ def tokenize_slice(
     work = partial(
         tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(workspace.root, versions)
     )
-    tally, refused, taken = Tally(), Tally(), 0
+    tally, refused, taken, tokenized = Tally(), Tally(), 0, 0
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    reads = ((segments, tally.kinds) for segments in cut(read_documents(slice_, source, recipe.documents, tally)))
+    forgotten, split_by = forgotten_at(workspace.root, recipe.forgotten), recipe.split_by_of(slice_)
+    texts = read_documents(slice_, source, recipe.documents, tally, split_by=split_by, forgotten=forgotten)
+    reads = ((segments, tally.kinds) for segments in cut(texts))
     with (
         naming(recipe.sources, slice_.source),
         named_errors(first.location or first.name),
@@ -299,13 +341,15 @@ def tokenize_slice(
                 writer.append(batch)
                 meter.add("tokenize", 0, batch.tokens.seq_count, batch.tokens.token_count)
             meter.add("tokenize", done.text_bytes)
+            tokenized += done.text_bytes
             names.append(done.names)
             documents.append(done.documents)
             taken += done.text_bytes_taken
             refused.add(done.refused)
+        writer.end_columns(tally.kinds)
     tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
-    meter.add("tokenize", slice_.text_bytes - tally.text_bytes)
+    meter.add("tokenize", slice_.text_bytes - tokenized)
     return TokenShard(
         key=recipe.key(slice_),
         inputs=recipe.key_inputs(slice_),
@@ -315,9 +359,12 @@ def tokenize_slice(
         written=tally.written,
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
+        matches=dict(sorted(tally.matches.items())),
+        examples=dict(sorted(tally.examples.items())),
         segments=segments_as_text(names, documents),
         file_rows=file_rows_as_text(tally.file_rows),
         text_bytes_taken=taken,
+        has_split_keys=recipe.has_split_keys(slice_),
         **writer.stored,
     )
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.columns import common, kind_of
-from flat_tokens.steps import Steps
+from flat_tokens.columns import FLOAT64_HAS_ALL, common, kind_of
+from flat_tokens.forgotten import Forgotten
+from flat_tokens.keys import document_keys
+from flat_tokens.steps import Steps, TextMatch
 from flat_tokens.text.formats import FORMATS
-from flat_tokens.text.rows import Rows, as_unicode, keys_of, text_buffers, too_long
+from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice
 from tasks.text.files import range_of, rows_of, text_file
@@ -26,18 +28,20 @@ from tasks.text.runs import RunOfFiles
 
 class TextBatch(NamedTuple):
     """Texts without nulls, all of them Unicode; key uint64[n] and row uint64[n] (within the slice) of each; and as many rows of
-    the columns that are kept, None where none is.
+    the columns that are kept, None where none is. ``split_keys``: uint64[n], None where the keys decide on splits.
     """
 
     texts: pa.LargeStringArray
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint64]
     columns: pa.RecordBatch | None = None
+    split_keys: npt.NDArray[np.uint64] | None = None
 
     def part(self, start: int, stop: int) -> TextBatch:
         """Documents ``start:stop``. No copy."""
         columns = None if self.columns is None else self.columns.slice(start, stop - start)
-        return TextBatch(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns)
+        split_keys = None if self.split_keys is None else self.split_keys[start:stop]
+        return TextBatch(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns, split_keys)
 
     def those(self, keep: npt.NDArray[np.bool_]) -> TextBatch:
         """The documents *keep*, bool[n]."""
@@ -45,7 +49,12 @@ class TextBatch(NamedTuple):
             return self
         mask = pa.array(keep)
         columns = None if self.columns is None else self.columns.filter(mask)
-        return TextBatch(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns)
+        split_keys = None if self.split_keys is None else self.split_keys[keep]
+        return TextBatch(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns, split_keys)
+
+
+EXAMPLES = 3
+"""Documents that are kept as examples of what a step found, of each slice and of each version."""
 
 
 @dataclass
@@ -54,6 +63,7 @@ class Tally:
     about how many of its ``text_bytes`` have been read.
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
     kept columns, as far as they have been read; ``kind_files``: the first file that made each of them what it is.
+    ``matches``: documents in which steps found something, by step and what it was; ``examples``: the first few of each.
     """
 
     rows: int = 0
@@ -68,6 +78,15 @@ class Tally:
     kinds: dict[str, str] = field(default_factory=dict)
     kind_files: dict[str, str] = field(default_factory=dict)
     file_rows: list[int] = field(default_factory=list)
+    matches: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def note(self, matches: Sequence[TextMatch], rows: npt.NDArray[np.uint64], gone: npt.NDArray[np.bool_]) -> None:
+        """Count what steps found in n documents, which are at *rows*. Those that are *gone* are not kept as examples."""
+        for match in matches:
+            self.matches[match.name] += 1
+            if not gone[match.document] and len(examples := self.examples.setdefault(match.name, [])) < EXAMPLES:
+                examples.append({"row": int(rows[match.document]), **match.example})
 
     def add(self, refused: Tally) -> None:
         """Add the counts of documents that were refused after they had been counted here."""
@@ -77,21 +96,59 @@ class Tally:
 
 
 def read_documents(
-    slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None = None
+    slice_: Slice,
+    source: Source,
+    policy: DocumentPolicy,
+    tally: Tally,
+    batch_bytes: int | None = None,
+    split_by: str | None = None,
+    forgotten: Forgotten | None = None,
 ) -> Iterator[TextBatch]:
-    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, after the policy's steps; *tally*
-    counts along. ValueError names file and row of a bad document where the policy says so, and a file that changes meanwhile.
+    """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, after the policy's steps, without
+    those that are *forgotten*, whose text is counted. *tally* counts along. *split_by*: ``text``, or a kept column, whose hashes
+    are the split keys. ValueError names file and row of a bad document where the policy says so, and a file that changes
+    meanwhile.
     """
     steps = policy.opened()
     for documents in _read(slice_, source, policy, tally, batch_bytes):
+        if split_by == "text":  # before all steps, as keys are
+            documents = documents._replace(split_keys=keys_of(documents.texts, None))
         if steps.described:
-            documents = _take_steps(steps, documents, slice_, source, policy, tally)
-        tally.written += len(documents.texts)
+            documents = _take_steps(steps, documents, slice_, source, policy, tally, forgotten)
+        if split_by is not None and split_by != "text":
+            assert documents.columns is not None
+            documents = documents._replace(split_keys=value_keys(documents.columns.column(split_by), documents.keys))
         _, offsets = text_buffers(documents.texts)
         tally.text_bytes += int(offsets[-1] - offsets[0])
+        if forgotten is not None and (gone := forgotten.those(documents.keys)).any():
+            # Behind the steps: what is counted of the others is then what a version says that had these documents.
+            tally.skipped["forgotten"] += int(gone.sum())
+            documents = documents.those(~gone)
+        tally.written += len(documents.texts)
         yield documents
     if tally.read != tally.written + tally.skipped.total():
         raise AssertionError(f"{slice_.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
+
+
+def value_keys(values: pa.Array, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hashes of the values of a kept column, whose kind may differ from batch to batch: equal values, equal hash: uint64[n]. A
+    document without a value has its own key.
+    """
+    there = np.asarray(values.is_valid())
+    values, found = values.drop_null(), keys.copy()
+    if pa.types.is_floating(values.type):
+        numbers = values.to_numpy()
+        whole = np.abs(numbers) < FLOAT64_HAS_ALL
+        whole[whole] = numbers[whole] == np.floor(numbers[whole])
+        hashes = np.empty(len(numbers), np.uint64)
+        hashes[whole] = keys_of(ids_as_text(pa.array(numbers[whole].astype(np.int64))), None)
+        bits = np.where(np.isnan(numbers[~whole]), np.nan, numbers[~whole]).astype("<f8")
+        hashes[~whole] = document_keys(bits.view(np.uint8), np.arange(len(bits) + 1, dtype=np.int64) * 8)
+    else:
+        text = values.cast(pa.string()) if pa.types.is_boolean(values.type) else values
+        hashes = keys_of(ids_as_text(text), None)
+    found[there] = hashes
+    return found
 
 
 def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[TextBatch]:
@@ -172,8 +229,28 @@ def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
     tally.kinds, tally.kind_files = kinds, files
 
 
+def _note_step_kinds(given: Mapping[str, str], slice_: Slice, tally: Tally) -> None:
+    """Note the kinds of columns that steps give. ValueError where one is of two that do not go together."""
+    kinds = dict(tally.kinds)
+    for name, kind in given.items():
+        fits = common(kinds.get(name, "null"), kind)
+        if fits is None:
+            raise ValueError(
+                f"a step gives column {name!r} as {kind} for some documents of {slice_.label}, and as {kinds[name]} for others. "
+                "Let it give one type"
+            )
+        kinds[name] = fits
+    tally.kinds = kinds
+
+
 def _take_steps(
-    steps: Steps, documents: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally
+    steps: Steps,
+    documents: TextBatch,
+    slice_: Slice,
+    source: Source,
+    policy: DocumentPolicy,
+    tally: Tally,
+    forgotten: Forgotten | None,
 ) -> TextBatch:
     """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
     before.
@@ -191,8 +268,8 @@ def _take_steps(
     lengths = np.diff(text_buffers(texts)[1])
     long, empty = lengths > policy.max_bytes, (lengths == 0) & (policy.empty == "skip")
     bad = [(int(documents.rows[i]), reason, detail) for i, reason, detail in found.failed]
-    told = ((int(documents.rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
-    bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in told]
+    messages = ((int(documents.rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
+    bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in messages]
     if bad:
         if policy.on_bad == "error":
             raise bad_document(slice_, source, *min(bad))
@@ -200,9 +277,13 @@ def _take_steps(
     tally.skipped.update(found.skipped)
     tally.skipped["empty"] += int(empty.sum())
     tally.replaced.update(+found.changed)
+    if found.matches:
+        gone = np.zeros(len(documents.keys), bool) if forgotten is None else forgotten.those(documents.keys)
+        tally.note(found.matches, documents.rows, gone)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
-    taken = documents.those(found.keep)._replace(texts=texts).those(stay)
+    _note_step_kinds(found.kinds, slice_, tally)
+    taken = documents.those(found.keep)._replace(texts=texts, columns=found.columns).those(stay)
     return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))
 
 

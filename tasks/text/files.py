@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import NoReturn
@@ -11,6 +12,7 @@ import pyarrow as pa
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
+from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.rows import Range, Rows, TextFile
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, SourceFile, Stamp, stamp_of
@@ -28,12 +30,32 @@ def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes |
     for setting in ("delimiter", "quotes"):
         if getattr(source, setting) is not None and file.format != "csv":
             raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
+    with _as_unreadable(file):
+        read = text_file(file, source, DocumentPolicy())._replace(content=content)
+        return tuple(FORMATS[file.format].ranges(read, range_bytes))
+
+
+@contextlib.contextmanager
+def _as_unreadable(file: SourceFile) -> Iterator[None]:
+    """Raise a library's errors as those of a file that cannot be read."""
     try:
         with named_errors(file.location):
-            read = text_file(file, source, DocumentPolicy())._replace(content=content)
-            return tuple(FORMATS[file.format].ranges(read, range_bytes))
+            yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         raise ValueError(f"{file.name} cannot be read as {file.format}: {error}") from error
+
+
+def with_partitions(file: SourceFile, source: Source, content: bytes | None = None) -> SourceFile:
+    """The file with the kept columns that its directories give: those that it has not itself. *content*: its bytes, where they
+    are known. Raises as ``plan_ranges`` does.
+    """
+    given = partitions_of(file.name)
+    names = [name for name in source.keep_columns or () if name in given]
+    if not names:
+        return file
+    with _as_unreadable(file):
+        own = FORMATS[file.format].columns(text_file(file, source, DocumentPolicy())._replace(content=content))
+    return file if own is None else file._replace(partitions=tuple((name, given[name]) for name in names if name not in own))
 
 
 def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextFile:
@@ -52,6 +74,7 @@ def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextF
         tools_column=source.tools_column,
         kept_columns=source.keep_columns or (),
         crlf=file.line_ends is not None,
+        partitions=file.partitions,
         delimiter=source.delimiter,
         quotes=source.quotes,
     )

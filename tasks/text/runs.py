@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +56,8 @@ class RunOfFiles(NamedTuple):
             return _in_batches(_placed(map(self._alone, self.ranges)), most)
         # A document that is longer than allowed is not read: no file with one is read with others.
         sizes = [part.file.size + ENTRY_BYTES for part in self.ranges]
-        groups = (self.ranges[start:stop] for start, stop in neighbours(sizes, min(most, self.policy.max_bytes)))
+        alike = (list(files) for _, files in groupby(zip(self.ranges, sizes, strict=True), lambda pair: pair[0].file.partitions))
+        groups = (group for files in alike for group in _groups(files, min(most, self.policy.max_bytes)))
         together = self._texts if kind == "text" else self._lines
         return _placed(together(group) if len(group) > 1 else self._alone(group[0]) for group in groups)
 
@@ -83,7 +84,8 @@ class RunOfFiles(NamedTuple):
             texts, counts = pa.concat_arrays(each), np.array(list(map(len, each)))
         else:
             texts, counts = plain_texts(data, ends, separator)
-        yield RunRows(Rows(texts, None, np.arange(len(texts)), len(texts), len(data)), counts.tolist())
+        columns = text_file(group[0].file, self.source, self.policy).kept({}, len(texts))
+        yield RunRows(Rows(texts, None, np.arange(len(texts)), len(texts), len(data), columns=columns), counts.tolist())
 
     def _lines(self, group: Sequence[FileRange]) -> Iterator[RunRows]:
         """The rows of some files of JSON lines: parsed as one block, unless a line, or a kept column, needs a closer look."""
@@ -105,6 +107,12 @@ class RunOfFiles(NamedTuple):
         rows = parse_block(block, text_file(part.file, self.source, self.policy))
         self.check(rows, part)
         yield RunRows(rows, (count,))
+
+
+def _groups(files: Sequence[tuple[FileRange, int]], most: int) -> Iterator[Sequence[FileRange]]:
+    """Neighbours among files, each with its size, that have *most* bytes together."""
+    for start, stop in neighbours([size for _, size in files], most):
+        yield [part for part, _ in files[start:stop]]
 
 
 def _no_rows() -> Rows:

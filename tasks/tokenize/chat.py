@@ -132,7 +132,12 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         data: bytes | None = store.read(name)
     else:
         data = beside(config.name, "chat_template.jinja", revision)
-    template = _default_of(settings.get("chat_template")) if data is None else data.decode()
+    where = f"the tokenizer {config.name}" if source.chat_template is None else source.chat_template
+    unusable = f"source {source.name!r}: the chat template of {where} cannot be used"
+    try:
+        template = _default_of(settings.get("chat_template")) if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{unusable}: it is not UTF-8 ({error}). Convert it first.") from error
     if template is None:
         raise ValueError(
             f"source {source.name!r}: tokenizer {config.name!r} has no chat template next to it. Set source.chat_template to a "
@@ -147,7 +152,10 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         tools=source.tools_column is not None,
         count=tuple(sorted(set(source.count))) if source.count else None,
     )
-    Renderers(settings_of(chat, [], divides=True), limits_of(config))  # ValueError where the template cannot be used
+    try:
+        Renderers(settings_of(chat, [], divides=True), limits_of(config))
+    except ValueError as error:
+        raise ValueError(f"{unusable}: {error}") from error
     return chat
 
 

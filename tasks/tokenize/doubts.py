@@ -30,4 +30,4 @@ def noting_doubts(root: Store, digest: str) -> Iterator[None]:
 
 def is_doubted(root: Store, digest: str) -> bool:
     """Whether engines of the tokenizer with this digest have differed at this output."""
-    return root.exists(_mark(digest))
+    return root.has(_mark(digest))

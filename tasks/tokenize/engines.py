@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
+from flat_tokens.token_bytes import TokenBytes
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
@@ -71,6 +72,8 @@ class Tokenizer:
     """Why the fast engine is not used, where the reference is slow."""
     probes: Callable[[], Iterable[str]] = tuple
     """Texts that its definition calls for, on which engines are compared."""
+    token_bytes: Callable[[], TokenBytes] | None = None
+    """The bytes of each of its ids."""
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:
@@ -162,7 +165,7 @@ def is_visible(character: str) -> bool:
 LIKE_A_SPACE = "\u115f\u1160\u2581\u2800\u3164\uffa0\ufffd"
 
 
-def watched(encode: Encode, config: TokenizerConfig) -> Encode:
+def with_timeout(encode: Encode, config: TokenizerConfig) -> Encode:
     """The engine of a tokenizer that a file defines. TooSlowError where it takes too long, in a thread that nobody can end but
     that keeps no process from ending. UnencodableError where a text that people can see has no tokens.
     """
@@ -192,7 +195,7 @@ def watched(encode: Encode, config: TokenizerConfig) -> Encode:
     return encode_and_watch
 
 
-def sheltered(encode: Encode) -> Encode:
+def all_errors_as_unencodable(encode: Encode) -> Encode:
     """The same engine, whose every failure is an UnencodableError: libraries panic in Rust, which does not raise an Exception."""
 
     def encode_or_say_why(texts: pa.LargeStringArray) -> Tokens:
@@ -228,23 +231,23 @@ class Engine:
         self._lock = threading.Lock()
         self._instances: weakref.WeakKeyDictionary[threading.Thread, _Instance] = weakref.WeakKeyDictionary()
 
-    def put_by(self, instance: Encode) -> None:
+    def keep_ready(self, instance: Encode) -> None:
         """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
         self._spare[:] = [instance]
 
-    def spare(self, make_fast: Callable[[], Encode]) -> Encode:
+    def take_ready(self, make_fast: Callable[[], Encode]) -> Encode:
         """The instance that was put by, else a new one."""
         with contextlib.suppress(IndexError):  # another thread may have taken it
             return self._spare.pop()
-        return sheltered(make_fast())
+        return all_errors_as_unencodable(make_fast())
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
         """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
-            return sheltered(self._tokenizer.reference)(texts)
+            return all_errors_as_unencodable(self._tokenizer.reference)(texts)
         if _this_thread.replaced is not None:
             _this_thread.replaced.append(self._tokenizer.name)
-            return sheltered(self._tokenizer.reference)(texts)
+            return all_errors_as_unencodable(self._tokenizer.reference)(texts)
         with self._lock:
             mine = self._instances.setdefault(threading.current_thread(), _Instance())
         with mine.lock:
@@ -257,7 +260,7 @@ class Engine:
             # An instance remembers every word that it has seen, without end: one whose share of the memory is used up
             # starts again. Dropping the old one first keeps two from standing side by side.
             by.encode = None
-            by.encode, by.byte_count, by.look_at = self.spare(self._tokenizer.make_fast), 0, RENEW_AFTER_BYTES
+            by.encode, by.byte_count, by.look_at = self.take_ready(self._tokenizer.make_fast), 0, RENEW_AFTER_BYTES
         by.look_at += LOOK_AGAIN_BYTES if by.byte_count > by.look_at else 0
         by.byte_count += texts.nbytes
         try:
@@ -274,7 +277,7 @@ class Engine:
                 try:
                     yield self(text)
                 except UnencodableError:
-                    yield sheltered(self._tokenizer.reference)(text)
+                    yield all_errors_as_unencodable(self._tokenizer.reference)(text)
             except UnencodableError as error:
                 yield f"tokenizer {self._tokenizer.name!r} cannot encode the document ({error})"
 
@@ -415,10 +418,10 @@ def _fault_on(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
         return f"does not know {tokenizer.name}: {tokenizer.why_slow}"
     engine = engine_of(tokenizer, True)
     try:
-        fast = engine.spare(tokenizer.make_fast)
-        text = first_difference(texts, fast, sheltered(tokenizer.reference))
+        fast = engine.take_ready(tokenizer.make_fast)
+        text = first_difference(texts, fast, all_errors_as_unencodable(tokenizer.reference))
         if text is None:
-            engine.put_by(fast)
+            engine.keep_ready(fast)
             return None
         difference = repr(text)
     except Exception as error:  # noqa: BLE001  # an engine that cannot load this, or stumbles over a text, is not used
@@ -432,17 +435,17 @@ def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: 
     texts = large_string_array(*samples)
     begun, begun_here = time.monotonic(), time.thread_time()
     with contextlib.suppress(UnencodableError):
-        sheltered(tokenizer.reference)(texts)
+        all_errors_as_unencodable(tokenizer.reference)(texts)
         seconds, here = time.monotonic() - begun, time.thread_time() - begun_here
         # Some engines have threads of their own, and other threads of this process may be at work.
         spent = here if here > seconds / 2 else seconds * processors
         if spent and texts.nbytes > LEAST_TIMED:
             speed = texts.nbytes / spent
             low, high = (f"{of_fast / speed:.0f}" for of_fast in FAST_SPEEDS)
-            told = f"{duration(text_bytes / speed / processors)} for {size(text_bytes)} with {processors} processors"
+            remaining = f"{duration(text_bytes / speed / processors)} for {size(text_bytes)} with {processors} processors"
             return (
                 f": about {speed / 1e6:.1f} MB of text a second and processor, by the first documents. That is {low} to {high} "
-                f"times slower, about {told}"
+                f"times slower, about {remaining}"
             )
     return ""
 

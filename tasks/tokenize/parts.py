@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.pieces import PieceKind, fields
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.vocabulary import ByteValues, Definition, Ranks, TokenizerJson, resolve
+from flat_tokens.vocabulary import ByteValues, Definition, Ranks, SentencePieceModel, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, watched
+from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, with_timeout
 from tasks.tokenize.rendering.processes import BadText, Parted
 from tasks.tokenize.rendering.request import ORDINARY
 
@@ -193,7 +194,7 @@ class PartEncoder:
                 raise UnencodableError(f"{type(error).__name__}: {error}") from error
             return Tokens(np.empty(0, np.uint32), np.zeros(len(texts) + 1, np.int64))
 
-        watched(encode, self._config.model_copy(update={"lossy": True}))(texts)
+        with_timeout(encode, self._config.model_copy(update={"lossy": True}))(texts)
         found: dict[int, Tokens | BadText] = {}
         for (i, one), (ids, places) in zip(some.items(), spoken, strict=True):
             if not self._config.lossy and not len(ids) and any(map(is_visible, "".join(map(str, one.parts)))):
@@ -258,7 +259,7 @@ class Widths:
             self._table = np.ones(257, np.int64)
         elif isinstance(definition, Ranks):
             self._table = _table({token: len(text) for text, token in definition.ranks.items()})
-        else:
+        elif isinstance(definition, TokenizerJson):
             self._load(definition)
 
     def _load(self, of: TokenizerJson) -> None:
@@ -353,6 +354,8 @@ def _flat(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 def has_independent_parts(definition: Definition) -> bool:
     """Whether the parts of a text have the same tokens alone as between special tokens."""
+    if isinstance(definition, SentencePieceModel):
+        return False  # a space may be added before each, which its tokens do not tell
     if not isinstance(definition, TokenizerJson):
         return True
     added = definition.definition.get("added_tokens") or []
@@ -391,6 +394,8 @@ def special_tokens(definition: Definition) -> Mapping[str, int]:
         return {}
     if isinstance(definition, Ranks):
         return definition.special
+    if isinstance(definition, SentencePieceModel):
+        return definition.pieces.of_kind(PieceKind.CONTROL)
     named = [token["content"] for token in definition.definition.get("added_tokens") or [] if token.get("special")]
     return {text: definition.tokenizer.token_to_id(text) for text in named if text}
 
@@ -399,13 +404,18 @@ def _speaker(definition: Definition, ids: Ids) -> Speak:
     """The function that tokenizes what was rendered. *ids*: those of the special tokens, by their numbers."""
     if isinstance(definition, TokenizerJson):
         return _json_speaker(definition, ids)
-    encoding = None if isinstance(definition, ByteValues) else definition.encoding
 
-    def parts_of(part: str) -> tuple[list[int], list[bytes]]:
-        if encoding is None:
-            return [byte + 1 for byte in part.encode()], [bytes([byte]) for byte in part.encode()]
-        found = encoding.encode_ordinary(part)
-        return found, encoding.decode_tokens_bytes(found)
+    def parts_of(part: str) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """The tokens of a text, and the bytes of it at which each begins and ends: int64[n, 2]."""
+        if isinstance(definition, SentencePieceModel):
+            return _pieces_of(definition, part)
+        if isinstance(definition, ByteValues):
+            found, lengths = [byte + 1 for byte in part.encode()], [1] * len(part.encode())
+        else:
+            found = definition.encoding.encode_ordinary(part)
+            lengths = list(map(len, definition.encoding.decode_tokens_bytes(found)))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        return found, np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
 
     def speak(one: OneText) -> Encoded:
         found, places, at = list[int](), [np.empty((0, 2), np.int64)], 0
@@ -415,18 +425,36 @@ def _speaker(definition: Definition, ids: Ids) -> Speak:
                 places.append(np.array([[at, at + 2]]))
                 at += 2
                 continue
-            tokens, spelled = parts_of(part)
+            tokens, spans = parts_of(part)
             # byte -> character: the bytes of a character that are not its first have 10 as their first bits
             data = np.frombuffer(part.encode(), np.uint8)
             character = np.append(np.cumsum((data & 0xC0) != 0x80) - 1, len(part))
-            ends = np.cumsum([len(token) for token in spelled], dtype=np.int64)
-            starts = np.append(0, ends[:-1])[: len(ends)]
+            starts, ends = spans.T
             found += tokens
-            places.append(np.stack([character[starts], character[ends - 1] + 1], axis=1) + at)
+            stops = np.where(ends > starts, character[ends - 1] + 1, character[starts])
+            places.append(np.stack([character[starts], stops], axis=1) + at)
             at += len(part)
         return Encoded(np.array(found, np.uint32), np.concatenate(places))
 
     return lambda rendered: map(speak, rendered)
+
+
+def _pieces_of(definition: SentencePieceModel, text: str) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """The tokens of a text, and the bytes of it at which each begins and ends. Those of a character that falls back to bytes are
+    all of the character's.
+    """
+    ids, spans = list[int](), list[tuple[int, int]]()
+    for number, value in fields(definition.processor.encode(text, out_type="serialized_proto")):
+        if number == 2 and isinstance(value, bytes):
+            piece = dict(fields(value))
+            ids.append(int(piece.get(2, 0)))
+            spans.append((int(piece.get(4, 0)), int(piece.get(5, 0))))
+    kinds = [definition.pieces.kinds[i] for i in ids]
+    for k in reversed(range(len(ids) - 1)):
+        # Of several bytes of a character, the library says that the last one has it.
+        if kinds[k] is kinds[k + 1] is PieceKind.BYTE and spans[k][0] == spans[k][1]:
+            spans[k] = (spans[k][0], spans[k + 1][1])
+    return ids, np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _json_speaker(definition: TokenizerJson, ids: Ids) -> Speak:

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flat_tokens.vocabulary import Ranks, TokenizerJson
+from flat_tokens.pieces import PieceKind
+from flat_tokens.vocabulary import Ranks, SentencePieceModel, TokenizerJson
 
 TOKENS = 2000
 """Tokens of a vocabulary that are tried, as texts."""
@@ -55,6 +56,13 @@ def texts_of_ranks(of: Ranks) -> Iterator[str]:
     """Texts for ranks: special tokens in all places, and some of the tokens."""
     yield from around(list(of.special))
     yield from _words([token.decode(errors="replace") for token in _spread(list(of.ranks))])
+
+
+def texts_of_pieces(of: SentencePieceModel) -> Iterator[str]:
+    """Texts for a model of SentencePiece: its control pieces and defined ones in all places, and some of its pieces."""
+    kinds = (PieceKind.CONTROL, PieceKind.UNKNOWN, PieceKind.USER_DEFINED)
+    yield from around([text for kind in kinds for text in of.pieces.of_kind(kind)])
+    yield from _words([of.pieces.bytes_of(i).decode(errors="replace") for i in _spread(range(len(of.pieces.pieces)))])
 
 
 LONGEST = 100

@@ -81,7 +81,8 @@ def _joined(parts: list[TextBatch]) -> TextBatch:
     texts = pa.concat_arrays([part.texts for part in parts])
     keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
     kept = [part.columns for part in parts if part.columns is not None]
-    return TextBatch(texts, keys, rows, joined(kept) if kept else None)
+    split_keys = [part.split_keys for part in parts if part.split_keys is not None]
+    return TextBatch(texts, keys, rows, joined(kept) if kept else None, np.concatenate(split_keys) if split_keys else None)
 
 
 def _ends(batch: TextBatch, before: int) -> tuple[npt.NDArray[np.int64], int]:

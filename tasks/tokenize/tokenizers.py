@@ -20,14 +20,26 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.batch import MAX_TOKEN_ID
+from flat_tokens.stores.local import kind_of
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.vocabulary import CL100K, O200K, PATTERNS, R50K, ByteValues, Ranks, TokenizerJson, resolve
+from flat_tokens.vocabulary import (
+    CL100K,
+    O200K,
+    PATTERNS,
+    R50K,
+    ByteValues,
+    Ranks,
+    SentencePieceModel,
+    TokenizerJson,
+    resolve,
+    token_bytes_of,
+)
 from tasks.config import TokenizerConfig
 from tasks.tokenize.characters import CHARACTERS_OF_17, LETTERS_OF_17, Choose, divided
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, watched
+from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, with_timeout
 from tasks.tokenize.fast_json import FastDefinition, NotKnownError, fast_definition
 from tasks.tokenize.nfc import changed_by_nfc
-from tasks.tokenize.probes import texts_of_json, texts_of_ranks
+from tasks.tokenize.probes import texts_of_json, texts_of_pieces, texts_of_ranks
 from tasks.tokenize.trial import is_from_a_file, try_out
 
 FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}
@@ -40,19 +52,19 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     does not fit the format; nothing that a file says is ever run as code.
     """
     is_ranks = config.name.endswith(".tiktoken")
-    if is_ranks and config.pattern is None:
+    if is_ranks and config.pattern is None and kind_of(config.name) is not None:
         raise ValueError(
             f"{config.name} holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern to the pattern, "
             f"or to the encoding whose it is: {', '.join(PATTERNS)}."
         )
     fault = try_out(config)
     definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
-    tokenizer = ENGINES[type(definition)](definition)
+    tokenizer = replace(ENGINES[type(definition)](definition), token_bytes=partial(token_bytes_of, definition))
     if is_from_a_file(config.name):
         reference, make_fast = tokenizer.reference, tokenizer.make_fast
-        fast = None if make_fast is None else lambda: watched(make_fast(), config)
+        fast = None if make_fast is None else lambda: with_timeout(make_fast(), config)
         tokenizer = replace(
-            tokenizer, reference=watched(reference, config), make_fast=fast, limits=(config.lossy, config.max_seconds)
+            tokenizer, reference=with_timeout(reference, config), make_fast=fast, limits=(config.lossy, config.max_seconds)
         )
     if tokenizer.highest_id > MAX_TOKEN_ID:
         raise ValueError(
@@ -101,7 +113,15 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
     fast = make_fast if why_slow is None else None
     probes = partial(texts_of_ranks, definition)
     return Tokenizer(
-        definition.name, definition.digest or "", highest, encode, fast, encoding.decode, why_slow=why_slow, probes=probes
+        definition.name,
+        definition.digest or "",
+        highest,
+        encode,
+        fast,
+        encoding.decode,
+        definition.revision,
+        why_slow=why_slow,
+        probes=probes,
     )
 
 
@@ -158,9 +178,35 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
     )
 
 
+def pieces_tokenizer(definition: SentencePieceModel) -> Tokenizer:
+    """A control piece in text is text; a piece that the model's maker has defined is found in text, as SentencePiece does."""
+    processor, highest = definition.processor, len(definition.pieces.pieces) - 1
+
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        # One thread: the task runner already has one for every core.
+        found = processor.encode(texts.to_pylist(), out_type=int, num_threads=1)
+        return concatenate(np.array(ids, np.uint32) for ids in found)
+
+    def decode(ids: list[int]) -> str:
+        return str(processor.decode(ids))
+
+    return Tokenizer(
+        definition.name,
+        definition.digest,
+        highest,
+        encode,
+        None,
+        decode,
+        definition.revision,
+        why_slow="it is a model of SentencePiece",
+        probes=partial(texts_of_pieces, definition),
+    )
+
+
 ENGINES: dict[type, Callable[[Any], Tokenizer]] = {
     ByteValues: bytes_tokenizer,
     Ranks: ranks_tokenizer,
     TokenizerJson: json_tokenizer,
+    SentencePieceModel: pieces_tokenizer,
 }
 """By the kind of a tokenizer's definition, the function that makes its engines."""

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from flat_tokens.stores.local import kind_of
-from flat_tokens.vocabulary import PATTERNS, Ranks, TokenizerJson, resolve
+from flat_tokens.vocabulary import PATTERNS, Ranks, SentencePieceModel, TokenizerJson, is_file_name, resolve
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import is_visible
 from tasks.tokenize.probes import awkward_texts
@@ -29,6 +29,18 @@ BATCH_BYTES = 16 << 20
 """More text than is tokenized at a time by a thread."""
 
 
+NORMALIZED = (
+    "tokenizer {!r}: its normalizer makes {:,} characters of {!r}, so that a batch of text may need more than "
+    "tokenizer.max_memory = {:,} bytes. Use another one, or raise it."
+)
+LOST = (
+    "tokenizer {!r} has no tokens for {!r} in {!r}, so that text would be lost. Use one that has an unknown token or all "
+    "bytes, or set tokenizer.lossy to true."
+)
+LONE_SPACE = "▁"
+"""The character that SentencePiece writes for a space. It puts one before a text."""
+
+
 def try_out(config: TokenizerConfig) -> str | None:
     """The fault of a tokenizer from a file, with the setting, where it multiplies or leaves out text. ValueError where
     it takes too much time or memory even to load it. What else keeps it from being loaded is left to who loads it.
@@ -37,9 +49,11 @@ def try_out(config: TokenizerConfig) -> str | None:
         return None
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
-    command, told = [sys.executable, "-m", __name__], config.model_dump_json().encode()
+    command, settings = [sys.executable, "-m", __name__], config.model_dump_json().encode()
     try:
-        done = subprocess.run(command, input=told, env=variables, capture_output=True, timeout=config.max_seconds, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, input=settings, env=variables, capture_output=True, timeout=config.max_seconds, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ValueError(
             f"tokenizer {config.name!r} takes more than {config.max_seconds} seconds for some kB of text. Its pattern may go "
@@ -55,9 +69,22 @@ def try_out(config: TokenizerConfig) -> str | None:
     return fault
 
 
+def fault_of(config: TokenizerConfig) -> str | None:
+    """The fault of a tokenizer as `try_out` returns it, found in this process, which its library may hold up or end."""
+    with contextlib.suppress(ValueError, ImportError):  # whoever loads the tokenizer hears of it then
+        match resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True):
+            case Ranks() as ranks:
+                return _fault_of_ranks(ranks, config)
+            case TokenizerJson() as definition:
+                return _fault_of_json(definition, config)
+            case SentencePieceModel() as pieces:
+                return _fault_of_pieces(pieces, config)
+    return None
+
+
 def is_from_a_file(name: str) -> bool:
     """Whether a tokenizer is what a file says, not one of the published encodings."""
-    return name.endswith((".json", ".tiktoken")) or "/" in name or kind_of(name) == "directory"
+    return is_file_name(name) or "/" in name or kind_of(name) == "directory"
 
 
 def _fault_of_ranks(definition: Ranks, config: TokenizerConfig) -> str | None:
@@ -67,7 +94,7 @@ def _fault_of_ranks(definition: Ranks, config: TokenizerConfig) -> str | None:
         None
         if lost is None or config.lossy
         else (
-            f"{config.name}: pattern {config.pattern!r} passes over a part of {lost[:20]!r}, so that text would be lost. Set "
+            f"{config.name}: pattern {definition.pattern!r} passes over a part of {lost[:20]!r}, so that text would be lost. Set "
             f"tokenizer.pattern to one that takes all text, or to one of {', '.join(PATTERNS)}."
         )
     )
@@ -78,10 +105,7 @@ def _fault_of_json(definition: TokenizerJson, config: TokenizerConfig) -> str | 
     strings = [text for found in re.findall(r'"String": ("(?:[^"\\]|\\.)+")', rules) if (text := json.loads(found))]
     for text in (*_visible_characters(), *strings) if tokenizer.normalizer else ():
         if (size := len(tokenizer.normalizer.normalize_str(text))) > config.max_memory // BATCH_BYTES * len(text):
-            return (
-                f"tokenizer {config.name!r}: its normalizer makes {size:,} characters of {text[:20]!r}, so that a batch of "
-                f"text may need more than tokenizer.max_memory = {config.max_memory:,} bytes. Use another one, or raise it."
-            )
+            return NORMALIZED.format(config.name, size, text[:20], config.max_memory)
     rare: set[str] = set()
     for text, is_rare in (*_probes(), *((string, False) for string in strings)):
         with contextlib.suppress(Exception):  # a text that is not taken is a bad document, which the build reports
@@ -93,10 +117,24 @@ def _fault_of_json(definition: TokenizerJson, config: TokenizerConfig) -> str | 
                 continue  # it made something else of them
             rare.update(lost if is_rare else ())
             if lost and not config.lossy and (not is_rare or len(rare) > RARE):
-                return (
-                    f"tokenizer {config.name!r} has no tokens for {lost[:20]!r} in {text[:20]!r}, so that text would be lost. "
-                    "Use one that has an unknown token or all bytes, or set tokenizer.lossy to true."
-                )
+                return LOST.format(config.name, lost[:20], text[:20])
+    return None
+
+
+def _fault_of_pieces(definition: SentencePieceModel, config: TokenizerConfig) -> str | None:
+    """The fault of a model: its pieces show to what a text is normalized."""
+    encode, characters = definition.processor.encode, _some_of_all_scripts()
+    rare: set[str] = set()
+    alone = zip(characters, encode(characters, out_type=str, num_threads=1), strict=True)
+    texts = [text for text, is_rare in _probes() if not is_rare and any(map(is_visible, text))]
+    others = zip(texts, encode(texts, out_type=str, num_threads=1), strict=True)
+    for text, pieces in (*alone, *others):
+        if (size := sum(map(len, pieces))) > config.max_memory // BATCH_BYTES * len(text):
+            return NORMALIZED.format(config.name, size, text[:20], config.max_memory)
+        if not "".join(pieces).strip(LONE_SPACE) and not config.lossy:
+            rare.add(text)
+            if len(text) > 1 or text.isascii() or len(rare) > RARE:
+                return LOST.format(config.name, text[:20], text[:20])
     return None
 
 
@@ -104,7 +142,7 @@ def _probes() -> Iterator[tuple[str, bool]]:
     """Awkward texts, their words, long runs that make patterns go back; and, as rare ones, characters of all scripts."""
     for text in (*awkward_texts(), *(chr(unit) * 1000 + "\0" for unit in range(0x20, 0x7F))):
         yield from ((part, False) for part in (text, *text.split()))
-    characters = [one for i, one in enumerate(_visible_characters()) if one < "\u3400" or i % 8 == 0]  # ideographs are many
+    characters = _some_of_all_scripts()
     for start in range(0, len(characters), 64):
         yield from ((between.join(characters[start : start + 64]), True) for between in ("", " "))
 
@@ -114,17 +152,16 @@ def _visible_characters() -> list[str]:
     return [character for character in map(chr, range(0x32000)) if is_visible(character)]
 
 
+@cache
+def _some_of_all_scripts() -> list[str]:
+    return [one for i, one in enumerate(_visible_characters()) if one < "\u3400" or i % 8 == 0]  # ideographs are many
+
+
 if __name__ == "__main__":
-    chosen, loaded, fault = TokenizerConfig.model_validate_json(sys.stdin.read()), None, None
+    chosen = TokenizerConfig.model_validate_json(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (2 * chosen.max_seconds, 2 * chosen.max_seconds))  # if nobody waits any more
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler waits for the library
     with contextlib.suppress(ValueError, OSError):  # not every system has it
         resource.setrlimit(resource.RLIMIT_DATA, (chosen.max_memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    with contextlib.suppress(ValueError, ImportError):  # whoever loads the tokenizer hears of it then
-        loaded = resolve(chosen.name, pattern=chosen.pattern, revision=chosen.revision, pin=True)
-    if isinstance(loaded, Ranks):
-        fault = _fault_of_ranks(loaded, chosen)
-    elif isinstance(loaded, TokenizerJson):
-        fault = _fault_of_json(loaded, chosen)
-    print(json.dumps(fault))
+    print(json.dumps(fault_of(chosen)))

@@ -20,6 +20,7 @@ from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
+from tests.examples import first_fast
 from tests.faults.support import Settings, build_here, receipts, settings_of, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 
@@ -283,13 +284,16 @@ def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int
 
 
 @pytest.mark.parametrize("way", ["refresh", "collection"])
-def test_the_rest_of_a_version_whose_removal_died_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+@pytest.mark.parametrize("every", first_fast([9, 5]))
+def test_the_rest_of_a_version_whose_removal_died_goes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, every: int
+) -> None:
     """On an object store, where objects go one by one. A build that has not finished stays: it may be resumed."""
     policy = Policy(keep_versions=1, grace_days=30)
     root = Store.at(url := f"memory://{uuid.uuid4().hex}")
     left = dying_at_a_removal(root, monkeypatch)
     root.put("versions/unfinished/train/zarr.json", b"{}")
-    for death in itertools.count(2, 5):
+    for death in itertools.count(2, every):
         for seed in range(2):
             build_files(url, tmp_path, "a", split_seed=seed)
         left[0] = death

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from tasks.config import BuildConfig
 from tasks.faults import faults_of
-from tasks.gates import LOST_SOURCES, Gate, Place, judge, told, worst
+from tasks.gates import LOST_SOURCES, Gate, Subject, judge, summary_of, worst
 
-ALL = Place()
-WEB, NOTES = Place(source="web"), Place(source="notes")
+ALL = Subject()
+WEB, NOTES = Subject(source="web"), Subject(source="notes")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_share_may_be_written_in_per_cent() -> None:
         ({"of": "documents", "at_least": 5, "by": "source", "source": "web"}, "give one of them"),
         ({"of": "documents", "at_least": 5, "by": "source", "split": "train"}, "not by both"),
         ({"of": "documents", "at_least": 5, "reason": "empty"}, "documents is not known by reason"),
-        ({"of": "text_bytes", "at_least": 5, "by": "split"}, "text_bytes is not known by split"),
+        ({"of": "near_duplicate_share", "at_most": 0.5, "by": "split"}, "near_duplicate_share is not known by split"),
         ({"of": "null_share", "at_most": 0.1}, "give its column"),
         ({"of": "added_share", "at_most": "+10 %"}, "without a sign"),
         ({"of": "skipped_share", "at_most": 0.1, "step": "length", "reason": "empty"}, "is named length.REASON"),
@@ -102,7 +102,7 @@ def test_the_strictest_action_wins() -> None:
     gates = [Gate(of="documents", at_least=9, action=action) for action in ("warn", "hold", "stop")]
     found = judge(gates, {("documents", ALL): 1}, None)
     assert [worst(found), worst(found[:2]), worst(found[:1]), worst([])] == ["stop", "hold", "warn", None]
-    assert told(found, "hold") == "documents: 1; wanted is at least 9"
+    assert summary_of(found, "hold") == "documents: 1; wanted is at least 9"
 
 
 @given(before=st.integers(0, 2**50), now=st.integers(0, 2**50), percent=st.integers(-100, 300))

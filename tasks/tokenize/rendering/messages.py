@@ -85,9 +85,10 @@ def read_tools(text: str) -> list[dict[str, Any]] | None:
     return tools
 
 
-def lost_message(messages: Sequence[Message], rendered: str) -> int | None:
+def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[str] = ()) -> int | None:
     """The number of the first message whose content does not occur in the rendered text; None where all do. Space around it,
     letters' case, and what JSON and HTML write for a character make no difference, and neither does a thought that is left out.
+    RefusedError where a content is changed in such a way, and one of *specials* may have come of that.
     """
     at, plain = 0, None
     for i, message in enumerate(messages):
@@ -95,13 +96,18 @@ def lost_message(messages: Sequence[Message], rendered: str) -> int | None:
             content = text.strip()
             found = rendered.find(content, at)
             if found < 0 and content not in rendered:
-                answer = content.rpartition(END_OF_THOUGHT)[2].strip()
                 written = (json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1], html.escape(content))
-                if any(one and one in rendered for one in (answer, *written)):
+                if any(one in rendered for one in written):
                     continue
+                answer = content.rpartition(END_OF_THOUGHT)[2].strip()
                 plain = _plain(rendered) if plain is None else plain
-                if _plain(content) not in plain:
+                if not (answer and answer in rendered) and _plain(content) not in plain:
                     return i
+                joined = _plain(content).replace(END_OF_THOUGHT, "")
+                if made := next((one for one in specials if one.strip() and _plain(one) in joined), None):
+                    raise RefusedError(
+                        f"the chat template changes the content of its message {i}, so that {made!r} may come of it"
+                    )
             at = max(at, found + len(content))
     return None
 

@@ -125,7 +125,7 @@ class Renderer:
         except MemoryError:
             raise
         except Exception as error:  # whatever Jinja and Python make of it
-            raise NotATemplateError(f"the chat template is not one: {error}") from error
+            raise NotATemplateError(f"it is not one: {error}") from error
 
     def _divide(self) -> Template | None:
         parsed = self._environment.parse(self._settings.template)
@@ -168,7 +168,7 @@ class Renderer:
         escaped, rendered = rendered, _without_escapes(rendered, given, aside)
         if not rendered:
             raise RefusedError("the chat template makes nothing of it", "not_rendered")
-        lost = lost_message(messages, self._plain(rendered))
+        lost = lost_message(messages, self._plain(rendered), self._settings.specials)
         if lost is not None and (rendered == escaped or lost_message(messages, self._plain(escaped)) is not None):
             role = str(found[lost].get("role"))[:40]
             raise RefusedError(

@@ -131,7 +131,7 @@ def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", na
 
 def laid_out(counted: Iterable[tuple[ShardPart, SplitCounts]], target: Target) -> list[Span]:
     layout = SpanLayout(target)
-    return [*(span for part, counts in counted for span in layout.add(part, counts)), *layout.rest()]
+    return [*(span for part, counts in counted for span in layout.add(part, counts)), *layout.rest({})]
 
 
 def spans_of(parts: list[ShardPart], target: Target) -> list[Span]:
@@ -304,7 +304,7 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
     counts: list[SplitCounts], layout: LayoutName, span_tokens: int, span_documents: int
 ) -> None:
     """And each span comes as soon as the shards are known that it takes from, and names no other ones."""
-    counts = [SplitCounts(*(0 if not seqs else n for seqs, n in ((a, a), (a, b), (c, c), (c, d)))) for a, b, c, d in counts]
+    counts = [SplitCounts(*(0 if not seqs else n for seqs, n in ((a, a), (a, b), (c, c), (c, d)))) for a, b, c, d, *_ in counts]
     shard = TokenShard(
         key="k",
         inputs={},
@@ -331,7 +331,7 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
         patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
         lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
         spans = [(span, fed) for part, one in feed() for span in lines.add(part, one)]
-        spans += [(span, fed) for span in lines.rest()]
+        spans += [(span, fed) for span in lines.rest({})]
 
     for split, of_tokens in itertools.product(SPLITS, (True, False)):
         line = [(span, when) for span, when in spans if span.split == split and span.of_tokens == of_tokens]

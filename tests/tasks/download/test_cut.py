@@ -296,3 +296,22 @@ def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_pa
     cut_file(found._replace(immutable="ETag:1"), (chosen,), SLICE_BYTES, place)
     assert [path.name for path in files.glob(".*.part")] == [".other.json.0123abcd.part"]
     assert len(list(files.glob("*.table"))) == 1
+
+
+def test_columns_of_directories_are_those_of_the_name_that_a_file_has_now(tmp_path: Path, place: Workspace) -> None:
+    """By its content a file is known under another name, if its directories name the same columns."""
+    path = tmp_path / "in" / "lang=en" / "x.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    source = Source(name="s", path=str(tmp_path / "in"), keep_columns=("lang",))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = FoundFile(0, "lang=en/x.parquet", str(path), path.stat().st_size, "etag:1", f"sha256:{digest}")
+    cut = cut_file(found, (source,), SLICE_BYTES, place)
+    assert cut.file.partitions == (("lang", "en"),)
+    moved = found._replace(name="lang=fr/x.parquet", immutable="etag:2")
+    other = found._replace(name="x.parquet", immutable="etag:3")
+    known = recorded([found, moved, other], (source,), SLICE_BYTES, [place.root])
+    assert {file.name: of.file.partitions for file, of in known.items()} == {
+        "lang=en/x.parquet": (("lang", "en"),),
+        "lang=fr/x.parquet": (("lang", "fr"),),
+    }

@@ -85,6 +85,9 @@ def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_dat
         words = "was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set source.path to "
         with pytest.raises(ValueError, match=re.escape(words + patterns) + "$"):
             names(tmp_path / name)
+    with pytest.raises(ValueError, match=re.escape(f"{words}{tmp_path}/two/*/data-*.arrow") + "$"):
+        names(tmp_path / "two/*")
+    assert names(tmp_path / "two/*/data-*.arrow") == [f"{part}/data-00000-of-00001.arrow" for part in ("test", "train")]
     assert names(tmp_path / "one/data-*.arrow") == ["data-00000-of-00001.arrow"]
     assert names(tmp_path / "two/train/*.arrow") == ["data-00000-of-00001.arrow"]
 

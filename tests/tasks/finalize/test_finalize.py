@@ -39,6 +39,7 @@ from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import count_repeated, is_published
 from tasks.output.pointer import publish, read_pointer
 from tasks.shards.index import read_index
+from tests.examples import first_fast
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
@@ -109,8 +110,18 @@ def check_with_zarr(path: str, zarr_format: int) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("layout", "zarr_format"), [("mmap", 3), ("compact", 3), ("zarr2", 2)])
-@pytest.mark.parametrize("fraction", [0, 0.3, 1])
+@pytest.mark.parametrize(
+    ("layout", "zarr_format", "fraction"),
+    first_fast(
+        [
+            *(("mmap", 3, 0), ("compact", 3, 0.3), ("zarr2", 2, 1)),
+            *(("mmap", 3, 0.3), ("compact", 3, 1), ("zarr2", 2, 0)),
+            *(("mmap", 3, 1), ("compact", 3, 0), ("zarr2", 2, 0.3)),
+        ],
+        3,
+        several=True,
+    ),
+)
 def test_zarr_reads_every_layout_and_an_empty_split_is_a_valid_one(
     tmp_path: Path, layout: str, zarr_format: int, fraction: float
 ) -> None:
@@ -173,9 +184,19 @@ def mixed_sources(directory: Path) -> list[dict[str, Any]]:
     return sorted(sources, key=lambda source: source["name"])
 
 
-@pytest.mark.parametrize("slice_bytes", [60, 400, 1 << 20])
-@pytest.mark.parametrize("layout", ["mmap", "zarr2"])
-@pytest.mark.parametrize("empty", ["keep", "skip"])
+@pytest.mark.parametrize(
+    ("slice_bytes", "layout", "empty"),
+    first_fast(
+        [
+            *((60, "mmap", "skip"), (400, "zarr2", "keep"), (1 << 20, "mmap", "keep")),
+            *((60, "zarr2", "keep"), (400, "mmap", "keep"), (1 << 20, "mmap", "skip"), (1 << 20, "zarr2", "keep")),
+            *((60, "mmap", "keep"), (60, "zarr2", "skip"), (400, "mmap", "skip")),
+            *((400, "zarr2", "skip"), (1 << 20, "zarr2", "skip")),
+        ],
+        3,
+        several=True,
+    ),
+)
 def test_every_sequence_leads_back_to_its_document(tmp_path: Path, slice_bytes: int, layout: str, empty: str) -> None:
     """Whatever was skipped before it, and however the files were cut."""
     rows = write_mixed_sources(tmp_path / "in")
@@ -234,7 +255,9 @@ def reference_build(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         return make(tmp_path_factory.mktemp("reference"), 1, sources=demo_sources(), validation_fraction=0.3)
 
 
-@pytest.mark.parametrize(("slice_bytes", "workers"), [(5000, 1), (5000, 4), (7001, 2), (20_000, 3), (1 << 30, 8)])
+@pytest.mark.parametrize(
+    ("slice_bytes", "workers"), first_fast([(5000, 4), (20_000, 3), (1 << 30, 8), (5000, 1), (7001, 2)], 3, several=True)
+)
 def test_a_version_is_the_same_at_any_slicing_and_number_of_workers(
     tmp_path: Path, reference_build: BuildResult, slice_bytes: int, workers: int
 ) -> None:
@@ -543,6 +566,15 @@ def test_a_lost_or_foreign_link_is_mended(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("/nowhere")
     publish(root, "one", 0)
     assert os.readlink(tmp_path / "latest") == "versions/one"
+
+
+def test_half_written_notes_of_exports_are_removed(tmp_path: Path) -> None:
+    root = Store.at(tmp_path)
+    root.put("versions/one/manifest.json", b"one")
+    root.put("exports/0123-one.json", b"{}")
+    root.put("exports/.0123-one.json.4567.part", b"{")
+    publish(root, "one", 0)
+    assert os.listdir(tmp_path / "exports") == ["0123-one.json"]
 
 
 def test_half_written_pointers_of_dead_processes_are_removed(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.examples import examples
+from tests.examples import examples, first_fast
 from tests.slices import slices_of
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
@@ -179,14 +179,15 @@ def test_text_gives_the_same_documents_at_any_slicing(
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "aa", "aba"])
+@pytest.mark.parametrize("every", first_fast([5, 1]))
 def test_a_separator_that_overlaps_itself_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Workspace, separator: str
+    tmp_path: Path, place: Workspace, separator: str, every: int
 ) -> None:
     unit = "x" + separator + separator[: len(separator) // 2 + 1] + separator + "y" + separator * 3
     (fresh(tmp_path / "in") / "a.txt").write_text(unit * 3 + "end")
     source = Source(path=str(tmp_path / "in"), document_separator=separator)
     whole = held(made(source, place, 1 << 20), place)
-    for slice_bytes in range(len(separator.encode()), len(unit) * 2):
+    for slice_bytes in (*range(len(separator), len(unit)), *range(len(unit), 2 * len(unit), every)):
         assert held(made(source, place, slice_bytes), place) == whole, slice_bytes
 
 

@@ -24,12 +24,12 @@ import zstandard
 from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, KmsClient, KmsConnectionConfig
 
 import flat_tokens
-from flows.commands.main import main
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
 SPECIAL = "<|endoftext|><|im_start|></s>[MASK]"
@@ -493,10 +493,10 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
         r"^a.txt.gz begins with b'\\x00.*, as no .gz file does that is read here. Fetch it again, or rename it",
         {"documents": {"on_bad": "skip"}},
     ),
-    "a directory for a column": (
+    "a directory for an id": (
         {"k=v/a.parquet": parquet(pa.array(["a"]))},
-        r"^k=v/a.parquet has no column 'k'; it has 'text'. Names of directories, such as k=v, give no columns here: write",
-        {"source_keep_columns": ["k"]},
+        r"^k=v/a.parquet has no column 'k'; it has 'text'. Directories, such as k=v, give columns to source.keep_columns alone",
+        {"source_id_column": "k"},
     ),
     "text called Parquet": (
         {"a.parquet": b"plain text"},
@@ -732,17 +732,12 @@ def test_a_file_that_changes_during_the_build_is_an_error(tmp_path: Path, keep_t
 
 
 @pytest.fixture
-def command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
+def command_line(tmp_path: Path, terminal: Terminal) -> Callable[..., tuple[int, str, str]]:
     """A build as a command, in this process: its status, what it prints, its errors."""
-    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda: None)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def run(config: str, *arguments: str) -> tuple[int, str, str]:
         (tmp_path / "config.yaml").write_text(config)
-        status = main(["build", str(tmp_path / "config.yaml"), "--no-server", *arguments])
-        return (status, *capsys.readouterr())
+        return terminal("build", tmp_path / "config.yaml", "--no-server", *arguments)
 
     return run
 
@@ -909,6 +904,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
         lambda tmp: {"tokenizer": vocabulary(tmp)},
         "holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern",
     ),
+    "no file of ranks": ({"tokenizer": "/nowhere/x.tiktoken"}, "cannot read the tokenizer /nowhere/x.tiktoken: No such file"),
     "ranks without a byte": (
         lambda tmp: {"tokenizer": {"name": vocabulary(tmp, without=7), "pattern": "gpt2"}},
         "has no token for the byte 0x07; every byte needs one",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -20,12 +21,18 @@ LETTERS = "aabcdeeioust ABS.,'-!123\n\té中ß"
 
 @dataclass(frozen=True)
 class Member:
-    """A tokenizer of the family. ``is_known``: the fast engine is expected to encode it."""
+    """A tokenizer of the family. ``is_known``: the fast engine is expected to encode it. ``define``: makes the definition,
+    which takes too long to be done for all members when tests are collected.
+    """
 
     name: str
-    definition: Definition
+    define: Callable[[], Definition]
     is_known: bool
     added: list[Definition] = field(default_factory=list)
+
+    @cached_property
+    def definition(self) -> Definition:
+        return self.define()
 
 
 def split(pattern: str | Mapping[str, str], behavior: str = "Isolated", *, invert: bool = False) -> Definition:
@@ -368,8 +375,11 @@ def byte_level_members() -> Iterator[Member]:
 
 def _byte_level(i: int, pre: Any, norm: Any, model: Any, tokens: Any, *, is_known: bool) -> Member:
     name = f"bytes {i}: {', '.join(filter(None, (pre[0], norm[0], model[0], tokens[0])))}"
-    made = model_of(ALPHABET, model[1], BYTE_LETTERS, name)
-    return Member(name, definition_of(norm[1], pre[1], made, tokens[1]), is_known, tokens[1])
+
+    def define() -> Definition:
+        return definition_of(norm[1], pre[1], model_of(ALPHABET, model[1], BYTE_LETTERS, name), tokens[1])
+
+    return Member(name, define, is_known, tokens[1])
 
 
 def members_with_spaces() -> Iterator[Member]:
@@ -389,7 +399,7 @@ def members_with_spaces() -> Iterator[Member]:
 
 def _with_spaces(i: int, way: Any, model: str, tokens: Any, *, is_known: bool) -> Member:
     name = f"spaces {i}: {', '.join(filter(None, (way[0], model, tokens[0])))}"
-    return Member(name, definition_of(*way[1], model_with_spaces(model, name), tokens[1]), is_known, tokens[1])
+    return Member(name, lambda: definition_of(*way[1], model_with_spaces(model, name), tokens[1]), is_known, tokens[1])
 
 
 def other_members() -> Iterator[Member]:
@@ -407,7 +417,7 @@ def other_members() -> Iterator[Member]:
         },
         "Unigram": {"type": "Unigram", "vocab": [[word, -1.0 - i] for i, word in enumerate(words)], "unk_id": 3},
     }.items():
-        yield Member(name, definition_of(None, {"type": "Whitespace"}, model, KNOWN_ADDED["plain"]), False)
+        yield Member(name, partial(definition_of, None, {"type": "Whitespace"}, model, KNOWN_ADDED["plain"]), False)
     one, start = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
     post = {"type": "TemplateProcessing", "pair": [one, {"Sequence": {"id": "B", "type_id": 0}}]}
     specials = {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}
@@ -415,16 +425,16 @@ def other_members() -> Iterator[Member]:
         model = model_of(ALPHABET, {}, BYTE_LETTERS, name)
         processor = {**post, "single": single, "special_tokens": specials}
         definition = definition_of(None, bytes_(regex=True), model, KNOWN_ADDED["plain"], post_processor=processor)
-        yield Member(name, definition, name == "template", KNOWN_ADDED["plain"])
+        yield Member(name, partial(dict, definition), name == "template", KNOWN_ADDED["plain"])
     model = model_of(ALPHABET, {}, BYTE_LETTERS, "old")
     old = {**model, "merges": [" ".join(pair) for pair in model["merges"]]}
     del old["type"]
-    yield Member("merges of old", definition_of(None, bytes_(regex=True), old, []), True)
+    yield Member("merges of old", partial(definition_of, None, bytes_(regex=True), old, []), True)
     twice = {**model, "merges": [*model["merges"], *model["merges"][:50]]}
-    yield Member("merges twice", definition_of(None, bytes_(regex=True), twice, []), False)
+    yield Member("merges twice", partial(definition_of, None, bytes_(regex=True), twice, []), False)
     definition = definition_of(None, bytes_(regex=True), model, KNOWN_ADDED["plain"])
     shifted = [{**token, "id": token["id"] + 7} for token in definition["added_tokens"]]
-    yield Member("other ids", {**definition, "added_tokens": shifted}, True, KNOWN_ADDED["plain"])
+    yield Member("other ids", partial(dict, definition, added_tokens=shifted), True, KNOWN_ADDED["plain"])
 
 
 def family() -> list[Member]:

@@ -285,7 +285,12 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("d")
     assert template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja")) == "d"
     (tmp_path / "mine.jinja").write_text("{% if %}")
-    with pytest.raises(ValueError, match="the chat template is not one"):
+    with pytest.raises(
+        ValueError, match=r"the chat template of .*/mine\.jinja cannot be used: it is not one: Expected an expression"
+    ):
+        template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
+    (tmp_path / "mine.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"the chat template of .*/mine\.jinja cannot be used: it is not UTF-8 .* Convert it"):
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
 
 

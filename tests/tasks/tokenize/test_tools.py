@@ -18,6 +18,7 @@ from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.request import Settings
 from tasks.tokenize.rendering.templates import NotATemplateError, Renderer
+from tests.examples import first_fast
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -292,12 +293,13 @@ def expected(family: Family, messages: list[Message], tools: Tools, count: tuple
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("count", COUNTS, ids=str)
-def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize("talks", first_fast([12, 40]))
+def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str, ...] | None, talks: int) -> None:
     """Against functions that write what the templates write, and know which part it is. Divided templates give the same."""
     family = FAMILIES[name]
     of, alone = renderer(family.template, count), renderer(family.template, count, divides=False)
     drawn = random.Random(f"{name} {count}")
-    for _ in range(40):
+    for _ in range(talks):
         messages, tools = talk(drawn, family.thought)
         text = text_of(messages, tools)
         found = counted(of, text)
@@ -352,7 +354,7 @@ def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **TOKENS)
     family, drawn = FAMILIES[name], random.Random(5)
     encoder = Conversations(Chat(template=family.template, tokens=TOKENS, tools=True), TokenizerConfig(name=str(tokenizer)))
-    for _ in range(60):
+    for _ in range(20):
         messages, tools = talk(drawn, family.thought)
         found = theirs.apply_chat_template(messages, tools=tools, chat_template=family.template, return_dict=True)
         assert encoder(large_string_array(text_of(messages, tools))).ids.tolist() == found["input_ids"]

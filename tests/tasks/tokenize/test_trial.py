@@ -20,10 +20,18 @@ from tokenizers import Tokenizer as Trained
 
 from flat_tokens.vocabulary import load_vocabulary
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Engine, Tokens, TooSlowError, UnencodableError, engine_of, large_string_array, watched
+from tasks.tokenize import tokenizers
+from tasks.tokenize.engines import Engine, Tokens, TooSlowError, UnencodableError, engine_of, large_string_array, with_timeout
 from tasks.tokenize.tokenizers import load_tokenizer
-from tasks.tokenize.trial import is_from_a_file
+from tasks.tokenize.trial import is_from_a_file, try_out
 from tests.examples import first_fast
+
+
+@pytest.fixture
+def _in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests try tokenizers in their own."""
+    monkeypatch.setattr(tokenizers, "try_out", try_out)
+
 
 TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 ,.;:!?'\"-()[]{}"]
 
@@ -105,7 +113,8 @@ LOSSY = {
 }
 
 
-@pytest.mark.parametrize("tokenizer", first_fast(LOSSY.values(), 2), ids=LOSSY)
+@pytest.mark.usefixtures("_in_a_process_of_its_own")
+@pytest.mark.parametrize("tokenizer", first_fast(LOSSY.values()), ids=LOSSY)
 def test_a_tokenizer_that_leaves_out_text_is_refused_unless_that_is_wanted(tmp_path: Path, tokenizer: Trained) -> None:
     config = config_of(tokenizer, tmp_path)
     with pytest.raises(ValueError, match=r"has no tokens for .+ in .+ lost\. .*set tokenizer\.lossy to true"):
@@ -133,6 +142,7 @@ def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
         load_tokenizer(config_of(tokenizer, tmp_path))
 
 
+@pytest.mark.usefixtures("_in_a_process_of_its_own")
 def test_memory_of_the_trial_is_limited(tmp_path: Path) -> None:
     tokenizer = word_level()
     tokenizer.normalizer = normalizers.Replace(Regex("[a-z]{20}"), "b" * 10_000_000)
@@ -146,6 +156,7 @@ def ranks(directory: Path) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("_in_a_process_of_its_own")
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
@@ -183,7 +194,7 @@ def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_d
 
     config = TokenizerConfig(name="a.json").model_copy(update={"max_seconds": 0.01})
     tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
-    engine = Engine(type(tokenizer)("slow", "slow", 1, watched(encode, config), None, tokenizer.decode), fast=False)
+    engine = Engine(type(tokenizer)("slow", "slow", 1, with_timeout(encode, config), None, tokenizer.decode), fast=False)
     begun = time.monotonic()
     with pytest.raises(TooSlowError, match=r"takes more than 0 seconds for \d+ bytes of text.*tokenizer\.max_seconds"):
         engine(large_string_array("a"))

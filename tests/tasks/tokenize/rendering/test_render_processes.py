@@ -114,12 +114,15 @@ def outcomes(found: Iterator[Parted]) -> list[str | BadText]:
     return told
 
 
-@pytest.mark.parametrize("template", first_fast(TOO_MUCH, 2), ids=[f"{i}" for i in range(len(TOO_MUCH))])
-@pytest.mark.parametrize("place", ["everywhere", "for one conversation"])
-def test_a_template_has_limits(template: str, place: str) -> None:
+PLACED = [(i, place) for i in range(len(TOO_MUCH)) for place in (True, False)]
+
+
+@pytest.mark.parametrize("placed", first_fast(PLACED, 4), ids=[f"{i}-{'everywhere' if of else 'once'}" for i, of in PLACED])
+def test_a_template_has_limits(placed: tuple[int, bool]) -> None:
     """It is refused when it is tried, or the one conversation is for which it takes too much. This process takes no memory."""
+    template, everywhere = TOO_MUCH[placed[0]], placed[1]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if place == "everywhere":
+    if everywhere:
         with pytest.raises(ValueError, match=r"the chat template (takes more than|ends its process)"):
             renderers(template + ALL)
     else:
@@ -175,12 +178,12 @@ def test_a_template_renders_what_jinja_renders_or_is_refused(template: str, size
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        ("{% if %}", "the chat template is not one: Expected an expression"),
-        ("{% for i in messages %}", "the chat template is not one: Unexpected end of template"),
-        ("{{ x|nothing }}", "the chat template is not one: No filter named 'nothing'"),
+        ("{% if %}", "it is not one: Expected an expression"),
+        ("{% for i in messages %}", "it is not one: Unexpected end of template"),
+        ("{{ x|nothing }}", "it is not one: No filter named 'nothing'"),
         ("{{ messages|random }}", "it uses 'random', which gives something else each time"),
-        ("{{" + "(" * 500 + "1" + ")" * 500 + "}}", "the chat template is not one: maximum recursion depth"),
-        ("{% for i in [] %}" * 25 + "{% endfor %}" * 25, "the chat template is not one: too many statically nested blocks"),
+        ("{{" + "(" * 500 + "1" + ")" * 500 + "}}", "it is not one: maximum recursion depth"),
+        ("{% for i in [] %}" * 25 + "{% endfor %}" * 25, "it is not one: too many statically nested blocks"),
         ("{{ strftime_now('%Y') }}", r"the chat template asks for the day. Set source.chat_date"),
     ],
 )

@@ -1,0 +1,214 @@
+"""Finding documents in the versions of an output: those that somebody names, those that were forgotten, and their tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.forgotten import WINDOW, Forgotten, windows_of
+from flat_tokens.manifest import DUPLICATE, DUPLICATES, NEAR_DUPLICATE, NEAR_DUPLICATES, read_manifest, splits_at
+from flat_tokens.reader import open_split
+from flat_tokens.rows.facts import check, matching, recorded_of
+from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.where import parse
+from tasks.models import Split
+from tasks.output.paths import DOCUMENTS, VERSIONS, version_store
+from tasks.output.pointer import is_dataset
+from tasks.output.versions import names_of
+from tasks.parts.part import NEAR_DUPLICATE_REASON
+
+AT_A_TIME = 1 << 20
+
+UInt64s = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+
+
+class NamedDocuments(NamedTuple):
+    """The documents that somebody names: by *keys*, uint64[n], sorted, or an expression, or both None: all; of one source."""
+
+    keys: UInt64s | None = None
+    where: str | None = None
+    source: str | None = None
+
+
+class Entries(NamedTuple):
+    """Entries of documents ``start:stop`` of a split: keys and files, uint64[n] each."""
+
+    split: Split
+    start: int
+    stop: int
+    key: UInt64s
+    file: UInt64s
+
+
+class OfVersion(NamedTuple):
+    """Forgotten documents of a version. ``numbers``: of each split, ascending, int64[n]. ``windows``: their hashes. ``files``:
+    the numbers of their files. ``short``: documents without a window. ``copies``: documents that the version left out.
+    """
+
+    version: str
+    numbers: dict[Split, Int64s]
+    token_count: int
+    windows: UInt64s
+    files: frozenset[int]
+    short: int
+    copies: int
+
+    @property
+    def documents(self) -> int:
+        return sum(map(len, self.numbers.values()))
+
+
+def versions_of(root: Store) -> list[str]:
+    """The versions that are at an output, complete."""
+    return [name for name in names_of(root, VERSIONS) if is_dataset(root, name)]
+
+
+def entries_of(store: Store) -> Iterator[Entries]:
+    """The entries of all documents of a version, some at a time."""
+    for split in splits_at(store):
+        count = open_split(store / split).seq_count
+        at = store / f"{DOCUMENTS}/{split}"
+        if not count:
+            continue
+        key, file = (open_array(at / name, "uint64") for name in ("key", "file"))
+        for start in range(0, count, AT_A_TIME):
+            stop = min(start + AT_A_TIME, count)
+            yield Entries(split, start, stop, key.read(start, stop), file.read(start, stop))
+
+
+class ListOfCopies(NamedTuple):
+    """A list of copies of a version, its object, and the reason for which they are skipped; None where they are kept."""
+
+    stored: StoredObject
+    entries: npt.NDArray[np.void]
+    reason: str | None
+
+
+def duplicates_of(store: Store) -> list[ListOfCopies]:
+    """The lists of duplicates and near-duplicates of a version, DUPLICATE[n] or NEAR_DUPLICATE[n]. ValueError where one is
+    damaged.
+    """
+    manifest = read_manifest(store)
+    near = (manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}
+    kinds = {
+        DUPLICATES: (DUPLICATE, "duplicate"),
+        NEAR_DUPLICATES: (NEAR_DUPLICATE, None if near.get("action") == "keep" else NEAR_DUPLICATE_REASON),
+    }
+    found = []
+    for stored in map(stored_object, manifest["objects"]):
+        if (kind := kinds.get(stored.key.rpartition("/")[0])) is not None:
+            data = store.read(stored.key)
+            if not stored.is_of(data):
+                raise ValueError(f"{store.path(stored.key)}: is not what the manifest says. Find out: flat-tokens verify")
+            found.append(ListOfCopies(stored, np.frombuffer(data, kind[0]), kind[1]))
+    return found
+
+
+def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The source, name and digest of each file of a version, by its number."""
+    sources = manifest["provenance"].get("sources") or ()
+    return [(source["name"], file["name"], file["sha256"]) for source in sources for file in source["files"]]
+
+
+def keys_named(root: Store, version: str, named: NamedDocuments) -> UInt64s:
+    """Keys of the documents of a version that somebody names, of the copies that it left out among them: uint64[n], sorted."""
+    store = version_store(root, version)
+    manifest = read_manifest(store)
+    files = sources_of_files(manifest)
+    of_source = np.array([named.source in (None, source) for source, _, _ in files], bool)
+    where = parse(named.where) if named.where is not None else None
+    recorded = functools.cache(lambda: recorded_of(store))
+    found = [np.empty(0, np.uint64)]
+    if where is not None:
+        for split in splits_at(store):
+            check(open_split(store / split), where)
+    for some in entries_of(store):
+        mine = np.ones(len(some.key), bool) if named.keys is None else np.isin(some.key, named.keys)
+        if named.source is not None:
+            mine &= of_source[some.file.astype(np.int64)]
+        if where is not None and mine.any():
+            mine &= matching(open_split(store / some.split), where, some.start, some.stop, recorded)
+        found.append(some.key[mine])
+    for _, copies, _ in duplicates_of(store) if where is None else ():
+        mine = np.ones(len(copies), bool) if named.keys is None else np.isin(copies["key"], named.keys)
+        found.append(copies["key"][mine & of_source[copies["file"].astype(np.int64)]])
+    return np.unique(np.concatenate(found))
+
+
+def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
+    """Keys of documents, with those that have the text of one of them, or nearly, as far as the version left them out. Or a copy
+    would take the place of a document that is forgotten.
+    """
+    store = version_store(root, version)
+    lists = [copies for _, copies, reason in duplicates_of(store) if reason is not None]
+    if not lists:
+        return keys
+    copies = {name: np.concatenate([some[name] for some in lists]) for name in ("key", "of_file", "of_row")}
+    places = np.unique(numbered(copies["of_file"], copies["of_row"]))
+    stayed = [(np.empty(0, places.dtype), np.empty(0, np.uint64))]
+    for some in entries_of(store):
+        row = open_array(store / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
+        here = numbered(some.file, row)
+        mine = np.isin(here, places)
+        stayed.append((here[mine], some.key[mine]))
+    # (place of the document that stayed) -> keys of all that have its text
+    place = np.concatenate([numbered(copies["of_file"], copies["of_row"]), *(places for places, _ in stayed)])
+    key = np.concatenate([copies["key"], *(keys for _, keys in stayed)])
+    while True:
+        groups = np.unique(place[np.isin(key, keys)])
+        more = np.union1d(keys, key[np.isin(place, groups)])
+        if len(more) == len(keys):
+            return more
+        keys = more
+
+
+def numbered(file: UInt64s, row: UInt64s) -> npt.NDArray[np.uint64]:
+    """A number for each place: files are fewer than 2**24, rows of one fewer than 2**40."""
+    return file.astype(np.uint64) << np.uint64(40) | row.astype(np.uint64)
+
+
+def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:
+    """The forgotten documents that a version holds; None where it has none. Their tokens are read."""
+    store = version_store(root, version)
+    numbers: dict[Split, list[Int64s]] = {split: [np.empty(0, np.int64)] for split in splits_at(store)}
+    files, copies = set[int](), 0
+    for some in entries_of(store):
+        if (mine := forgotten.those(some.key)).any():
+            numbers[some.split].append(np.flatnonzero(mine) + some.start)
+            files |= set(np.unique(some.file[mine]).tolist())
+    for _, listed, reason in duplicates_of(store):
+        mine = forgotten.those(listed["key"])
+        files |= set(np.unique(listed["file"][mine]).tolist())
+        copies += int(mine.sum()) if reason else 0
+    found = {split: np.concatenate(some) for split, some in numbers.items()}
+    if not copies and not any(map(len, found.values())):
+        return None
+    tokens, short, windows = 0, 0, [np.empty(0, np.uint64)]
+    for split, those in found.items():
+        for ids in _ids_of(store, split, those):
+            tokens += len(ids)
+            short += len(ids) < WINDOW
+            windows.append(windows_of(ids, forgotten.salt))
+    return OfVersion(version, found, tokens, np.unique(np.concatenate(windows)), frozenset(files), short, copies)
+
+
+def holds(root: Store, version: str, forgotten: Forgotten) -> bool:
+    """Whether a version has a document of the list, or names it among those that it left out."""
+    store = version_store(root, version)
+    return any(forgotten.those(some.key).any() for some in entries_of(store)) or any(
+        forgotten.those(listed["key"]).any() for _, listed, _ in duplicates_of(store)
+    )
+
+
+def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[npt.NDArray[np.uint32]]:
+    """Token ids of documents *numbers* of a split."""
+    tokens = open_split(store / split)
+    for number in numbers.tolist():
+        start, stop = tokens.seq_starts.read(number, number + 2).tolist()
+        yield tokens.encoded_tokens.read(int(start), int(stop)) >> np.uint32(1)

@@ -1,0 +1,221 @@
+"""The successor of a version: the same without the documents that are forgotten. No text is read, and nothing is tokenized."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.forgotten import Forgotten
+from flat_tokens.manifest import EVERY_SPLIT, read_manifest
+from flat_tokens.stores.records import read_record
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from tasks.derive.pieces import Counted
+from tasks.derive.provenance import Derived
+from tasks.derive.provenance import card as card_of_derived
+from tasks.finalize.naming import FORGOTTEN
+from tasks.finalize.provenance import Provenance, build_id
+from tasks.finalize.provenance import card as card_of_build
+from tasks.forget.find import duplicates_of, entries_of, numbered
+from tasks.models import PublishedLocation, TokenShard
+from tasks.output.paths import DOCUMENTS, origin_key, receipt_key, version_store
+from tasks.output.pointer import pointer_lock
+from tasks.output.target import Target
+from tasks.parts.opening import open_shard
+from tasks.parts.part import InputPart
+from tasks.shards.index import put_index, read_index, segments_of
+from tasks.shards.receipts import read_receipt
+from tasks.tokenize.segments import DIGEST_BYTES
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Successor(NamedTuple):
+    """A version that is to take the place of another. ``former``: that one's manifest."""
+
+    of: str
+    name: str
+    made_of: Provenance
+    former: dict[str, Any]
+
+    @property
+    def card(self) -> Callable[[Any, Any, dict[str, Any], str], str]:
+        return card_of_derived if isinstance(self.made_of, Derived) else card_of_build
+
+
+def successor_of(root: Store, version: str, forgotten: Forgotten) -> Successor:
+    """The successor that a version gets. Its name follows from the version and the list."""
+    former = read_manifest(version_store(root, version))
+    facts = former["provenance"]
+    # No build gives this name: a version has the bytes that its name says, and text that is not read cannot be counted anew.
+    left_out = {"count": len(forgotten.digests), "sha256": forgotten.sha256, "of": version}
+    kind = Derived if "operation" in facts else Provenance
+    made_of = kind.model_validate({**facts, "documents": {**(facts.get("documents") or {}), FORGOTTEN: left_out}})
+    return Successor(version, build_id(made_of, former["layout"]), made_of, former)
+
+
+def totals_without(
+    former: Mapping[str, Any], counted: Sequence[tuple[InputPart, Counted]], copies: Mapping[int, LostCopies], repeated: int
+) -> dict[str, Any]:
+    """Totals of the documents of a successor. *former*: those of the version before. *counted*: what stays, by part. *copies*:
+    entries that the lists of duplicates lose, by the index of their source. Text that was read stays counted.
+    """
+    # Examples of what steps found may be of forgotten documents.
+    before = {name: counts for name, counts in former["totals"]["documents"].items() if name != "examples"}
+    kept = np.zeros((len(before.get("by_source") or ()), 2), np.int64)
+    for _, count in counted:
+        kept += np.array(count.sources).reshape(-1, 2)
+    sources, gone = [], 0
+    for i, source in enumerate(before.get("by_source") or ()):
+        written, tokens = kept[i].tolist()
+        lost = source["written"] - written
+        counts = {**source, "written": written, "token_count": tokens}
+        if "skipped" in source:
+            counts["skipped"] = skipped_without(source["skipped"], lost, copies.get(i, {}))
+        sources.append(_kept_without(counts, copies.get(i, {})))
+        gone += lost
+    of_all = Counter[str | None]()
+    for some in copies.values():
+        of_all.update(some)
+    totals = {
+        **before,
+        "written": before["written"] - gone,
+        "skipped": skipped_without(before["skipped"], gone, of_all),
+        "repeated_keys": repeated,
+        "by_source": sources,
+    }
+    return _kept_without(totals, of_all)
+
+
+LostCopies = Mapping[str | None, int]
+"""Entries that lists of copies lose, by the reason for which these were skipped; None: they were kept."""
+
+
+def _kept_without(counts: dict[str, Any], copies: LostCopies) -> dict[str, Any]:
+    """Counts of documents, with fewer near-duplicates that are kept."""
+    found = counts.get("near_duplicates", 0) - copies.get(None, 0)
+    return {
+        **{name: of for name, of in counts.items() if name != "near_duplicates"},
+        **({"near_duplicates": found} if found else {}),
+    }
+
+
+def skipped_without(skipped: Mapping[str, int], lost: int, copies: LostCopies) -> dict[str, int]:
+    """Counts of skipped documents by reason, where *lost* more are forgotten, and *copies* that were left out as such."""
+    counts = Counter(skipped)
+    counts[FORGOTTEN] += lost
+    for reason, count in copies.items():
+        if reason is not None:
+            counts[FORGOTTEN] += count
+            counts[reason] -= count
+    return dict(sorted((+counts).items()))
+
+
+def write_duplicates(
+    target: Target, of: Store, forgotten: Forgotten
+) -> tuple[tuple[StoredObject, ...], Counter[tuple[int, str | None]]]:
+    """Write the lists of duplicates of a successor of the version at *of*. Return them, and how many entries they lose by the
+    number of their file and the reason for which these were skipped.
+    """
+    lists, objects, lost = duplicates_of(of), list[StoredObject](), Counter[tuple[int, str | None]]()
+    if not lists:
+        return (), lost
+    # Those that are kept are among the version's documents.
+    everything = [copies for _, copies, reason in lists if reason is not None]
+    place = [numbered(copies["file"], copies["row"]) for copies in everything]
+    key = [copies["key"] for copies in everything]
+    for some in entries_of(of):
+        row = open_array(of / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
+        place.append(numbered(some.file, row))
+        key.append(some.key)
+    order = np.argsort(np.concatenate(place), kind="stable")
+    places = np.concatenate(place)[order]
+    gone_before = np.concatenate([[0], np.cumsum(forgotten.those(np.concatenate(key)[order]))])
+    for stored, copies, reason in lists:
+        gone = forgotten.those(copies["key"])
+        is_first = np.zeros(len(copies), bool)
+        if reason is None:  # a cluster without its first document has another name in the next version
+            gone |= forgotten.those(copies["of_key"])
+            is_first = (copies["file"] == copies["of_file"]) & (copies["row"] == copies["of_row"])
+        lost.update((file, reason) for file in copies["file"][gone & ~is_first].tolist())
+        kept = copies[~gone].copy()
+        # (slice, document) -> (slice, document): as many fewer as are forgotten of those before it in the slice
+        at, number = np.searchsorted(places, numbered(kept["file"], kept["row"])), kept["document"].astype(np.int64)
+        kept["document"] -= (gone_before[at] - gone_before[np.maximum(at - number, 0)]).astype(np.uint64)
+        if len(kept):
+            objects.append(target.store.put(stored.key, kept.tobytes()))
+    return tuple(objects), lost
+
+
+def write_successor_index(root: Store, to: str, of: str, forgotten: Forgotten, gone: Mapping[str, Int64s]) -> None:
+    """Write the index of a successor: the slices of the version *of* without the documents *gone*, by their ascending numbers in
+    each split: int64[n]. Segments that lose documents are not known by their digests any more.
+    """
+    index = read_index(root, of)
+    numbers = tuple(gone.get(split, np.empty(0, np.int64)) for split in EVERY_SPLIT)
+    published = [_without(root, shard, to, forgotten, numbers) for shard in index.published]
+    put_index(root, to, published, [*filter(None, (_as_it_is(root, shard) for shard in index.kept))])
+
+
+def _as_it_is(root: Store, shard: TokenShard) -> TokenShard | None:
+    """A shard that is kept next to a version, as its receipt is now; None where it has gone."""
+    try:
+        now = read_receipt(read_record(root, receipt_key(shard.key)))
+    except (*NO_OBJECT, ValueError):
+        return None
+    return now.model_copy(update={"inputs": {}, "text_bytes_taken": 0})
+
+
+def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Sequence[Int64s]) -> TokenShard:
+    was = shard.published
+    assert was is not None
+    runs, lost = [], 0
+    for (first, count), numbers in zip(map(was.of, EVERY_SPLIT), gone, strict=True):
+        before, within = np.searchsorted(numbers, (first, first + count)).tolist()
+        runs.append((first - before, count - (within - before)))
+        lost += within - before
+    location = PublishedLocation.model_validate({**dict(was), "version": to, **dict(zip(EVERY_SPLIT, runs, strict=True))})
+    if not lost:
+        return shard.model_copy(update={"published": location})
+    documents = open_shard(root, shard)
+    mine = forgotten.those(documents.keys)
+    return shard.model_copy(update={"published": location, **counts_without(shard, mine, int(documents.lengths[mine].sum()))})
+
+
+def counts_without(shard: TokenShard, gone: npt.NDArray[np.bool_], token_count: int) -> dict[str, Any]:
+    """The facts of a shard that change where it loses documents, bool[n], that have *token_count* tokens together."""
+    lost = int(gone.sum())
+    return {
+        "written": shard.written - lost,
+        "skipped": skipped_without(shard.skipped, lost, {}),
+        "token_count": shard.token_count - token_count,
+        "segments": segments_without(shard, gone),
+    }
+
+
+def segments_without(shard: TokenShard, gone: npt.NDArray[np.bool_]) -> str:
+    """A shard's segments, where it loses documents: bool[n]."""
+    segments = segments_of(shard).copy()
+    if not len(segments):
+        return ""
+    ends = np.cumsum(segments["documents"].astype(np.int64))
+    before = np.concatenate([[0], np.cumsum(gone)])
+    lost = np.diff(before[ends], prepend=0)
+    segments["digest"][lost > 0] = np.void(bytes(DIGEST_BYTES))
+    segments["documents"] -= lost.astype(segments["documents"].dtype)
+    return base64.b64encode(segments[segments["documents"] > 0].tobytes()).decode()
+
+
+def copy_origin(root: Store, to: str, of: str) -> None:
+    """Record the origin of a version as that of its successor: a refresh goes by the same sources and files."""
+    try:
+        record = read_record(root, origin_key(of))
+    except FileNotFoundError:
+        return
+    with pointer_lock(root):
+        root.put(origin_key(to), record)

@@ -1,0 +1,142 @@
+"""``forgotten/list.json``: the documents that an output has forgotten, and what is under way to forget more of them.
+
+The record of a forgetting is written before anything else is touched, and marked as done after everything else. Whatever is
+killed in between, the next ``forget`` or build goes on with it: until then, nothing is published.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from flat_tokens.forgotten import LIST, Forgotten, read_forgotten
+from flat_tokens.stores.store import Store
+from tasks.models import Digest, Model, Name
+from tasks.output.pointer import look, pointer_lock, read_if_there, swap
+
+REMEMBERED = 1000
+"""Requests that are listed."""
+
+
+class Request(Model):
+    """A request to forget documents: how they were named, and why. ``keys``: how many; ``unknown``: those of which no version has
+    a document. ``same_text``: documents that are forgotten, too, because they have the text of one that was named.
+    """
+
+    id: Name
+    at: datetime
+    by: str
+    reason: str
+    named: str = Field(description="keys, ids or where, without any of them")
+    source: str | None = None
+    keys: int
+    unknown: int
+    same_text: int = 0
+
+
+class Holder(Model):
+    """A version that held forgotten documents, when the forgetting began: how many, and their tokens; its pin's note."""
+
+    version: Name
+    documents: int
+    tokens: int
+    state: str
+    pinned: str | None = None
+
+
+class Pending(Model):
+    """A forgetting that was begun and has not come to its end. ``files``: the source, name and digest of each source file that
+    holds the documents. ``short``: documents with too few tokens to recognise. ``moves_from``: the number of ``latest`` before it
+    was moved to a successor.
+    """
+
+    request: Request
+    holders: tuple[Holder, ...]
+    files: tuple[tuple[str, str, Digest], ...]
+    short: int
+    moves_from: int | None = None
+    exports: tuple[str, ...] = ()
+    runs: dict[str, Any] = Field({}, description="What ledgers say, by their paths")
+
+
+class ForgottenRecord(Model):
+    """The content of ``forgotten/list.json``. ``salt``, ``digests``, ``windows``: see ``flat_tokens.forgotten``. ``files``:
+    digests of source files that hold such documents. ``versions``: names of versions, by the name that each has if nothing is
+    forgotten. ``successors``: for each version that was replaced, the one that replaced it.
+    """
+
+    salt: str
+    digests: str = ""
+    windows: str = ""
+    files: tuple[Digest, ...] = ()
+    versions: dict[Name, Name] = Field({})
+    successors: dict[Name, Name] = Field({})
+    requests: tuple[Request, ...] = Field((), max_length=REMEMBERED)
+    pending: Pending | None = None
+
+    @property
+    def forgotten(self) -> Forgotten:
+        return Forgotten.of(self.model_dump(include={"salt", "digests", "windows"}))
+
+    def with_list(self, forgotten: Forgotten) -> ForgottenRecord:
+        return self.model_copy(update=forgotten.described())
+
+    def renamed(self, mapping: Mapping[str, str], there: list[str]) -> ForgottenRecord:
+        """The record after versions were replaced, old name -> new one, of all that are *there*."""
+        versions = {base: mapping.get(now, now) for base, now in self.versions.items()}
+        known = {*self.versions.values(), *versions.values(), *mapping.values()}
+        versions |= {name: mapping.get(name, name) for name in there if name not in known}
+        successors = {former: mapping.get(now, now) for former, now in self.successors.items()}
+        return self.model_copy(update={"versions": versions, "successors": {**successors, **mapping}})
+
+    def as_json(self) -> bytes:
+        return (json.dumps(self.model_dump(mode="json")) + "\n").encode()
+
+
+def new_record() -> ForgottenRecord:
+    return ForgottenRecord(salt=secrets.token_hex(8))
+
+
+def read_record_of(root: Store) -> ForgottenRecord | None:
+    """The record of an output; None if nothing was ever forgotten. ValueError, naming it, where it is damaged."""
+    return _parse(root, read_if_there(root, LIST))
+
+
+@functools.lru_cache(4)
+def _list_of(root: Store, sha256: str) -> Forgotten:
+    found = read_forgotten(root)
+    if found.sha256 != sha256:
+        raise ValueError(f"{root.path(LIST)}: has changed while documents were read. Run it again.")
+    return found
+
+
+def forgotten_at(root: Store, sha256: str) -> Forgotten:
+    """The list of an output that has this digest; an empty one for an empty digest. ValueError where it has changed meanwhile."""
+    return _list_of(replace(root, staging=None, read_once=False), sha256) if sha256 else Forgotten()
+
+
+def _parse(root: Store, data: bytes | None) -> ForgottenRecord | None:
+    if data is None:
+        return None
+    try:
+        return ForgottenRecord.model_validate_json(data)
+    except ValueError as error:
+        raise ValueError(f"{root.path(LIST)}: is not a list of forgotten documents. Restore it from a copy.") from error
+
+
+def change_record(root: Store, after: Callable[[ForgottenRecord], ForgottenRecord]) -> ForgottenRecord:
+    """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine was first."""
+    with pointer_lock(root):
+        while True:
+            seen = look(root, LIST)
+            before = _parse(root, seen.data)
+            now = after(before or new_record())
+            if now == before or swap(root, LIST, seen, now.as_json()):
+                return now

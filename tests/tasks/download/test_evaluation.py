@@ -1,0 +1,174 @@
+"""Evaluation sets: what a configuration may name, how they are read and pinned, and what is refused before work starts."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flat_tokens.steps.questions import Questions
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
+from flat_tokens.stores.store import Store
+from tasks.config import BuildConfig, DocumentStep, EvaluationSet, evaluation_sets, with_absolute_paths
+from tasks.download.evaluation import with_pinned_sets
+from tasks.output.staging import Workspace
+from tests.sources import write_rows
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
+
+QUESTIONS = ["How many little boats are there in the old harbour of the town?", "What is it?"]
+
+
+def config(output: Path | str, *against: Any, **options: Any) -> BuildConfig:
+    step = {"use": "decontaminate", "against": list(against), **options}
+    settings = {"source": {"path": "/nowhere/*.jsonl"}, "tokenizer": "bytes", "documents": {"steps": [step]}}
+    return BuildConfig.model_validate({"output": str(output), **settings})
+
+
+def pinned(tmp_path: Path, *against: Any, **options: Any) -> list[dict[str, Any]]:
+    """The sets as keys know them."""
+    place = Store.at(tmp_path / "sets")
+    workspace = Workspace(Store.at(tmp_path / "out"), staging="", scratch=str(tmp_path / "scratch"))
+    made = with_pinned_sets(config(tmp_path / "out", *against, **options), workspace, place)
+    (step,) = made.documents.opened().described
+    for one in step["options"]["against"]:
+        assert hashlib.sha256(place.read(one["digest"])).hexdigest() == one["digest"]
+    assert "sets_url" not in step["options"]
+    found: list[dict[str, Any]] = step["options"]["against"]
+    return found
+
+
+def put(path: Path, questions: Sequence[str], column: str = "text") -> Path:
+    return write_rows(path, [{"id": f"q{i}", column: question} for i, question in enumerate(questions)])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The URL of a directory."""
+    (tmp_path / "www").mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www"))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_set_is_named_by_a_path_or_by_settings() -> None:
+    names = [
+        ("/data/gsm8k.jsonl", "gsm8k"),
+        ("s3://bucket/sets/mmlu-pro.test.parquet", "mmlu-pro"),
+        ({"path": "/data/a b*.jsonl", "text_column": "question"}, "a-b"),
+        ({"hub": {"path": "openai/gsm8k", "name": "main", "split": "test"}, "text_column": "question"}, "gsm8k"),
+        ({"path": "/data/x.jsonl", "name": "own"}, "own"),
+    ]
+    for given, name in names:
+        assert EvaluationSet.model_validate(given).name == name
+    against = [given for given, _ in names[1:]]
+    sets = evaluation_sets(DocumentStep.model_validate({"use": "decontaminate", "against": against}))
+    assert [one.name for one in sets] == [name for _, name in names[1:]]
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        (["/a/x.jsonl", "/b/x.jsonl"], "two evaluation sets are named 'x'; give each a name of its own"),
+        ([{"text_column": "q"}], "neither of 'path' and 'hub'; give one"),
+        ([{"path": "/a", "column": "q"}], "against.0.column: Extra inputs are not permitted"),
+        (["https://user:secret@host/x.jsonl"], "against.0.path: the URL of host carries credentials"),
+        ([7], "against.0"),
+        ([], "a list of evaluation sets"),
+    ],
+)
+def test_wrong_sets_are_refused_with_the_configuration(tmp_path: Path, against: list[Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(tmp_path, *against)
+
+
+def test_sets_are_within_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INPUT_ROOTS, f"{tmp_path}/in:/nowhere".replace(":", ","))
+    monkeypatch.setenv(OUTPUT_ROOTS, f"{tmp_path}/out")
+    for against in (f"{tmp_path}/x.jsonl", "s3://bucket/x.jsonl", {"hub": {"path": "a/b"}}):
+        with pytest.raises(ValidationError, match="may not be read here"):
+            config(tmp_path / "out", against)
+    with pytest.raises(ValidationError, match="may not be read here"):
+        config(tmp_path / "out", {"name": "x", "digest": "00"}, sets_url=f"{tmp_path}/sets")
+    (tmp_path / "in").mkdir()
+    put(tmp_path / "x.jsonl", QUESTIONS)
+    (tmp_path / "in/x.jsonl").symlink_to(tmp_path / "x.jsonl")
+    with pytest.raises(ValueError, match="may not be read here"):
+        pinned(tmp_path, str(tmp_path / "in/x.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.csv", "x.arrow"])
+def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path: Path, name: str) -> None:
+    (found,) = pinned(tmp_path, {"path": str(put(tmp_path / name, QUESTIONS, "question")), "text_column": "question"})
+    (expected,) = pinned(tmp_path, str(put(tmp_path / "y/x.jsonl", QUESTIONS)))
+    assert found == expected
+    assert (found["name"], found["questions"], found["too_short"]) == ("x", 2, 1)
+    (other,) = pinned(tmp_path, str(put(tmp_path / "z/x.jsonl", [*QUESTIONS, "And who?"])))
+    assert other["digest"] != found["digest"]
+    stored = (tmp_path / "sets" / found["digest"]).read_bytes()
+    data, offsets = Questions.of_stored(stored, found["digest"])
+    assert [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)] == QUESTIONS
+
+
+def test_several_files_are_one_set_and_questions_without_text_are_none(tmp_path: Path) -> None:
+    put(tmp_path / "in/b.jsonl", QUESTIONS[1:])
+    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": QUESTIONS[0]}) + "\n" + json.dumps({"text": None}) + "\n")
+    (found,) = pinned(tmp_path, {"path": str(tmp_path / "in"), "name": "x"})
+    (expected,) = pinned(tmp_path, str(put(tmp_path / "x.jsonl", QUESTIONS)))
+    assert found == expected
+
+
+def test_remote_sets_are_read_as_sources_are(tmp_path: Path, served: str, stand_in_hub: StandInHub) -> None:
+    local = put(tmp_path / "www/x.jsonl", QUESTIONS)
+    place = Store.at(f"memory://{uuid.uuid4().hex}")
+    place.put("x.jsonl", local.read_bytes())
+    stand_in_hub.commit("org/name", {"data/test-00000-of-00001.jsonl": local.read_bytes()})
+    sets: list[Any] = [str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
+    sets.append({"hub": {"path": "org/name", "split": "test"}, "name": "x"})
+    assert len({json.dumps(pinned(tmp_path, one)) for one in sets}) == 1
+
+
+REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
+    (QUESTIONS, {"text_column": "question"}, "evaluation set 'x': x.jsonl has no column 'question'; it has 'id', 'text'"),
+    (["too short"], {}, "none of its 1 questions has 8 words. Set min_words of the step decontaminate to fewer"),
+    ([], {}, "evaluation set 'x': "),
+]
+
+
+@pytest.mark.parametrize(("questions", "settings", "message"), REFUSED)
+def test_a_set_without_what_is_looked_for_is_refused(
+    tmp_path: Path, questions: list[str], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pinned(tmp_path, {"path": str(put(tmp_path / "x.jsonl", questions)), **settings})
+
+
+def test_a_set_that_is_not_there_or_within_the_output_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"evaluation set 'x': there is nothing at .*x.jsonl"):
+        pinned(tmp_path, str(tmp_path / "x.jsonl"))
+    with pytest.raises(ValueError, match=r"x.jsonl is within the output .*out. Keep them apart"):
+        pinned(tmp_path, str(put(tmp_path / "out/x.jsonl", QUESTIONS)))
+    with pytest.raises(ValueError, match="sets_url is not for configurations"):
+        pinned(tmp_path, "x.jsonl", sets_url=str(tmp_path))
+
+
+def test_relative_paths_of_sets_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (step,) = with_absolute_paths(config(tmp_path / "out", "x.jsonl", {"hub": {"path": "a/b"}})).documents.steps
+    first, second = evaluation_sets(step)
+    assert (first.path, second.path) == (str(tmp_path / "x.jsonl"), None)

@@ -1,0 +1,150 @@
+"""Learned merges: those of a naive trainer, whatever the order of texts; smaller vocabularies are their beginnings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from flat_tokens.vocabulary import byte_level_alphabet, resolve, token_bytes
+from tasks.config import TokenizerConfig
+from tasks.tokenize.engines import first_difference
+from tasks.tokenize.tokenizers import load_tokenizer
+from tasks.vocabularies.merges import Merges, definition_of, learn
+from tasks.vocabularies.request import PATTERNS, VocabularyRequest
+
+ALPHABET = sorted(byte_level_alphabet())
+SIMPLE = " ?[a-zé]+| "
+TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "été été", "low low new"] * 2
+
+
+def request_of(size: int, pattern: str = SIMPLE, specials: tuple[str, ...] = ()) -> VocabularyRequest:
+    return VocabularyRequest(vocab_sizes=(size,), pattern=pattern, special_tokens=specials)
+
+
+def naive(texts: list[str], size: int) -> Merges:
+    """Byte pairs by the book: count all pairs, join the most frequent one, of several the one with the smallest ids, again."""
+    spelled = byte_level_alphabet()
+    words: Counter[tuple[str, ...]] = Counter()
+    for text in texts:
+        words.update(tuple(spelled[byte] for byte in piece.encode()) for piece in re.findall(SIMPLE, text))
+    tokens, pairs = list(ALPHABET), list[tuple[str, str]]()
+    while len(tokens) < size:
+        counts: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in pairwise(word):
+                counts[pair] += count
+        if not counts:
+            break
+        one, other = min(counts, key=lambda pair: (-counts[pair], tokens.index(pair[0]), tokens.index(pair[1])))
+        pairs.append((one, other))
+        if one + other not in tokens:
+            tokens.append(one + other)
+        words = Counter({joined(word, one, other): count for word, count in words.items()})
+    return Merges(tokens, pairs)
+
+
+def joined(word: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
+    made: list[str] = []
+    for token in word:
+        if made and made[-1] == one and token == other:
+            made[-1] = one + other
+        else:
+            made.append(token)
+    return tuple(made)
+
+
+def test_the_first_merges_of_a_small_text_by_hand() -> None:
+    merges = learn(["aaab aab", "aab"], request_of(258, "[ab]+"))
+    assert merges.tokens[:256] == ALPHABET
+    assert merges.pairs == [("a", "a"), ("aa", "b")]  # aa 4 times, ab 3 times; then aab twice
+    assert merges.tokens[256:] == ["aa", "aab"]
+
+
+def test_merges_are_those_of_a_naive_trainer() -> None:
+    assert learn(TEXTS, request_of(280)) == naive(TEXTS, 280)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("abcé ", max_size=30), max_size=6), st.integers(257, 300))
+def test_merges_are_those_of_a_naive_trainer_whatever_the_text(texts: list[str], size: int) -> None:
+    assert learn(texts, request_of(size)) == naive(texts, size)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=6), st.integers(256, 300), st.randoms())
+def test_a_smaller_vocabulary_is_what_a_training_of_its_size_learns(texts: list[str], size: int, random: object) -> None:
+    whole = learn(texts, request_of(300))
+    size = min(size, len(whole.tokens))
+    learned = learn(sorted(texts, reverse=True), request_of(size)) if size > 256 else Merges(ALPHABET, [])
+    assert whole.first(size) == learned
+
+
+def test_two_pairs_may_give_one_token() -> None:
+    """The smaller vocabulary ends with the first of both."""
+    merges = Merges([*ALPHABET, "ab", "bc", "abc", "x!"], [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("x", "!")])
+    assert merges.first(259).pairs == merges.pairs[:3]
+    assert merges.first(260) == merges
+    assert merges.first(256) == Merges(ALPHABET, [])
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path: Path, pattern: str) -> None:
+    request = request_of(300, pattern, ("<|endoftext|>", "<|pad|>"))
+    texts = ["Hello wörld, it's 12345 times\n\n  nicer: don't!", "日本語 and <|endoftext|> " * 3]
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(definition_of(learn(texts, request), request.regex, request.special_tokens))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(path)))
+    assert tokenizer.why_slow is None
+    assert tokenizer.make_fast is not None
+    assert first_difference([*texts, "été <|pad|>"], tokenizer.make_fast(), tokenizer.reference) is None
+    assert tokenizer.highest_id == 299
+    found = token_bytes(str(path))
+    assert found.is_exact
+    assert found.lengths[298:].tolist() == [0, 0]
+
+
+def test_the_fast_engine_says_why_it_does_not_take_another_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(definition_of(learn(TEXTS, request_of(270)), SIMPLE, ()))
+    tokenizer = load_tokenizer(TokenizerConfig(name=str(path)))
+    assert tokenizer.make_fast is None or tokenizer.why_slow
+    assert "pre-tokenizer" in str(tokenizer.why_slow) or "pattern" in str(tokenizer.why_slow)
+
+
+def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path: Path) -> None:
+    request = request_of(262, SIMPLE, ("<|endoftext|>", "<|pad|>"))
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(definition_of(learn(TEXTS, request), request.regex, request.special_tokens))
+    definition = resolve(str(path))
+    assert [definition.tokenizer.token_to_id(token) for token in request.special_tokens] == [260, 261]
+    assert max(definition.tokenizer.encode("<|pad|>").ids) < 260
+    assert json.loads(path.read_bytes())["model"]["vocab"]["!"] == 0  # ids of bytes are GPT-2's
+
+
+def test_a_special_token_that_was_learned_as_text_is_refused() -> None:
+    merges = learn(["lowlow"] * 3, request_of(258, "[a-z]+"))
+    with pytest.raises(ValueError, match="special token 'low': the text has it so often that it was learned as text"):
+        definition_of(merges, "[a-z]+", ("low",))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"vocab_sizes": [256]}, "greater than 256"),
+        ({"vocab_sizes": [257], "special_tokens": ["<a>", "<b>"]}, "256 bytes and 2 special tokens are 258 ids"),
+        ({"vocab_sizes": []}, "at least 1 item"),
+        ({"vocab_sizes": [300], "special_tokens": ["<a>", "<a>"]}, "names a token twice"),
+        ({"vocab_sizes": [300], "fraction": 0}, "greater than 0"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        VocabularyRequest.model_validate(wrong)
