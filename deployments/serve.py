@@ -197,8 +197,8 @@ def secret_in(path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError), open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as made:
         made.write(f"admin:{secrets.token_urlsafe(32)}\n")
-    told, secret = path.stat(), path.read_text().strip()
-    if told.st_uid != os.geteuid() or told.st_mode & 0o077 or len(secret) < 16 or not secret.isascii():
+    status, secret = path.stat(), path.read_text().strip()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077 or len(secret) < 16 or not secret.isascii():
         raise ValueError(f"{path}: others may know this secret, or it is not a long ASCII text. Remove it, and start again.")
     return secret
 

@@ -63,8 +63,8 @@ def closing(leave: Callable[..., Awaitable[Any]], spares: Spares) -> Callable[..
 def directory_of(deployment: Any) -> list[str]:
     """The directory where a deployment's runs begin, as register.py gives it to Prefect; nothing if it says something else."""
     steps = (deployment and deployment.pull_steps) or ()
-    told = [step.get("prefect.deployments.steps.set_working_directory") or {} for step in steps]
-    return [str(inputs["directory"]) for inputs in told if "directory" in inputs][:1]
+    settings = [step.get("prefect.deployments.steps.set_working_directory") or {} for step in steps]
+    return [str(inputs["directory"]) for inputs in settings if "directory" in inputs][:1]
 
 
 class BegunAtOnce(ProcessJobConfiguration):

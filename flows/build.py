@@ -11,7 +11,7 @@ from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.finished import FLOW, RUN
 from flows.watch.page import page_of
-from flows.watch.progress import ended, state_of, watched
+from flows.watch.progress import ended, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import tags_of
 from tasks.config import BuildConfig
@@ -34,7 +34,7 @@ def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> Bui
     """
     with credentials():
         with (
-            watched(config.name, tags := tags_of(config)),
+            showing_progress(config.name, tags := tags_of(config)),
             page_of(config.name, config.output, tags),
             results_from_receipts(Store.at(config.output)),
             runner_of(config) as runner,

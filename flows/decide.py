@@ -11,7 +11,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, flow_run, watched
+from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
 from tasks.locations import Output
 from tasks.output.held import Decided, approve, read_held, reject
 from tasks.output.paths import version_store
@@ -26,7 +26,7 @@ def run(
         root = Store.at(output)
         found = read_held(root).candidate
         name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
-        with watched(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
+        with showing_progress(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
             decided = decide(root, version, why, by or f"who started run {flow_run().name}")
     return ended(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
 

@@ -11,7 +11,7 @@ from flows.credentials import credentials
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, watched
+from flows.watch.progress import dataset_name, ended, showing_progress
 from flows.watch.summaries import show_derived
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.locations import Location, Output
@@ -22,13 +22,13 @@ Level = Literal["quick", "full"]
 
 
 def run(operation: Merge | Subset | Shuffle | Relayout, inputs: list[str], output: str, *settings: Any) -> DerivedResult:
-    told = dict(zip(("name", "layout", "workers", "scratch", "verify_level"), settings, strict=True))
-    request = DeriveRequest(operation=operation, inputs=tuple(inputs), output=output, **told)
+    given = dict(zip(("name", "layout", "workers", "scratch", "verify_level"), settings, strict=True))
+    request = DeriveRequest(operation=operation, inputs=tuple(inputs), output=output, **given)
     with credentials():
         inputs = [dataset_name(path) for path in request.inputs]
         name = request.name or inputs[0]
         tags = [f"dataset:{one}" for one in (name, *inputs)]
-        with watched(name, tags), page_of(name, output, tags[:1]), PrefectTasks(request.workers) as runner:
+        with showing_progress(name, tags), page_of(name, output, tags[:1]), PrefectTasks(request.workers) as runner:
             result = derive(request, runner)
         show_derived(request, result)
     return ended(result, result.headline)

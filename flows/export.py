@@ -7,12 +7,11 @@ from prefect import flow
 from pydantic import Field
 
 from flat_tokens.formats import FORMATS
-from flat_tokens.manifest import SPLITS
 from flat_tokens.tools.export import export_of
 from flows.credentials import credentials
 from flows.pipelines.export import ExportResult, export
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import counted, dataset_name, ended, watched
+from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_export
 from tasks.locations import Location, Output
 from tasks.models import Split
@@ -36,13 +35,13 @@ def export_dataset(
         output: Directory or URL that the files are written to.
         format: The tool or file format that they are for.
         options: Settings of the format, such as end_of_text (docs/formats.md).
-        split: This split alone; both without it.
+        split: This split alone; all without it.
         workers: Files at a time; the number of cores without it.
     """
     with credentials():
         name = dataset_name(dataset)
-        with watched(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers) as runner:
-            request = export_of(dataset, format, options or {}, SPLITS if split is None else (split,), counted("examine"))
+        with showing_progress(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers) as runner:
+            request = export_of(dataset, format, options or {}, None if split is None else (split,), counted("examine"))
             result = export(request, output, runner)
         show_export(name, request, result)
     return ended(result, result.headline)

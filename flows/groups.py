@@ -39,23 +39,23 @@ def work_on(output: Output, group: Digest) -> None:
         held.enter_context(alive())
         root = Store.at(output)
         try:
-            told = read_group(root, group)
+            record = read_group(root, group)
         except FileNotFoundError:
             check_seen(root)
             return ended(None, "The build that this was for has ended: there is nothing left to do")
-        scratch = scratch_of(told, root)
+        scratch = scratch_of(record, root)
         held.enter_context(building(root, scratch))
-        results = held.enter_context(reporting(root, told, str(flow_run().id)))
+        results = held.enter_context(reporting(root, record, str(flow_run().id)))
         held.enter_context(results_from_receipts(root))
-        items, steps = work_of(told, told.place(held.enter_context(attempt(root, scratch, group[:16]))))
+        items, steps = work_of(record, record.place(held.enter_context(attempt(root, scratch, group[:16]))))
         stage = steps[0].stage
-        runner = held.enter_context(PrefectTasks(told.workers))
+        runner = held.enter_context(PrefectTasks(record.workers))
         meter.begin(stage.name, sum(map(stage.size, items)))
         assert stage.pool is not None  # or it would not be work for others
         held.enter_context(stage.pool.around(items, *steps[0].shared))
         for result in in_order(runner, items, *steps):
             results.append(result_as_json(steps, result))
-    return ended(None, f"{told.label}: {what_was_done(meter.read())}")
+    return ended(None, f"{record.label}: {what_was_done(meter.read())}")
 
 
 def flow_of(name: str, work: str) -> Flow[[Output, str], None]:

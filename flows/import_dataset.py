@@ -7,7 +7,7 @@ from flows.credentials import credentials
 from flows.pipelines.import_ import ImportResult, import_files
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, watched
+from flows.watch.progress import dataset_name, ended, showing_progress
 from flows.watch.summaries import show_import
 from flows.watch.words import short
 from tasks.derive.request import ImportRequest
@@ -19,7 +19,7 @@ def import_dataset(request: ImportRequest) -> ImportResult:
     name = request.name or dataset_name(request.path)
     tags = [f"dataset:{name}", *([f"tokenizer:{short(request.tokenizer.name)}"] if request.tokenizer else [])]
     with credentials():
-        with watched(name, tags), page_of(name, request.output, tags[:1]), PrefectTasks(request.workers) as runner:
+        with showing_progress(name, tags), page_of(name, request.output, tags[:1]), PrefectTasks(request.workers) as runner:
             result = import_files(request, runner)
         show_import(request, result)
     return ended(result, result.headline)

@@ -9,7 +9,7 @@ from pydantic import Field
 from flows.credentials import credentials
 from flows.pipelines.to_hub import HubRequest, HubResult, Repository, publish_to_hub
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import dataset_name, ended, watched
+from flows.watch.progress import dataset_name, ended, showing_progress
 from flows.watch.summaries import show_publication
 from flows.watch.words import tolerated
 from tasks.config import Licence
@@ -39,11 +39,11 @@ def publish_dataset(
         workers: Files at a time; the number of cores without it.
         scratch: Local directory for files on their way.
     """
-    told = {"dataset": dataset, "repo": repo, "form": form, "private": private, "licence": licence}
-    request = HubRequest(**told, workers=workers, scratch=scratch)
+    settings = {"dataset": dataset, "repo": repo, "form": form, "private": private, "licence": licence}
+    request = HubRequest(**settings, workers=workers, scratch=scratch)
     with credentials():
         name = dataset_name(request.dataset)
-        with watched(name, [f"dataset:{name}", "format:hub"]), PrefectTasks(request.workers) as runner:
+        with showing_progress(name, [f"dataset:{name}", "format:hub"]), PrefectTasks(request.workers) as runner:
             result = publish_to_hub(request, runner)
         with tolerated("summary"):
             show_publication(name, result)

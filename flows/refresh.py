@@ -17,7 +17,7 @@ from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.markdown import code, link, page
 from flows.watch.page import link_to_page, page_of
-from flows.watch.progress import ended, state_of, watched
+from flows.watch.progress import ended, showing_progress, state_of
 from flows.watch.summaries import leave, show
 from flows.watch.words import tags_of, tolerated
 from tasks.config import BuildConfig
@@ -55,7 +55,7 @@ def refresh_dataset(
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with credentials():
         with (
-            watched(config.name, tags := tags_of(config)),
+            showing_progress(config.name, tags := tags_of(config)),
             page_of(config.name, config.output, tags),
             results_from_receipts(Store.at(config.output)),
             runner_of(config) as runner,

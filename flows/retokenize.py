@@ -17,7 +17,7 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, state_of, watched
+from flows.watch.progress import dataset_name, ended, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import short, tags_of
 from tasks.config import BuildConfig, TokenizerConfig
@@ -51,12 +51,12 @@ def retokenize_dataset(
     tags = [f"dataset:{name}", *(f"tokenizer:{short(tokenizer)}" for tokenizer in names_of(tokenizers))]
     results = []
     with credentials(), contextlib.ExitStack() as held:
-        with watched(name, tags):
+        with showing_progress(name, tags):
             configs, rerun = held.enter_context(reruns(dataset, tokenizers, output, runner_of))
         for config in configs:
             rerun_name = f"{config.name}-{short_name(config.tokenizer)}"
             with (
-                watched(rerun_name, own := tags_of(config)),
+                showing_progress(rerun_name, own := tags_of(config)),
                 page_of(rerun_name, config.output, own),
                 results_from_receipts(Store.at(config.output)),
             ):

@@ -9,7 +9,7 @@ import flat_tokens
 from flat_tokens import DamagedError
 from flat_tokens.tools.terminal import size
 from flows.credentials import credentials
-from flows.watch.progress import counted, dataset_name, ended, watched
+from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_check
 from tasks.locations import Location
 from tasks.progress import meter
@@ -25,7 +25,7 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
     """
     with credentials():
         name = dataset_name(dataset)
-        with watched(name, [f"dataset:{name}"]):
+        with showing_progress(name, [f"dataset:{name}"]):
             try:
                 found = flat_tokens.verify(dataset, level, watch=counted("verify"))
             except DamagedError as damaged:

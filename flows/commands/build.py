@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from flat_tokens.manifest import SPLITS, VERSIONS
+from flat_tokens.manifest import VERSIONS, splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
+from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.terminal import duration, line, plural, show, size
-from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, watched
+from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, run_with_progress
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.faults import faults_of
 from tasks.locations import CREDENTIALS
@@ -71,22 +72,27 @@ def run_build(options: argparse.Namespace) -> None:
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
-    told = {"publish_anyway": options.publish_anyway} if options.publish_anyway is not None else {}
-    result = (nothing_to_do(options, config) if not told else None) or watched(
-        options, runner_without_server(config), partial(build, config, **told), "flows.build:build_dataset", config, **told
+    settings = {"publish_anyway": options.publish_anyway} if options.publish_anyway is not None else {}
+    result = (nothing_to_do(options, config) if not settings else None) or run_with_progress(
+        options,
+        runner_without_server(config),
+        partial(build, config, **settings),
+        "flows.build:build_dataset",
+        config,
+        **settings,
     )
     show(options, result.model_dump(mode="json"), summary(result))
 
 
 def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResult | None:
     """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None where there is or may
-    be something to do, and where it takes Prefect to tell the server: ``watched`` is the way of all builds.
+    be something to do, and where it takes Prefect to tell the server: ``run_with_progress`` is the way of all builds.
     """
     server = None if options.no_server else prefect_server()
     login = login_without_prefect()
     if server is None or login is None or os.environ.get(CREDENTIALS):
         return None
-    from flows.pipelines.build import build_of_nothing  # heavy: after the configuration has been read
+    from flows.pipelines.build import result_if_up_to_date  # heavy: after the configuration has been read
     from flows.runners.threads import Threads
     from flows.watch.api import client_of
     from flows.watch.finished import can_record, record
@@ -96,7 +102,7 @@ def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResu
             return None
         try:
             with Threads(config.workers) as threads:
-                result = build_of_nothing(config, threads)
+                result = result_if_up_to_date(config, threads)
         except Exception:  # noqa: BLE001  the flow meets it again, where people see it
             return None
         return result if result is not None and record(client, config, result) else None
@@ -121,11 +127,13 @@ def run_refresh(options: argparse.Namespace) -> None:
     from tasks.output.changes import as_text
 
     config = dataset if isinstance(dataset, BuildConfig) else trusted_config(options, dataset)
-    told: dict[str, Any] = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
+    settings: dict[str, Any] = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
     if options.publish_anyway is not None:
-        told["publish_anyway"] = options.publish_anyway
+        settings["publish_anyway"] = options.publish_anyway
     pipeline = partial(refresh, config, policy=policy, publish_anyway=options.publish_anyway)
-    result = watched(options, runner_without_server(config), pipeline, "flows.refresh:refresh_dataset", config, **told)
+    result = run_with_progress(
+        options, runner_without_server(config), pipeline, "flows.refresh:refresh_dataset", config, **settings
+    )
     lines = [result.headline, *(as_text(result.changes) if result.outcome in ("published", "held", "still held") else [])]
     lines += [f"  removed    version {version}" for version in result.removed]
     lines += summary(result.build)[1:] if result.build else []  # its first line says less than the headline
@@ -140,13 +148,13 @@ def run_retokenize(options: argparse.Namespace) -> None:
 
     if isinstance(dataset, str):
         trusted_config(options, dataset)
-    told = (dataset, tokenizers, BESIDE if options.output is None else options.output)
+    settings = (dataset, tokenizers, BESIDE if options.output is None else options.output)
 
     def rerun_all(_: None) -> list[BuildResult]:
-        with reruns(*told, runner_without_server) as (configs, rerun):
+        with reruns(*settings, runner_without_server) as (configs, rerun):
             return list(map(rerun, configs))
 
-    results = watched(options, contextlib.nullcontext(), rerun_all, "flows.retokenize:retokenize_dataset", *told)
+    results = run_with_progress(options, contextlib.nullcontext(), rerun_all, "flows.retokenize:retokenize_dataset", *settings)
     lines = [line for result in results for line in summary(result)]
     show(options, [result.model_dump(mode="json") for result in results], lines)
 
@@ -309,7 +317,11 @@ def summary(result: BuildResult) -> list[str]:
     counts += [f"{count:,} skipped: {reason}" for reason, count in documents["skipped"].items()]
     counts += [f"{count:,} repaired: {reason}" for reason, count in documents["replaced"].items()]
     reused = "" if result.was_published else f"  reused     {result.slices_reused} of {result.slices} slices"
-    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", reused)
+    apart = result.equal_texts_apart or 0
+    leaks = f"  leaks      {apart:,} documents outside train have a text that another split has; split.by text avoids it\n"
+    particular = leaks * bool(apart) + reused
+    found = "".join(f"  evaluation {one.sentence}\n" for one in set_reports((), documents))
+    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", found + particular)
 
 
 def published_text(result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: str = "") -> list[str]:
@@ -331,7 +343,7 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
         *(
             f"  {split:10} {result.totals[split]['token_count']:,} tokens in {result.totals[split]['seq_count']:,} sequences, "
             f"largest id {result.totals[split]['max_token_id']:,}"
-            for split in SPLITS
+            for split in splits_of(result.totals)
         ),
         f"  documents  {', '.join(counts)}" if documents else "",
         f"  size       {size(result.byte_count)} as {result.layout}{of_text}",
@@ -352,7 +364,7 @@ def plan_text(made: Plan) -> list[str]:
     about = "" if made.exact else "about "
     free = "" if made.disk_free is None else f", {size(made.disk_free)} free"
     return [
-        f"  version    {made.version or 'not known before every file is fetched'}"
+        f"  version    {made.version or 'not known before every file has been read'}"
         + (" (published: a build has nothing to do)" if made.is_published else ""),
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
@@ -374,11 +386,12 @@ WOULD = {"stop": "would stop it", "hold": "would hold it", "warn": "would warn"}
 
 def _losses_text(made: Plan) -> str:
     """The documents of a sample that each step leaves out."""
-    told = []
+    losses = []
     for loss in made.losses:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())
-        told.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}")
-    return f"of {made.sampled_documents:,} documents that were read, {'; '.join(told)}"
+        found = f" and finds {', '.join(f'{name} in {count:,}' for name, count in loss.found.items())}" if loss.found else ""
+        losses.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}{found}")
+    return f"of {made.sampled_documents:,} documents that were read, {'; '.join(losses)}"
 
 
 def _tokens_text(made: Plan) -> str:

@@ -12,14 +12,14 @@ from pydantic import BaseModel
 
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.formats import FORMATS
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.local import real_path
 from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.export import add_target, export_of
 from flat_tokens.tools.import_ import lost_bounds
 from flat_tokens.tools.terminal import show, size
 from flows.commands.build import published_text, read_tokenizer, seconds_line
-from flows.commands.running import ON_REQUEST, PUBLISHING, add_command, add_layout, checked, publishing, watched
+from flows.commands.running import ON_REQUEST, PUBLISHING, add_command, add_layout, checked, publishing, run_with_progress
 
 REASONS = {
     "split": "in the split that is dropped",
@@ -66,11 +66,11 @@ def add_commands(commands: Any) -> None:
     subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
     subset.add_argument("--count", type=int, metavar="N", help="a sample of this many documents of each split")
     subset.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws another sample")
-    subset.add_argument("--split", choices=SPLITS, help="filter this split alone; the other one stays as it is")
-    subset.add_argument("--drop", choices=SPLITS, help="leave this split empty")
+    subset.add_argument("--split", choices=EVERY_SPLIT, help="filter this split alone; the others stay as they are")
+    subset.add_argument("--drop", choices=EVERY_SPLIT, help="leave this split empty")
 
     shuffle.add_argument("--seed", type=int, default=0, metavar="N")
-    shuffle.add_argument("--split", choices=SPLITS, help="shuffle this split alone")
+    shuffle.add_argument("--split", choices=EVERY_SPLIT, help="shuffle this split alone")
 
     relayout.add_argument("--layout", choices=LAYOUTS, required=True, help="how the version is stored")
 
@@ -159,10 +159,10 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str], 
     from flows.runners.threads import Threads
 
     flow = "flows.derive:merge_datasets" if operation == "merge" else f"flows.derive:{operation}_dataset"
-    told: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
-    told |= {"datasets": list(request.inputs)} if operation == "merge" else {"dataset": request.inputs[0]}
-    told |= {"filters": request.operation} if operation == "subset" else request.operation.model_dump(exclude={"operation"})
-    result = watched(options, Threads(request.workers), partial(derive, request), flow, **told)
+    parameters: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
+    parameters |= {"datasets": list(request.inputs)} if operation == "merge" else {"dataset": request.inputs[0]}
+    parameters |= {"filters": request.operation} if operation == "subset" else request.operation.model_dump(exclude={"operation"})
+    result = run_with_progress(options, Threads(request.workers), partial(derive, request), flow, **parameters)
     documents = result.totals["documents"]
     skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
     not_found = f"  not found  {result.not_found:,} of the list belong to no document" if result.not_found else ""
@@ -173,16 +173,16 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str], 
 def run_export(options: argparse.Namespace) -> None:
     from tasks.locations import plain_location
 
-    splits = SPLITS if options.split is None else (options.split,)
+    splits = None if options.split is None else (options.split,)
     dataset, output = plain_location(options.dataset), plain_location(options.output)
     request = export_of(dataset, options.to, given_options(options), splits)
 
     from flows.pipelines.export import export
     from flows.runners.threads import Threads
 
-    told = (dataset, output, options.to, given_options(options), options.split, options.workers)
+    settings = (dataset, output, options.to, given_options(options), options.split, options.workers)
     pipeline = partial(export, request, output)
-    result = watched(options, Threads(options.workers), pipeline, "flows.export:export_dataset", *told)
+    result = run_with_progress(options, Threads(options.workers), pipeline, "flows.export:export_dataset", *settings)
     files = f"{size(result.byte_count)} in {len(result.objects):,} files"
     if result.was_done:
         lines = [f"nothing to do: {result.path} is this export, {files}"]
@@ -202,7 +202,9 @@ def run_publish(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("dataset", "form", "private", "licence", "workers", "scratch")}
     request = checked(HubRequest, repo=repo, **given)
     pipeline = partial(publish_to_hub, request)
-    result = watched(options, Threads(request.workers), pipeline, "flows.publish_dataset:publish_dataset", **request.model_dump())
+    result = run_with_progress(
+        options, Threads(request.workers), pipeline, "flows.publish_dataset:publish_dataset", **request.model_dump()
+    )
     show(options, result.model_dump(mode="json"), [result.headline, *([seconds_line(result.seconds)] if result.seconds else [])])
 
 
@@ -225,7 +227,7 @@ def run_import(options: argparse.Namespace) -> None:
     from flows.runners.threads import Threads
 
     flow = "flows.import_dataset:import_dataset"
-    result = watched(options, Threads(request.workers), partial(import_files, request), flow, request)
+    result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)
     reused = f"  reused     {result.parts_reused:,} of {result.parts:,} parts" if result.parts_reused else ""
     lines = published_text(result, f"imported from {result.format}", (), particular=reused)
     show(options, result.model_dump(mode="json"), lines)

@@ -22,9 +22,9 @@ from flows.watch.failures import is_expected
 
 FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
-    "versions": ("status", "versions", "approve", "reject", "pin", "unpin", "rollback", "gc"),
+    "versions": ("status", "versions", "approve", "reject", "forget", "pin", "unpin", "rollback", "gc"),
     "completion": ("completion",),
-    "vocabulary": ("vocabulary",),
+    "vocabulary": ("vocabulary", "train-tokenizer"),
     "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
 }
 """Modules of this folder, and the commands that each adds, with the functions that run them."""

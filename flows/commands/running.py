@@ -109,7 +109,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def watched(
+def run_with_progress(
     options: argparse.Namespace,
     alone: AbstractContextManager[R],
     pipeline: Callable[[R], T],
@@ -145,18 +145,18 @@ def watched(
             return result
 
 
-def _name(told: Any) -> str:
+def _name(request: Any) -> str:
     """The name of what runs: that of a configuration or request, else of its output or of the dataset."""
-    place = str(getattr(told, "output", getattr(told, "dataset", told)))
-    return getattr(told, "name", None) or PurePath(place.rstrip("/")).name
+    place = str(getattr(request, "output", getattr(request, "dataset", request)))
+    return getattr(request, "name", None) or PurePath(place.rstrip("/")).name
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def publishing(options: argparse.Namespace) -> dict[str, Any]:
-    told = {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
-    return {"layout": options.layout or "auto", **told}
+    settings = {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
+    return {"layout": options.layout or "auto", **settings}
 
 
 def checked(model: type[M], **settings: Any) -> M:

@@ -1,4 +1,4 @@
-"""The commands for versions: status, versions, approve, reject, pin, unpin, rollback, gc."""
+"""The commands for versions: status, versions, approve, reject, forget, pin, unpin, rollback, gc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.terminal import plural, show, size, table
 from flows.commands.build import DAYS, KEEP, policy_of, read_config, ways_to_decide
-from flows.commands.running import RUNNING, add_command, watched
+from flows.commands.running import RUNNING, add_command, checked, run_with_progress
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
@@ -49,6 +49,18 @@ def add_commands(commands: Any) -> None:
         decide.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the one that waits")
         decide.add_argument("--why", required=True, metavar="REASON", help="for whoever looks at the runs later")
         decide.add_argument("--by", metavar="NAME", help="who decides (default: who runs the command)")
+    forget = add_on_output("forget", run_forget, "Take documents out of all versions, and leave them out from now on.", RUNNING)
+    forget.add_argument("--keys", dest="key_list", metavar="FILE", help="their keys: 16 hexadecimal digits a line, or .npy")
+    forget.add_argument("--ids", dest="id_list", metavar="FILE", help="their ids, one a line")
+    forget.add_argument("--where", metavar="EXPRESSION", help="for which it is true: of tokens, source, file, row, key, columns")
+    forget.add_argument("--source", metavar="NAME", help="of this source alone")
+    forget.add_argument("--run", dest="runs", action="append", default=[], metavar="RUN.json", help="a ledger: what that run saw")
+    forget.add_argument("--before", type=int, metavar="STEP", help="--run: steps before this one (default: all)")
+    forget.add_argument("--skip-from", type=int, metavar="STEP", help="--run: edit the ledger: without them from here on")
+    forget.add_argument("--reason", metavar="TEXT", help="for whoever reads the certificate")
+    forget.add_argument("--by", metavar="NAME", help="who asks for it (default: who runs the command)")
+    forget.add_argument("--scratch", metavar="DIR", help="local directory for staging, where the output is remote")
+    forget.add_argument("--resume", action="store_true", help="bring a forgetting that was begun to its end")
     pin = add_on_output("pin", run_pin, "Keep a version until it is unpinned.")
     pin.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the latest one without it")
     pin.add_argument("--note", default="", help="why, for whoever lists the versions")
@@ -168,18 +180,54 @@ def run_decide(options: argparse.Namespace) -> None:
     if not why.strip():
         raise ValueError("--why needs a reason, for whoever looks at the runs later")
     decide = {"approve": approve, "reject": reject}[options.command]
-    told = {"output": root.url, "version": version, "why": why, "by": by or who()}
+    decision = {"output": root.url, "version": version, "why": why, "by": by or who()}
 
     def pipeline(_: None) -> Decided:
         return decide(root, version, why, by or who())
 
-    decided = watched(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **told)
+    decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **decision)
     facts = {
         **decided.candidate.model_dump(mode="json", include={"version", "findings", "decision"}),
         "latest": decided.pointer.version,
         "number": decided.pointer.sequence,
     }
     show(options, facts, [decided.headline])
+
+
+def run_forget(options: argparse.Namespace) -> None:
+    from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+
+    root = output_at(options)
+    if not options.resume and not (options.reason or "").strip():
+        raise ValueError("--reason needs a text, for whoever reads the certificate")
+    if options.resume:
+        result = run_with_progress(
+            options, nullcontext(), lambda _: resume(root.url, options.scratch), "flows.forget:resume_forgetting", root.url
+        )
+    else:
+        names = ("key_list", "id_list", "where", "source", "reason", "by", "scratch", "runs", "before", "skip_from")
+        settings = {name: getattr(options, name) for name in names}
+        request = checked(ForgetRequest, output=root.url, **settings)
+
+        def pipeline(_: None) -> ForgetResult:
+            return forget(request)
+
+        result = run_with_progress(
+            options, nullcontext(), pipeline, "flows.forget:forget_documents", **{"output": root.url, **settings}
+        )
+    where = [f"certificate: {result.certificate}"] if result.certificate else []
+    show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.left, *where])
+
+
+def run_text(run: tuple[str, dict[str, Any]]) -> str:
+    """A sentence about what a run saw of documents, by the path of its ledger."""
+    path, saw = run
+    steps = f", in steps {saw['first_step']:,} to {saw['last_step']:,}" if saw["visits"] else ""
+    edited = f". {saw['not_edited']}" if "not_edited" in saw else ""
+    if "replaced_by" in saw:
+        edited = f". From step {saw['skip_from']:,} on: {', '.join(f'{old} -> {new}' for old, new in saw['replaced_by'].items())}"
+    count = f"{plural(saw['documents'], 'document')} {saw['visits']:,} times"
+    return f"{path}: saw {count} before step {saw['before']:,}{steps}{edited}"
 
 
 def run_pin(options: argparse.Namespace) -> None:

@@ -1,22 +1,59 @@
-"""The command that fetches a tokenizer for machines without a network."""
+"""The commands about tokenizers: one fetches a published one for machines without a network, the other trains one."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flat_tokens.tools.terminal import show, size
-from flows.commands.running import add_command
+from flat_tokens.ledger import Ledger
+from flat_tokens.stores.local import kind_of
+from flat_tokens.tools.arguments import add_shared, whole
+from flat_tokens.tools.terminal import line, show, size
+from flows.commands.build import read_config, seconds_line
+from flows.commands.running import RUNNING, add_command, checked, run_with_progress
+
+PATTERN = "gpt4"
+SPECIAL_TOKENS = ("<|endoftext|>",)
 
 
 def add_commands(commands: Any) -> None:
-    """Add the command to the command line's parser, with its function as ``run``."""
+    """Add the commands to the command line's parser, each with its function as ``run``."""
     about = "Write the file of a published tokenizer, for machines without a network."
     command = add_command(commands, "vocabulary", run_vocabulary, about)
     command.add_argument("name", metavar="NAME", help="an encoding of tiktoken, such as cl100k_base, or a hub repository")
-    command.add_argument("--to", required=True, type=Path, metavar="FILE", help="such as cl100k_base.tiktoken or tokenizer.json")
+    file = "such as cl100k_base.tiktoken, tokenizer.json or tokenizer.model"
+    command.add_argument("--to", required=True, type=Path, metavar="FILE", help=file)
     command.add_argument("--revision", help="of the hub repository")
+
+    about = "Train a tokenizer on text, and cut smaller ones from it."
+    train = add_command(commands, "train-tokenizer", run_train, about, RUNNING)
+    text = "a configuration file, whose sources are read, or a dataset, whose training documents are decoded"
+    train.add_argument("dataset", nargs="?", metavar="CONFIG_OR_DATASET", help=text)
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
+    train.add_argument(
+        "--run", dest="ledger", metavar="RUN.json", help="instead: the documents that the run of this ledger has seen"
+    )
+    train.add_argument("--step", type=int, metavar="N", help="with --run: before step N")
+    train.add_argument("--from", dest="trained", metavar="DIRECTORY", help="instead: cut from this one, which was trained here")
+    sizes = "ids of the vocabulary, special tokens among them; several for one of each size"
+    train.add_argument("--vocab-size", required=True, metavar="N[,N...]", help=sizes)
+    pattern = f"how text is split: gpt2, gpt4, gpt4o, qwen2 and others, or a regular expression (default: {PATTERN})"
+    train.add_argument("--pattern", metavar="NAME_OR_REGEX", help=pattern)
+    special = f"a special token; may be given several times, '' for none (default: {SPECIAL_TOKENS[0]})"
+    train.add_argument("--special-token", dest="special_tokens", action="append", metavar="TOKEN", help=special)
+    train.add_argument("--fraction", type=float, metavar="F", help="a sample of the documents, by a hash of their keys")
+    train.add_argument("--seed", type=int, metavar="N", help="another seed draws another sample")
+    place = "a directory for each; {name} and {size} are replaced (default: tokenizers/{name}-{size})"
+    train.add_argument("--to", metavar="DIRECTORY", help=place)
+    decode = "decode a dataset's tokens with this tokenizer instead of the one in its manifest"
+    train.add_argument("--tokenizer", metavar="NAME_OR_FILE", help=decode)
+    consent = "read what a dataset's or ledger's own record names: tokenizers, datasets"
+    train.add_argument("--trust-records", action="store_true", help=consent)
+    add_shared(train, "--at")
 
 
 def run_vocabulary(options: argparse.Namespace) -> None:
@@ -24,10 +61,13 @@ def run_vocabulary(options: argparse.Namespace) -> None:
     from flat_tokens.stores.store import Store
     from flat_tokens.vocabulary import definition_file
 
-    ending = ".json" if "/" in options.name else ".tiktoken"
+    endings = (".json", ".model") if "/" in options.name else (".tiktoken",)
+    wrong = "--to {}: the name of this file has to end with {}, by which builds know what it is"
+    if options.to.suffix not in endings:
+        raise ValueError(wrong.format(options.to, " or ".join(endings)))
+    data, setting, ending = definition_file(options.name, options.revision)
     if options.to.suffix != ending:
-        raise ValueError(f"--to {options.to}: the name of this file has to end with {ending}, by which builds know what it is")
-    data, setting = definition_file(options.name, options.revision)
+        raise ValueError(wrong.format(options.to, ending))
     path = options.to.absolute()
     Store.at(str(path.parent)).put(path.name, data)
     wanted = setting.format(path)
@@ -36,3 +76,81 @@ def run_vocabulary(options: argparse.Namespace) -> None:
         {"path": str(path), "bytes": len(data), "tokenizer": wanted},
         [f"wrote {path}, {size(len(data))}", f"tokenizer: {wanted}"],
     )
+
+
+def run_train(options: argparse.Namespace) -> None:
+    """Run the command."""
+    if sum(given is not None for given in (options.dataset, options.ledger, options.trained)) != 1:
+        raise ValueError("train-tokenizer takes one of CONFIG_OR_DATASET, --run and --from")
+    if (options.ledger is None) != (options.step is None):
+        raise ValueError("--run and --step belong together: the documents that a run has seen before that step")
+    if options.set and (options.dataset is None or kind_of(options.dataset) != "file"):
+        raise ValueError("--set changes a configuration file, but none is given")
+    settings = settings_of(options)
+    config = read_config(Path(options.dataset), options.set) if options.dataset and kind_of(options.dataset) == "file" else None
+    from flows.pipelines.train_tokenizer import (
+        TO,
+        VocabularyResult,
+        cut_trained,
+        train_on_run,
+        train_on_sources,
+        train_on_version,
+    )
+    from flows.runners.chosen import runner_without_server
+    from tasks.vocabularies.request import VocabularyRequest
+
+    to = TO if options.to is None else options.to
+    request = checked(VocabularyRequest, **settings) if options.trained is None else None
+    decoding = (options.tokenizer, options.trust_records, partial(warn, options.command))
+    flow = "flows.train_tokenizer:train_tokenizer"
+    if request is None:
+        if given := [name for name in ("pattern", "special_tokens", "fraction", "seed") if name in settings]:
+            raise ValueError(f"--from reads no text: {given[0]} is that of the vocabulary that is cut")
+        result = cut_trained(options.trained, settings["vocab_sizes"], to)
+    elif config is not None:
+        here = runner_without_server(config)
+        result = run_with_progress(
+            options, here, lambda runner: train_on_sources(config, request, to, runner), flow, config, request, to
+        )
+    elif options.ledger is not None:
+        options.no_server = True  # a ledger is of the machine that trains
+
+        def train(_: None) -> VocabularyResult:
+            ledger = Ledger.open(options.ledger, places=dict(options.at), trust_records=options.trust_records)
+            return train_on_run(ledger, options.step, request, to, *decoding)
+
+        result = run_with_progress(options, contextlib.nullcontext(), train, flow, options.ledger)
+    else:
+        dataset = options.dataset
+        result = run_with_progress(
+            options,
+            contextlib.nullcontext(),
+            lambda _: train_on_version(dataset, request, to, *decoding),
+            flow,
+            dataset,
+            request,
+            to,
+            options.tokenizer,
+            options.trust_records,
+        )
+    lines = [
+        result.headline,
+        *(f"  {one.path}  {one.vocab_size:,} ids, {one.merges:,} merges" for one in result.vocabularies),
+        *([seconds_line(result.seconds)] if result.seconds else []),
+    ]
+    show(options, result.model_dump(mode="json"), lines)
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a request that are given."""
+    try:
+        sizes = tuple(whole(size) for size in options.vocab_size.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"--vocab-size {options.vocab_size}: {error}. Write 32768, or 32768,65536") from error
+    special = None if options.special_tokens is None else tuple(filter(None, options.special_tokens))
+    given = {"pattern": options.pattern, "special_tokens": special, "fraction": options.fraction, "seed": options.seed}
+    return {"vocab_sizes": sizes, **{name: value for name, value in given.items() if value is not None}}
+
+
+def warn(command: str, message: str) -> None:
+    print(line(f"{command}: {message}"), file=sys.stderr)

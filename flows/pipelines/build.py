@@ -1,5 +1,4 @@
-"""The build: text in, a published version out, in five stages; a sixth where
-duplicates are dropped.
+"""The build: text in, a published version out, in five stages; more where documents are compared with each other.
 
 source -> files -> slices -> token shards -> spans of the final arrays -> version. The functions of the stages are in
 ``tasks``, a folder a stage; ``stages`` says how each is handed out, ``publish`` what every publication has in common.
@@ -18,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.forgotten import read_forgotten
+from flat_tokens.manifest import CLUSTER, TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.assembling import assembling, shard_parts
@@ -28,7 +28,9 @@ from flows.pipelines.stages import (
     DOWNLOAD,
     DUPLICATES,
     FINALIZE,
+    NEAR_DUPLICATES,
     SHARD_WRITE,
+    SIGNATURES,
     TOKENIZE,
     Runner,
     in_turn,
@@ -37,18 +39,23 @@ from flows.pipelines.stages import (
 )
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
+from tasks.assemble.near_duplicates import SignedDocuments
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import FETCHERS, at_hand, fetched_ahead
 from tasks.download.directories import check_one_format
+from tasks.download.evaluation import with_pinned_sets
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.provenance import Provenance, build_id, card, provenance
-from tasks.finalize.seal import VersionDraft, document_totals, is_published, source_totals
+from tasks.finalize.equal_texts import can_count, equal_texts_apart
+from tasks.finalize.naming import leaving_out, name_of
+from tasks.finalize.provenance import Provenance, card, provenance
+from tasks.finalize.seal import VersionDraft, document_totals, is_published, match_totals, source_totals
 from tasks.gates import Gate
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.held import read_held
+from tasks.output.paths import SETS
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
@@ -79,10 +86,13 @@ REMEMBERED_SECONDS = 30.0
 
 
 class BuildResult(Published):
-    """Result of a build. ``slices_reused``: those whose tokens were there."""
+    """Result of a build. ``slices_reused``: those whose tokens were there. ``equal_texts_apart``: documents outside train whose
+    text another split has, too; None where that was not looked for.
+    """
 
     slices: int
     slices_reused: int
+    equal_texts_apart: int | None = None
 
     @property
     def headline(self) -> str:
@@ -119,6 +129,7 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
     with ThreadPoolExecutor(1) as beside, opened(config, publish_anyway) as output:
         with timed("download", output.seconds):
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
+            config = pin_sets(config, output.root)
             pinned = pin_sources(config, output.root)
             if is_much(files_of(pinned)):
                 loading.result()  # a wrong tokenizer is an error before so much is fetched
@@ -127,7 +138,7 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
         return build_version(config, text, tokenizer, runner, output)
 
 
-def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
+def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | None:
     """The result of a build that has nothing to do, because the version is published; None where it has, or where that cannot be
     told from the names of files and at most LOOKED_INTO bytes of them.
     """
@@ -139,6 +150,7 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
             return None
         with timed("download", output.seconds), ThreadPoolExecutor(1) as beside:
             loading = beside.submit(tokenizer_of, config, is_first=False)
+            config = pin_sets(config, output.root)
             pinned = pin_sources(config, output.root)
             found = files_of(pinned)
             known = known_files(found, config.sources, config.slice_bytes, [output.root])
@@ -148,7 +160,7 @@ def build_of_nothing(config: BuildConfig, runner: Runner) -> BuildResult | None:
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
-        version = build_id(made_of, layout)
+        version = name_of(output.root, made_of, layout).version
         if not is_published(output.root, version, layout):
             return None
         if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
@@ -230,16 +242,19 @@ def build_version(
 ) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of = provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs)
+    made_of = leaving_out(output.root, provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs))
     layout = layout_of(config, output.root)
-    remember = partial(remember_origin, output.root, config=config, pinned=text.pinned, files=text.files)
-    rule, columns = SplitRule(fraction=config.fraction, seed=config.split_seed), dict.fromkeys(config.kept_columns, "null")
+    asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
+    remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
+    rule = SplitRule(fraction=config.fraction, seed=config.split_seed, test_fraction=config.test_fraction)
+    columns = dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {})
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
 
     with publication(
         output, made_of, layout, remember, config.publish.gates if gates is None else gates, keeps_waiting=gates is None
     ) as version:
-        if target := version.target(rule=rule, masked=config.masked, columns=columns):
+        settings = {"rule": rule, "splits": rule.splits, "has_split_keys": config.has_split_keys}
+        if target := version.target(**settings, masked=config.masked, columns=columns):
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
@@ -260,16 +275,24 @@ def build_version(
                             TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
                             SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
                         )
-                        for part in without_duplicates(config, target, runner, place_shards(text, recipe, shards), output):
+                        parts = without_duplicates(config, target, runner, place_shards(text, recipe, shards), output)
+                        for part in with_near_duplicates(config, target, runner, parts, output):
                             assembler.add(part)
                     counted = assembler.end()
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
                     assembled = assembler.finish()
-            threading.Thread(target=forget_what_was_learned).start()  # of an engine, which takes a while
+            counts_equal = config.may_part_equal_texts and can_count(target.store, layout)
+            forgetting = threading.Thread(target=forget_what_was_learned)  # of an engine, which takes a while, and Python's lock
+            if not counts_equal:
+                forgetting.start()
             with timed("finalize", output.seconds):
-                draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, shard_parts(counted)), card)
+                documents = partial(built_totals, made_of, shard_parts(counted))
+                draft = VersionDraft(made_of, assembled, documents, card, token_bytes=tokenizer.token_bytes)
                 runner.start(target, FINALIZE.given(draft, config.verify_level)).result()
+                if counts_equal:
+                    reuse["equal_texts_apart"] = equal_texts_apart(target.store, target.splits)
+                    forgetting.start()
             reuse.update(stored.reuse(text.slices, shard_parts(counted)))
     return version.finish(BuildResult, **reuse)
 
@@ -328,6 +351,21 @@ def without_duplicates(
     output.seconds["duplicates"] = round(duplicates.seconds, 3)
 
 
+def with_near_duplicates(
+    config: BuildConfig, target: Target, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+) -> Iterator[ShardPart]:
+    """The parts, with their near-duplicates, where the configuration says so: when all of them have arrived."""
+    if config.documents.near_duplicates is None:
+        yield from parts
+        return
+    signed = SignedDocuments(target, config.documents.near_duplicates, together=config.splits_clusters)
+    waiting = list(in_turn(runner, parts, SIGNATURES.given(signed)))
+    meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
+    yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))
+    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
+    output.seconds["near-duplicates"] = round(signed.seconds, 3)
+
+
 def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
     """The tokenizer of a build. The first one at an output says before its text is here where it will be a slow one."""
     tokenizer = load_tokenizer(config.tokenizer)
@@ -338,6 +376,14 @@ def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
 
 def processors_of(config: BuildConfig) -> int:
     return min(config.workers or available_cores(), available_cores())
+
+
+def pin_sets(config: BuildConfig, root: Store, place: Store | None = None) -> BuildConfig:
+    """The configuration with its evaluation sets as they are now. They are kept at *place*; without it at the output, where
+    every worker reads them.
+    """
+    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    return with_pinned_sets(config, workspace, root / SETS if place is None else place)
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
@@ -391,6 +437,8 @@ def make_recipe(
         chats=chats if any(chats) else (),
         by_reference=by_reference,
         steps=config.documents.opened().described,
+        split_by=config.split.by,
+        forgotten=read_forgotten(workspace.root).sha256,
     )
 
 
@@ -434,6 +482,7 @@ def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> It
         rows[number] += shard.rows
 
 
-def documents_of(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
+def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
     """Totals of the documents of a build."""
-    return {**document_totals(parts, repeated), "by_source": source_totals(made_of, parts)}
+    totals = {**document_totals(parts, repeated), **match_totals(made_of, parts)}
+    return {**totals, "by_source": source_totals(made_of, parts)}

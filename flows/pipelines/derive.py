@@ -13,20 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.manifest import SPLITS, TOKEN_BYTES, read_manifest
+from flat_tokens.forgotten import read_forgotten
+from flat_tokens.manifest import TOKEN_BYTES, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flows.pipelines.assembling import assembling
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, in_order
-from tasks.derive.inputs import Input, settings_of_sources
+from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_bytes_of
 from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
+from tasks.finalize.naming import leaving_out
 from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
+from tasks.output.forgotten import read_record_of
 from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
 from tasks.output.target import Selection, Target
@@ -51,7 +54,8 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
         with timed("examine", output.seconds):
             listed = listed_in(request)
             inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
-            made_of, kinds = derived(request, inputs, settings_of(request, listed)), kept_columns(inputs)
+            made_of = leaving_out(output.root, derived(request, inputs, settings_of(request, listed)))
+            kinds, forgotten = kept_columns(inputs), read_forgotten(output.root).sha256
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
@@ -60,7 +64,8 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
         with publication(output, made_of, layout) as version:
-            if counting := version.target(masked=any(one.masked for one in inputs), columns=kinds):
+            masked, splits = any(one.masked for one in inputs), splits_in(inputs)
+            if counting := version.target(splits=splits, masked=masked, columns=kinds, forgotten=forgotten):
                 with timed("count", output.seconds):
                     plan = plan_of(request, inputs, listed, runner, counting)
                     particular["not_found"] = listed.count_unfound(Path(counting.workspace.staging) / LISTED) if listed else None
@@ -73,7 +78,9 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                     assembler.end()
                     assembled = assembler.finish()
                 with timed("finalize", output.seconds):
-                    draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, request, inputs, plan), card)
+                    documents = partial(derived_totals, made_of, request, inputs, plan)
+                    bytes_of = partial(token_bytes_of, made_of.tokenizer, inputs)
+                    draft = VersionDraft(made_of, assembled, documents, card, token_bytes=bytes_of)
                     runner.start(plan.target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
@@ -113,9 +120,14 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
     if made_of.operation == {"operation": Relayout().operation}:
         return latest
     before = read_manifest(version_store(root, latest))["provenance"]
+    record = read_record_of(root)
+    replaced = record.successors if record else {}
     former = [one.version for one in pointer.former[-1:]]
     inputs, now = before.get("inputs") or [{}], made_of.model_dump(mode="json")
-    in_place = [inputs[0].get("version")] == former
+    was = inputs[0].get("version")
+    while was in replaced:
+        was = replaced[was]
+    in_place = [was] == former
     same = before.get("operation") == now["operation"] and before.get("name") == now["name"]
     return latest if in_place and same and inputs[1:] == now["inputs"][1:] else None
 
@@ -138,7 +150,7 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
     if isinstance(request.operation, Subset):
         wanted = request.operation.sources
         selection = Selection(
-            splits=(request.operation.split,) if request.operation.split else SPLITS,
+            splits=(request.operation.split,) if request.operation.split else target.splits,
             dropped=request.operation.drop,
             min_tokens=request.operation.min_tokens,
             max_tokens=request.operation.max_tokens,
@@ -153,7 +165,7 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
         selection, parts = sampled(request.operation, target.selecting(selection), parts, runner)
     selecting = target.selecting(selection)
     counted = list(zip(parts, in_order(runner, parts, COUNT.given(selecting)), strict=True))
-    return DerivePlan({split: positioned(counted, split) for split in SPLITS}, selecting, counted)
+    return DerivePlan({split: positioned(counted, split) for split in target.splits}, selecting, counted)
 
 
 def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
@@ -213,16 +225,16 @@ def sampled(request: Subset, target: Target, parts: list[InputPart], runner: Run
 
 def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner) -> list[Part]:
     """The parts of the version: those of the inputs, or buckets of the splits that are shuffled."""
-    parts: dict[Split, list[Part]] = {split: [*plan.parts[split]] for split in SPLITS}
+    parts: dict[Split, list[Part]] = {split: [*of_split] for split, of_split in plan.parts.items()}
     if isinstance(request.operation, Shuffle):
         parts |= shuffled(request.operation, plan, runner)
-    return [part for split in SPLITS for part in parts[split]]
+    return [part for of_split in parts.values() for part in of_split]
 
 
 def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner) -> dict[Split, list[Part]]:
     """Buckets of the documents of the splits that are shuffled."""
     buckets: dict[Split, list[Part]] = {}
-    chosen = [split for split in SPLITS if request.split in (None, split) and plan.parts[split]]
+    chosen = [split for split in plan.parts if request.split in (None, split) and plan.parts[split]]
     shufflings = {split: shuffling_of(split, request.seed, plan.parts[split], plan.target.columns) for split in chosen}
     parts = [part for split in shufflings for part in plan.parts[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(part.token_count for part in parts))
@@ -249,7 +261,7 @@ def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner) -> dict[Split, 
     return buckets
 
 
-def documents_of(
+def derived_totals(
     made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
 ) -> dict[str, Any]:
     """Totals of the documents of a derived dataset."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.terminal import one_line
-from flat_tokens.vocabulary import check_encoding
+from flat_tokens.vocabulary import check_encoding, is_file_name
 from tasks.config import BuildConfig
 from tasks.download.sources import resolve_source
 from tasks.faults import faults_of
@@ -35,7 +35,7 @@ def check_tokenizer(name: str) -> None:
     """ValueError if a tokenizer's name means nothing. What is on the hub, and what a file holds, is not looked up."""
     if name == "bytes" or kind_of(name) is not None:
         return
-    if name.endswith((".json", ".tiktoken")):
+    if is_file_name(name):
         raise ValueError(f"there is no tokenizer file {name}")
     path = PurePath(name)
     if name.count("/") != 1 or path.is_absolute() or ".." in path.parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import StoredObject
-from flat_tokens.tools.export import Exported, ExportRequest, done_before, target, writing
+from flat_tokens.tools.export import Exported, ExportRequest, done_before, note_export, target, writing
 from flat_tokens.tools.terminal import plural, size
 from flows.pipelines.publish import timed
 from flows.pipelines.stages import EXPORT, FINISH_EXPORT, Runner, in_order
@@ -36,15 +36,21 @@ class ExportResult(Model):
         return f"{files}{lost}, {'written already' if self.was_done else f'{self.reused:,} of {self.parts:,} parts reused'}"
 
 
-def export(request: ExportRequest, output: str, runner: Runner) -> ExportResult:
-    """Write a dataset's files in a format, those that an earlier run has not written, and the record of them."""
+def export(request: ExportRequest, output: str, runner: Runner, *, is_noted: bool = True) -> ExportResult:
+    """Write a dataset's files in a format, those that an earlier run has not written, and the record of them. *is_noted*: whether
+    the dataset's output knows of it afterwards.
+    """
     meter.reset()
     seconds: dict[str, float] = {}
     store = target(output)
     if done := done_before(request, store):
+        if is_noted:
+            note_export(request.location, request.format, output)
         return export_result(done, seconds)
     parts = FORMATS[request.format].plan(request.source(), request.options)
     with writing(request, store), timed("export", seconds):
+        if is_noted:
+            note_export(request.location, request.format, output)
         meter.begin("export", TOKEN_BYTES * request.token_count)
         exporting = EXPORT.given(request, output, lambda tokens: meter.add("export", TOKEN_BYTES * tokens, 0, tokens))
         written = list(in_order(runner, parts, exporting))

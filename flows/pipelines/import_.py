@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Files
-from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
 from flows.pipelines.assembling import assembling, shard_parts
@@ -15,6 +16,7 @@ from flows.pipelines.publish import Published, check_apart, layout_of, opened, p
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
 from tasks.derive.imports import ImportPart, has_loss_mask, open_import, parts_of, provenance, stamps
 from tasks.derive.request import ImportRequest
+from tasks.finalize.naming import leaving_out
 from tasks.finalize.provenance import Provenance, card
 from tasks.finalize.seal import VersionDraft, document_totals, source_totals
 from tasks.models import TokenShard, digest_of
@@ -51,15 +53,18 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             before = stamps(files.store, files.keys)
             meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
-            made_of, layout = provenance(request, found, stored, tokenizer), layout_of(request, output.root)
+            made_of = leaving_out(output.root, provenance(request, found, stored, tokenizer))
+            layout, forgotten = layout_of(request, output.root), read_forgotten(output.root).sha256
 
         rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
         reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}
         with publication(output, made_of, layout) as version:
-            if target := version.target(rule=rule, masked=any(map(has_loss_mask, found.splits.values()))):
+            if target := version.target(
+                rule=rule, splits=splits_of(found.splits), masked=any(map(has_loss_mask, found.splits.values()))
+            ):
                 with assembling(runner, target) as (assembler, under_way):
                     with timed("import", output.seconds):
-                        parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None)
+                        parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None, forgotten)
                         versions, keys = indexed_versions(target.root), [digest_of(part.inputs()) for part in parts]
                         missing = without_receipt(target.root, without_tokens(target.root, versions, keys))
                         reuse.update(parts=len(parts), parts_reused=len(parts) - len(missing))
@@ -77,7 +82,10 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
                         meter.begin("split", TOKEN_BYTES * sum(part.shard.token_count for part in counted))
                         assembled = assembler.finish()
                 with timed("finalize", output.seconds):
-                    draft = VersionDraft(made_of, assembled, partial(documents_of, made_of, counted), card)
+                    bytes_of = tokenizer.token_bytes if tokenizer else None
+                    draft = VersionDraft(
+                        made_of, assembled, partial(imported_totals, made_of, counted), card, token_bytes=bytes_of
+                    )
                     runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(ImportResult, format=found.format, **reuse)
 
@@ -87,9 +95,9 @@ def check_files_apart(request: ImportRequest, root: Store) -> None:
     files = Store.at(request.path)
     if root.is_local and files.is_local:
         output, path = real_path(root.root), real_path(files.root)
-        told = f"the output {request.output} and {request.path} are within each other"
-        check_apart(output, path, told)
-        check_apart(path, output, told)
+        message = f"the output {request.output} and {request.path} are within each other"
+        check_apart(output, path, message)
+        check_apart(path, output, message)
 
 
 def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
@@ -110,7 +118,7 @@ def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, parts:
         )
 
 
-def documents_of(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
+def imported_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
     """Totals of the documents of an import: how much text they were made of, nobody knows."""
 
     def without_text(facts: dict[str, Any]) -> dict[str, Any]:

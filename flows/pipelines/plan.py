@@ -8,12 +8,15 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_files, files_of, make_recipe, pin_sources, warn_of_separators
+from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
 from flows.pipelines.room import existing, free_space, lack_of_room
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
@@ -23,43 +26,53 @@ from tasks.download.cut import cut_files
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.provenance import build_id, provenance
+from tasks.finalize.naming import name_of
+from tasks.finalize.provenance import provenance
 from tasks.finalize.seal import is_published
-from tasks.gates import Facts, Finding, Place, judge
-from tasks.models import FoundFile, Model, SourceFile
+from tasks.gates import Facts, Finding, Subject, judge
+from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
+from tasks.output.target import DOCUMENT_ARRAYS
 from tasks.output.versions import if_there
-from tasks.parts.input import DOCUMENT_ARRAYS
 from tasks.parts.stored import document_spec
 from tasks.parts.unfinished import may_stream
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally
+from tasks.text.signatures import NUMBERS
 from tasks.tokenize.chat import chats_of
+from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 
 READ_WHOLE_BYTES = 2 << 30
-"""Local sources up to this size are looked into file by file, so that what is found is exact."""
-SAMPLED_FILES = 2
+READ_WHOLE_FILES = 20_000
+"""Local sources of at most these bytes and files are looked into file by file, so that what is found is exact."""
+SAMPLED_FILES, SAMPLED_LOCAL_FILES = 2, 1_000
+"""Files of other sources that are looked into, where a file has to be fetched, and where it is local."""
 UNSEEN = 0.25
 """How much files that nobody looked into may differ from those that were, as a share."""
 METADATA_BYTES, NOT_RECKONED = 20_000, 0.005
 """Bytes of a version's metadata, manifest and card; and the share of a dataset that is not reckoned, such as its kept columns."""
 BESIDE_BYTES = 14
 """Bytes a document takes next to its tokens in its token shard: its start, key and row."""
+SIGNATURE_BYTES = 8 * (NUMBERS + 1)
+"""Bytes that it has there in addition where near-duplicates are looked for: its signature, and the length of its text."""
 WRITING_SECONDS = 8e-9
 """Seconds to write a token twice, to its token shard and to the dataset; what compressing takes is measured."""
 
 
 class Loss(Model):
-    """Documents of a sample that a step leaves out, and by which reasons. ``share``: of the documents that were read."""
+    """Documents of a sample that a step leaves out, and by which reasons. ``share``: of the documents that were read. ``found``:
+    those in which it found something, by what it was.
+    """
 
     step: str
     documents: int
     share: float
     reasons: dict[str, int]
+    found: dict[str, int] = Field({})
 
 
 class Plan(Model):
@@ -103,79 +116,42 @@ def plan(config: BuildConfig) -> Plan:
     ValueError for all that a build would refuse before it starts, as far as the sampled files show it.
     """
     begun = clock()
-    root = Store.at(config.output)
+    root, workers = Store.at(config.output), config.workers or available_cores()
     layout = layout_of(config, root)
     check_writable(root)
+    config = pin_sets(config, root, Store.at(scratch_of(config, root)) / "sets")
     pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
-    found = files_of(pinned)
-    chosen = [file for source in pinned for file in to_sample(source.files)]
     workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    workers = config.workers or available_cores()
-    looking = clock()
-    with ThreadPoolExecutor(workers) as pool:
-        packs = pool.map(lambda pack: cut_files(pack, config.sources, config.slice_bytes, workspace), packs_of(chosen))
-        cuts = [cut for pack in packs for cut in pack]
-    looked = clock()
-    files = [cut.file for cut in cuts]
-    # Not every server says a file's size before it sends it.
-    chosen = [file if file.size else file._replace(size=here.size) for file, here in zip(chosen, files, strict=True)]
-    check_files(config, files)
-    warn_of_separators(config, files)
-    slices = [
-        list(slices_of((cut for cut in cuts if cut.file.source == index), config.slice_bytes)) for index in range(len(pinned))
-    ]
+    looked = look_into(config, pinned, workspace, workers)
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    recipe = make_recipe(config, workspace, tokenizer, [part for parts in slices for part in parts], chats)
+    recipe = make_recipe(config, workspace, tokenizer, [part for parts in looked.slices for part in parts], chats)
+    starting = clock() - begun - looked.seconds  # a build does all of this, too
+    forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 
-    indexed = indexed_versions(root)
-    # A build does all of this, too.
-    starting, looking = looking - begun + clock() - looked, looked - looking
-    whole, slice_count, sampled = Sums(), 0, Tally()
-    of_sources = dict[str, tuple[Sums, Tally]]()
-    for index, source in enumerate(pinned):
-        mine = [i for i, file in enumerate(files) if file.source == index]
-        parts = slices[index]
-        sums, counts = of_sources[config.sources[index].name] = Sums(), Tally()
-        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, counts)
-        sampled.read += counts.read
-        sampled.skipped.update(counts.skipped)
-        # (sampled files) -> (all files of the source): by their bytes as they are stored
-        scale = _size(source.files) / _size(chosen[i] for i in mine) if len(mine) < len(source.files) else 1.0
-        whole.add(sample, scale)
-        sums.add(sample, scale)
-        unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
-        stored = len(parts) - len(without_receipt(root, unknown))
-        whole.slices_stored += stored
-        whole.copied_bytes += sum(copied_bytes(chosen[i], files[i]) for i in mine) * scale
-        text, tokens = sample.of_total(sample.text)[0] * scale, sample.of_total(sample.tokens)[0] * scale
-        whole.reading += sample.seconds * text * (1 - stored / max(len(parts), 1))
-        whole.packing += sample.packing * tokens
-        content = sample.total / _size(chosen[i] for i in mine)
-        looked_into = {chosen[i].name for i in mine}
-        others = [file.size or 0 for file in source.files if file.name not in looked_into]
-        slice_count += len(parts) + slices_forecast([content * size for size in others], config.slice_bytes)
-
-    complete = len(files) == len(found)
-    version = build_id(provenance(config, pinned, files, tokenizer, chats), layout) if complete else None
+    whole, found = forecast.whole, files_of(pinned)
+    complete = len(looked.files) == len(found)
+    made_of = provenance(config, pinned, looked.files, tokenizer, chats) if complete else None
+    version = None if made_of is None else name_of(root, made_of, layout).version
     published = version is not None and is_published(root, version, layout)
     # Tokens are compressed by one thread a span.
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
-    dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config.validation_fraction)
+    dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config)
     streamed = may_stream(root, layout, config.documents, here=config.runner == "threads")
-    in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * BESIDE_BYTES
+    beside = BESIDE_BYTES + (SIGNATURE_BYTES if recipe.signed else 0)
+    in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
     latest = read_pointer(root).version
-    facts = {} if published and version == latest else forecast_facts(config, whole, sampled, of_sources)
+    facts = {} if published and version == latest else forecast_facts(config, forecast)
     findings, untold = gates_forecast(config, root, latest, facts) if facts else ((), ())
     return Plan(
         version=version,
         is_published=published,
         exact=complete,
         files=len(found),
-        file_bytes=round(_size(chosen if complete else found)),
+        file_bytes=round(_size(looked.chosen if complete else found)),
         documents=round(whole.documents),
         tokens=round(whole.tokens),
         tokens_low=max(round(whole.tokens - whole.token_error), 0),
@@ -183,7 +159,7 @@ def plan(config: BuildConfig) -> Plan:
         bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
         engine="the fast" if recipe.fast and not recipe.by_reference else "the reference",
         text_bytes=round(whole.text_bytes),
-        slices=slice_count,
+        slices=forecast.slices,
         slices_stored=whole.slices_stored,
         layout=layout,
         dataset_bytes=round(dataset_bytes),
@@ -193,30 +169,104 @@ def plan(config: BuildConfig) -> Plan:
         disk_free=free,
         warning=None if published else lack_of_room(root, disk_bytes, free),
         workers=workers,
-        seconds=round(looking * _size(found) / max(_size(chosen), 1) + making, 1),
-        sampled_documents=sampled.read,
-        losses=losses_of(recipe, sampled),
+        seconds=round(looked.seconds * _size(found) / max(_size(looked.chosen), 1) + making, 1),
+        sampled_documents=forecast.sampled.read,
+        losses=losses_of(recipe, forecast.sampled),
         findings=findings,
         untold=untold,
     )
 
 
-def forecast_facts(config: BuildConfig, whole: Sums, sampled: Tally, of_sources: dict[str, tuple[Sums, Tally]]) -> Facts:
+class LookedInto(NamedTuple):
+    """The files that were looked into: as they were *chosen*, and cut; the slices of each source; the seconds that it took."""
+
+    chosen: list[FoundFile]
+    files: list[SourceFile]
+    slices: list[list[Slice]]
+    seconds: float
+
+
+def look_into(config: BuildConfig, pinned: Sequence[PinnedSource], workspace: Workspace, workers: int) -> LookedInto:
+    """Cut some files of each source. ValueError for what a build would refuse."""
+    begun = clock()
+    chosen = [file for source in pinned for file in to_sample(source.files)]
+    with ThreadPoolExecutor(workers) as pool:
+        packs = pool.map(lambda pack: cut_files(pack, config.sources, config.slice_bytes, workspace), packs_of(chosen))
+        cuts = [cut for pack in packs for cut in pack]
+    seconds, files = clock() - begun, [cut.file for cut in cuts]
+    # Not every server says a file's size before it sends it.
+    chosen = [file if file.size else file._replace(size=here.size) for file, here in zip(chosen, files, strict=True)]
+    check_files(config, files)
+    warn_of_separators(config, files)
+    slices = [
+        list(slices_of((cut for cut in cuts if cut.file.source == index), config.slice_bytes)) for index in range(len(pinned))
+    ]
+    return LookedInto(chosen, files, slices, seconds)
+
+
+class Forecast(NamedTuple):
+    """The sums and counts of a sample, of all sources and of each by its name; and how many slices there will be."""
+
+    whole: Sums
+    sampled: Tally
+    of_sources: dict[str, tuple[Sums, Tally]]
+    slices: int
+
+
+def forecast_of(
+    config: BuildConfig,
+    pinned: Sequence[PinnedSource],
+    looked: LookedInto,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    workspace: Workspace,
+) -> Forecast:
+    """Read and tokenize a sample of each source, and reckon what all of it makes."""
+    root, layout, workers = workspace.root, layout_of(config, workspace.root), config.workers or available_cores()
+    indexed, whole, sampled, slice_count = indexed_versions(root), Sums(), Tally(), 0
+    of_sources = dict[str, tuple[Sums, Tally]]()
+    for index, (source, parts) in enumerate(zip(pinned, looked.slices, strict=True)):
+        mine = [(found, file) for found, file in zip(looked.chosen, looked.files, strict=True) if file.source == index]
+        looked_into = _size(found for found, _ in mine)
+        sums, counts = of_sources[config.sources[index].name] = Sums(), Tally()
+        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, counts)
+        sampled.read += counts.read
+        sampled.skipped.update(counts.skipped)
+        sampled.matches.update(counts.matches)
+        # (sampled files) -> (all files of the source): by their bytes as they are stored
+        scale = _size(source.files) / looked_into if len(mine) < len(source.files) else 1.0
+        whole.add(sample, scale)
+        sums.add(sample, scale)
+        unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
+        stored = len(parts) - len(without_receipt(root, unknown))
+        whole.slices_stored += stored
+        whole.copied_bytes += sum(copied_bytes(found, file) for found, file in mine) * scale
+        text, tokens = sample.of_total(sample.text)[0] * scale, sample.of_total(sample.tokens)[0] * scale
+        whole.reading += sample.seconds * text * (1 - stored / max(len(parts), 1))
+        whole.packing += sample.packing * tokens
+        names = {found.name for found, _ in mine}
+        others = [sample.total / looked_into * (file.size or 0) for file in source.files if file.name not in names]
+        slice_count += len(parts) + slices_forecast(others, config.slice_bytes)
+    return Forecast(whole, sampled, of_sources, slice_count)
+
+
+def forecast_facts(config: BuildConfig, forecast: Forecast) -> Facts:
     """Facts of the version by a sample, at all places that gates may name."""
-    facts: dict[tuple[str, Place], int | float | None] = {}
-    for source, (sums, counts) in {"": (whole, sampled), **of_sources}.items():
-        place = Place(source=source)
-        told = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}
-        facts |= {(fact, place): round(value) for fact, value in told.items()}
+    whole, facts = forecast.whole, dict[tuple[str, Subject], int | float | None]()
+    for source, (sums, counts) in {"": (whole, forecast.sampled), **forecast.of_sources}.items():
+        place = Subject(source=source)
+        estimates = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}
+        facts |= {(fact, place): round(value) for fact, value in estimates.items()}
         facts["bytes_per_token", place] = sums.text_bytes / sums.tokens if sums.tokens else 0.0
         for gate in config.publish.gates:
             if gate.of == "skipped_share":
                 here = place._replace(step=gate.step or "", reason=gate.reason or "")
                 facts[gate.of, here] = share_skipped(counts.skipped, counts.read, here)
     if not any(source.validation_split or source.split for source in config.sources):
-        for split, share in (("train", 1 - config.fraction), ("validation", config.fraction)):
-            facts["documents", Place(split=split)] = round(whole.documents * share)
-            facts["tokens", Place(split=split)] = round(whole.tokens * share)
+        for split, share in config.shares.items():
+            estimates = {"documents": whole.documents, "tokens": whole.tokens, "text_bytes": whole.text_bytes}
+            facts |= {(fact, Subject(split=split)): round(value * share) for fact, value in estimates.items()}
+            facts["bytes_per_token", Subject(split=split)] = facts["bytes_per_token", Subject()]
     return facts
 
 
@@ -238,34 +288,39 @@ def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
     return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small / slice_bytes)
 
 
-def beside_items(layout: LayoutName, whole: Sums, validation_fraction: float) -> int:
-    """Bytes that the objects of both splits have next to their items."""
-    specs, total = LAYOUTS[layout], METADATA_BYTES
-    for share in (validation_fraction, 1 - validation_fraction):
+def beside_items(layout: LayoutName, whole: Sums, config: BuildConfig) -> int:
+    """Bytes that the objects of all splits have next to their items."""
+    specs, total, arrays = LAYOUTS[layout], METADATA_BYTES, len(DOCUMENT_ARRAYS) + config.has_split_keys
+    held_out = [config.validation_fraction, *([config.test_fraction] if config.test_fraction else [])]
+    for share in (*held_out, 1 - sum(held_out)):
         tokens, documents = round(whole.tokens * share), round(whole.documents * share)
         total += bytes_of_objects(specs.encoded_tokens, tokens if documents else 0)
         total += bytes_of_objects(specs.seq_starts, documents + 1)
-        total += len(DOCUMENT_ARRAYS) * bytes_of_objects(document_spec(specs), documents)
+        total += arrays * bytes_of_objects(document_spec(specs), documents)
     return total
 
 
 def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:
     """The loss of each step: the documents of a sample that it leaves out."""
-    found = []
+    losses = []
     for name in (step["name"] for step in recipe.steps):
         # Names have no dot in them.
         parts = ((*reason.partition("."), count) for reason, count in sorted(sampled.skipped.items()))
-        told = {reason: count for step, _, reason, count in parts if step == name and reason}
-        count = sum(told.values())
-        found.append(Loss(step=name, documents=count, share=round(count / max(sampled.read, 1), 6), reasons=told))
-    return tuple(found)
+        reasons = {reason: count for step, _, reason, count in parts if step == name and reason}
+        count = sum(reasons.values())
+        share = round(count / max(sampled.read, 1), 6)
+        matches = {of.removeprefix(f"{name}."): many for of, many in sorted(sampled.matches.items()) if of.startswith(f"{name}.")}
+        losses.append(Loss(step=name, documents=count, share=share, reasons=reasons, found=matches))
+    return tuple(losses)
 
 
 def to_sample(files: tuple[FoundFile, ...]) -> list[FoundFile]:
     """The files of a source that are looked into: all of them where that is quick, else a few, spread over all."""
-    if all("://" not in file.uri for file in files) and _size(files) <= READ_WHOLE_BYTES:
+    is_local = all("://" not in file.uri for file in files)
+    if is_local and len(files) <= READ_WHOLE_FILES and _size(files) <= READ_WHOLE_BYTES:
         return list(files)
-    return list(files[:: -(-len(files) // SAMPLED_FILES)])
+    is_many = is_local and len(files) > READ_WHOLE_FILES
+    return list(files[:: -(-len(files) // (SAMPLED_LOCAL_FILES if is_many else SAMPLED_FILES))])
 
 
 def _size(files: Iterable[FoundFile]) -> float:

@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import POINTER, SPLITS, history_digest, read_manifest
+from flat_tokens.manifest import POINTER, history_digest, read_manifest, splits_of
 from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.reading import SCRATCH
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
+from flows.pipelines.successors import go_on_forgetting
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
-from tasks.finalize.provenance import Provenance, build_id
+from tasks.finalize.naming import name_of, note_name
+from tasks.finalize.provenance import Provenance
 from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
-from tasks.gates import Finding, Gate, judge, told, worst
+from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
@@ -43,6 +45,7 @@ from tasks.output.target import Target
 from tasks.progress import meter
 
 if TYPE_CHECKING:
+    from flows.pipelines.forget import ForgetRequest
     from tasks.config import BuildConfig
     from tasks.derive.request import DeriveRequest, ImportRequest
     from tasks.groups import Group
@@ -91,9 +94,9 @@ class Published(Model):
     @property
     def headline(self) -> str:
         """Such as ``version 80d2fd78, 183.8M tokens``."""
-        tokens = short(sum(self.totals[split]["token_count"] for split in SPLITS))
+        tokens = short(sum(self.totals[split]["token_count"] for split in splits_of(self.totals)))
         if self.held is not None:
-            return f"version {self.version[:8]}, {tokens} tokens, waits for a person: {told(self.held.findings, 'hold')}"
+            return f"version {self.version[:8]}, {tokens} tokens, waits for a person: {summary_of(self.held.findings, 'hold')}"
         again = f", latest is moved to it from {self.moved_from[:8]}" if self.moved_from else ""
         return f"version {self.version[:8]}{' was published already' if self.was_published else ''}{again}, {tokens} tokens"
 
@@ -210,14 +213,14 @@ class Publication:
             case None:
                 return
             case "warn":
-                logger.warning("Version %s is published though its gates say: %s", self.name, told(self.findings))
+                logger.warning("Version %s is published though its gates say: %s", self.name, summary_of(self.findings))
             case _ if self.output.anyway is not None:
-                logger.warning("Version %s is published all the same: %s", self.name, told(self.findings))
+                logger.warning("Version %s is published all the same: %s", self.name, summary_of(self.findings))
                 why = self.output.anyway
                 self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
             case "stop":
                 raise ValueError(
-                    f"version {self.name} is not published: {told(self.findings, 'stop')}. Repair the sources, or change "
+                    f"version {self.name} is not published: {summary_of(self.findings, 'stop')}. Repair the sources, or change "
                     "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
                 )
             case "hold":
@@ -234,8 +237,8 @@ class Publication:
             at=datetime.now(UTC),
             gates=tuple(gates),
             findings=self.findings,
-            documents=sum(totals[split]["seq_count"] for split in SPLITS),
-            tokens=sum(totals[split]["token_count"] for split in SPLITS),
+            documents=sum(totals[split]["seq_count"] for split in splits_of(totals)),
+            tokens=sum(totals[split]["token_count"] for split in splits_of(totals)),
             changes=changes.total if changes else None,
         )
         self.held = hold(self.output.root, candidate)
@@ -253,6 +256,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     with told_of(request) as lineage, _removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
+        go_on_forgetting(root, scratch)
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
         with building(root, scratch):
@@ -292,7 +296,8 @@ def publication(
     is called with its name, the *gates* look at it, if there may be any, and ``latest`` points at it, unless they hold it.
     *keeps_waiting*: see ``Publication.pass_gates``.
     """
-    root, version = output.root, build_id(made_of, layout)
+    root, named = output.root, name_of(output.root, made_of, layout)
+    version = named.version
     is_there = is_published(root, version, layout)
     with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
         here = Publication(output, version, layout, workspace)
@@ -300,10 +305,20 @@ def publication(
         with timed("finalize", output.seconds):
             remember(version)
             if is_there:
-                verify(version_store(root, version).url)
+                _check_published(root, version)
             if gates is not None:
                 here.pass_gates(gates, keeps_waiting=keeps_waiting)
+            note_name(root, named)
             here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
+
+
+def _check_published(root: Store, version: str) -> None:
+    """Check a version that another build has published. ValueError, with the next step, if it is damaged."""
+    url = version_store(root, version).url
+    try:
+        verify(url)
+    except ValueError as error:
+        raise ValueError(f"{error}. Restore the version from a copy, or move {url} elsewhere and build again.") from error
 
 
 @contextlib.contextmanager
@@ -322,7 +337,7 @@ def layout_of(request: Request, root: Store) -> LayoutName:
     return "mmap" if root.is_local else "compact"
 
 
-def scratch_of(request: Request | Group, root: Store) -> Path:
+def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
     """The local directory for downloads, and for staging where the output is remote: this worker's, else the request's."""
     if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
         return Path(root.root) / CACHE
@@ -365,7 +380,7 @@ def _check_directory(directory: Path, what: str) -> None:
         raise ValueError(f"cannot write to {what}: {error.strerror}. Choose another {what.split()[0]}.") from error
 
 
-def check_apart(inner: str, outer: str, told: str) -> None:
-    """Refuse a location within another one, whose *told* names both: the next run would read what this one wrote."""
+def check_apart(inner: str, outer: str, message: str) -> None:
+    """Refuse a location within another one, whose *message* names both: the next run would read what this one wrote."""
     if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/"):
-        raise ValueError(f"{told}. Keep them apart.")
+        raise ValueError(f"{message}. Keep them apart.")

@@ -5,26 +5,38 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from flat_tokens.manifest import SPLITS, read_manifest
+from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, Text, build_version, download, files_of, is_much, pin_sources, tokenizer_of
-from flows.pipelines.publish import layout_of, opened, timed
+from flows.pipelines.build import (
+    BuildResult,
+    Text,
+    build_version,
+    download,
+    files_of,
+    is_much,
+    pin_sets,
+    pin_sources,
+    tokenizer_of,
+)
+from flows.pipelines.publish import OpenOutput, layout_of, opened, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.provenance import build_id, provenance
+from tasks.finalize.naming import VersionName, name_of
+from tasks.finalize.provenance import provenance
 from tasks.garbage import Policy, remove_superfluous
-from tasks.models import FoundFile, Model, SourceFile
+from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
-from tasks.output.held import read_held, record_decision, settle
+from tasks.output.held import HeldVersions, read_held, record_decision, settle
 from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
-from tasks.output.pointer import is_dataset, publish, read_pointer
+from tasks.output.pointer import Pointer, is_dataset, publish, read_pointer
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.chat import chats_of
+from tasks.tokenize.engines import Tokenizer
 
 Outcome = Literal["published", "unchanged", "withdrawn", "rejected", "held", "still held"]
 
@@ -74,69 +86,25 @@ def refresh(
 
     Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
     """
-    built, began = None, time.monotonic()
+    began = time.monotonic()
     with opened(config, publish_anyway) as output:
-        root, pointer, seconds = output.root, output.pointer, output.seconds
+        root, pointer = output.root, output.pointer
         read_history(root)  # what is wrong with it is reported before any work
-        held = read_held(root)
-        record_decision(root, held)
-        with timed("download", seconds), ThreadPoolExecutor(1) as beside:
-            loading = beside.submit(tokenizer_of, config, is_first=pointer.version is None)
-            pinned = pin_sources(config, root)
-            found = files_of(pinned)
-            known = known_files(found, config.sources, config.slice_bytes, [root])
-            # Lists of copies depend on the slices, which only a file that was cut says.
-            drops = config.documents.duplicates == "drop"
-            uncut = {} if all(known) or drops else files_of_origin(root, pointer.version)
-            needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
-            fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
-            if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
-                loading.result()  # a wrong tokenizer is an error before so much is fetched
-            cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
-            tokenizer = loading.result()
-            files = [cut[file].file if file in cut else uncut[file] for file in found]
-            text = Text.of(config, pinned, [cut[file] for file in found]) if len(cut) == len(found) else None
-            chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-            made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
-            version = build_id(made_of, layout_of(config, root))
+        record_decision(root, held := read_held(root))
+        with timed("download", output.seconds):
+            asked, config = config, pin_sets(config, root)
+            found = look_up(config, runner, output)
         old = if_there(root, pointer.version, read_manifest)
-        if version == pointer.version and old is not None:
-            remember_origin(root, version, config, pinned, files)
-            publish(root, version, pointer.sequence)  # checks the manifest, repairs a lost link
-            outcome: Outcome = "unchanged"
-            settle(root)
-            if output.lineage is not None:
-                output.lineage.made(version, old, is_published=True)
-        elif any(version == one.version for one in pointer.withdrawn):
-            if old is None:
-                raise ValueError(
-                    f"{root.url}: the latest version, {pointer.version}, is gone, and the sources give {version}, which was "
-                    "rolled back. Restore the one, or publish the other: python -m flows build"
-                )
-            outcome = "withdrawn"
-        elif publish_anyway is None and version in held.rejected_names and is_dataset(root, version):
-            outcome = "rejected"
-        else:
-            with timed("download", seconds):
-                text = text or Text.of(config, pinned, download(config, found, runner, root))
-            built = build_version(config, text, tokenizer, runner, output, config.publish.of_refresh())
-            if built.held is None:
-                outcome = "published"
-            elif built.held.decision is not None:
-                outcome = "rejected"
-            else:
-                outcome = "held" if built.comparison else "still held"
-        now, published_at = read_pointer(root), time.monotonic()
-        before = pointer.version if old else None
-        new = read_manifest(version_store(root, version if built or now.version is None else now.version))
-        changes = changes_between(before, old, version, new)
+        outcome = outcome_before(found, old, output, held if publish_anyway is None else None)
+        built = None
         if outcome == "unchanged":
-            changes = changes.model_copy(update={"documents": DocumentChanges()})
-        elif built is not None and built.comparison is not None:
-            changes = changes.model_copy(update={"documents": built.comparison.documents})
-        elif outcome == "published":
-            changes = changes.model_copy(update={"documents": Difference(root, before, version).documents})
-            seconds["changes"] = round(time.monotonic() - published_at, 3)
+            confirm(asked, found, output)
+        elif outcome is None:
+            text, gates = text_of(config, found, runner, output), config.publish.of_refresh()
+            built = build_version(config, text, found.tokenizer, runner, output, gates)
+            outcome = outcome_of(built)
+        now = read_pointer(root)
+        changes = changes_of(found.named.version, old, built, outcome, now, output)
     if built is not None and built.held is None and (built.decision is None or built.decision.what != "approved"):
         remember(root, refreshed(built, changes, time.monotonic() - began))
     removed = remove_superfluous(root, policy) if policy else []
@@ -148,9 +116,107 @@ def refresh(
         changes=changes,
         build=built,
         removed=tuple(item.name.rpartition("/")[2] for item in removed),
-        seconds=seconds,
+        seconds=output.seconds,
         text_bytes_tokenized=built.text_bytes_tokenized if built else 0,
     )
+
+
+class SourcesNow(NamedTuple):
+    """The sources as they are now, and the name of the version that they give. ``text``: None where a file was not read, whose
+    content is known by the name that its store gives it.
+    """
+
+    pinned: tuple[PinnedSource, ...]
+    files: list[SourceFile]
+    text: Text | None
+    tokenizer: Tokenizer
+    named: VersionName
+
+
+def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesNow:
+    """Look the sources up, and read the files of which neither the output nor their store knows the content."""
+    root, latest = output.root, output.pointer.version
+    with ThreadPoolExecutor(1) as beside:
+        loading = beside.submit(tokenizer_of, config, is_first=latest is None)
+        pinned = pin_sources(config, root)
+        found = files_of(pinned)
+        known = known_files(found, config.sources, config.slice_bytes, [root])
+        # Lists of copies depend on the slices, which only a file that was cut says.
+        uncut = {} if all(known) or config.documents.compares else files_of_origin(root, latest)
+        needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
+        fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
+        if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
+            loading.result()  # a wrong tokenizer is an error before so much is fetched
+        cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
+        tokenizer = loading.result()
+    files = [cut[file].file if file in cut else uncut[file] for file in found]
+    text = Text.of(config, pinned, [cut[file] for file in found]) if len(cut) == len(found) else None
+    chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+    made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
+    return SourcesNow(pinned, files, text, tokenizer, name_of(root, made_of, layout_of(config, root)))
+
+
+def outcome_before(
+    found: SourcesNow, old: dict[str, Any] | None, output: OpenOutput, held: HeldVersions | None
+) -> Outcome | None:
+    """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. *held*: None where a person
+    publishes in spite of gates. ValueError where the latest version has gone and the sources give one that was rolled back.
+    """
+    root, pointer, version = output.root, output.pointer, found.named.version
+    if version == pointer.version and old is not None:
+        return "unchanged"
+    if any(one.version in found.named.names for one in pointer.withdrawn):
+        if old is None:
+            raise ValueError(
+                f"{root.url}: the latest version, {pointer.version}, is gone, and the sources give {version}, which was "
+                "rolled back. Restore the one, or publish the other: python -m flows build"
+            )
+        return "withdrawn"
+    if held is not None and version in held.rejected_names and is_dataset(root, version):
+        return "rejected"
+    return None
+
+
+def confirm(asked: BuildConfig, found: SourcesNow, output: OpenOutput) -> None:
+    """The latest version is what the sources give: check its manifest, and repair a lost link."""
+    root, version = output.root, found.named.version
+    remember_origin(root, version, asked, found.pinned, found.files)
+    publish(root, version, output.pointer.sequence)
+    settle(root)
+    if output.lineage is not None:
+        output.lineage.made(version, read_manifest(version_store(root, version)), is_published=True)
+
+
+def text_of(config: BuildConfig, found: SourcesNow, runner: Runner, output: OpenOutput) -> Text:
+    """The text of the sources: all files are read where some were not."""
+    with timed("download", output.seconds):
+        return found.text or Text.of(config, found.pinned, download(config, files_of(found.pinned), runner, output.root))
+
+
+def outcome_of(built: BuildResult) -> Outcome:
+    if built.held is None:
+        return "published"
+    if built.held.decision is not None:
+        return "rejected"
+    return "held" if built.comparison else "still held"
+
+
+def changes_of(
+    version: str, old: dict[str, Any] | None, built: BuildResult | None, outcome: Outcome, now: Pointer, output: OpenOutput
+) -> Changes:
+    """The changes from the version that was the latest, whose manifest is *old*, to the one that the sources give."""
+    root, begun = output.root, time.monotonic()
+    before = output.pointer.version if old else None
+    new = read_manifest(version_store(root, version if built or now.version is None else now.version))
+    changes = changes_between(before, old, version, new)
+    if outcome == "unchanged":
+        return changes.model_copy(update={"documents": DocumentChanges()})
+    if built is not None and built.comparison is not None:
+        return changes.model_copy(update={"documents": built.comparison.documents})
+    if outcome == "published":
+        changes = changes.model_copy(update={"documents": Difference(root, before, version).documents})
+        output.seconds["changes"] = round(time.monotonic() - begun, 3)
+    return changes
 
 
 def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
@@ -160,8 +226,8 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
     return Refreshed(
         at=datetime.now(UTC).replace(microsecond=0),
         version=built.version,
-        documents=sum(built.totals[split]["seq_count"] for split in SPLITS),
-        tokens=sum(built.totals[split]["token_count"] for split in SPLITS),
+        documents=sum(built.totals[split]["seq_count"] for split in splits_of(built.totals)),
+        tokens=sum(built.totals[split]["token_count"] for split in splits_of(built.totals)),
         text_bytes_tokenized=built.text_bytes_tokenized,
         seconds=round(seconds, 3),
         decision=built.decision,

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sources
+from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sets, pin_sources
 from flows.pipelines.publish import check_output, opened, scratch_of
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
@@ -98,6 +98,7 @@ def reruns(
 def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
     """Publish a text that is here as the configuration says."""
     with opened(config) as output:
+        config = pin_sets(config, output.root)
         check_sources_apart(output.root, text.pinned)
         return build_version(config, text, load_tokenizer(config.tokenizer), runner, output)
 
@@ -125,7 +126,7 @@ def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: s
 
 def short_name(tokenizer: TokenizerConfig) -> str:
     """A tokenizer's name as a part of a path: without directories, organisation and suffix."""
-    name = PurePath(tokenizer.name).name.removesuffix(".json").removesuffix(".tiktoken")
+    name = PurePath(tokenizer.name).name.removesuffix(".json").removesuffix(".tiktoken").removesuffix(".model")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "tokenizer"
 
 
@@ -144,6 +145,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     text = Text.of(here, pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
+        _check_same_sets(base, pin_sets(config, root))
     return text
 
 
@@ -151,6 +153,18 @@ def _pinned(source: Source, revision: str | None) -> Source:
     if source.hub is None or revision is None:
         return source
     return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
+
+
+def _check_same_sets(base: Base, config: BuildConfig) -> None:
+    """ValueError where an evaluation set is not what it was for the version: other documents would be left out."""
+    assert base.manifest is not None
+    then = [step for source in sources_of(base.manifest["provenance"])[:1] for step in source.get("steps") or ()]
+    for was, now in zip(then, config.documents.opened().described, strict=False):
+        if was["use"] == now["use"] == "decontaminate" and was["options"]["against"] != now["options"]["against"]:
+            raise ValueError(
+                f"the evaluation sets of the step {now['name']!r} are no longer those of version {base.version}. Refresh the "
+                "dataset first (python -m flows refresh), so that both tokenizers get the same text."
+            )
 
 
 def _check_same_text(base: Base, text: Text) -> None:

@@ -26,7 +26,7 @@ from tasks.parts.stored import document_spec
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.files import plan_ranges
-from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, large_string_array, tokens_of
+from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, engine_of, large_string_array, tokens_of
 from tasks.tokenize.masks import encoder_of
 
 PIECES, TURNS, MIN_PIECES, MOST_CUTS = 128, 8, 5, 4096
@@ -37,6 +37,8 @@ TIMED_BYTES, TIMED_SHARE = 8_000_000, 0.005
 READ_AS_A_WHOLE = 4 << 20
 """A source with so little text is tokenized as a whole."""
 LEAST_BATCH = 1 << 14
+BYTES_OF_A_THREAD = 1 << 20
+"""Text that is worth another thread, whose engine takes 45 MB of memory before it has seen any."""
 SURE = 4.0
 """Half the width of the 99 % interval, in standard errors. Pieces drawn at random, as few as these, would need 2.7. Documents are
 in an order, and on the corpus errors were half as large again.
@@ -132,6 +134,7 @@ def measure(
     for tally in (piece.tally for piece in pieces):
         counts_of_all.read += tally.read
         counts_of_all.skipped.update(tally.skipped)
+        counts_of_all.matches.update(tally.matches)
     sizes, packing = _sizes(batches, pieces, layout)
     text, before = sum(piece.text_bytes for piece in pieces), sum(piece.before for piece in pieces)
     # Reading and steps take their time for each byte that was read, the tokenizer for each byte that steps leave.
@@ -216,7 +219,8 @@ def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], worker
     """The tokens of each piece, and the seconds that a byte of text takes a thread. Many pieces go to the engine at once, as many
     documents do in a build, and the time is that of the later half: an engine is slow until it has seen the frequent words.
     """
-    engine = Engine(tokenizer, recipe.fast)
+    engine = engine_of(tokenizer, recipe.fast)
+    threads = min(workers, 1 + sum(piece.text_bytes for piece in pieces) // BYTES_OF_A_THREAD)
     found, spent = dict[int, TokenBatch](), list[tuple[int, float]]()
 
     def work(mine: list[int]) -> None:
@@ -226,12 +230,16 @@ def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], worker
         for batch in _batches(mine, pieces, most):
             begun = clock()
             tokens = list(_tokens([pieces[i] for i in batch], recipe, engine))
+            if recipe.signed:  # for the time that it takes
+                for piece in (pieces[i] for i in batch):
+                    for some in piece.documents:
+                        recipe.signatures_of(some.texts, piece.part)
             took.append((sum(pieces[i].text_bytes for i in batch), clock() - begun))
             found.update(zip(batch, tokens, strict=True))
         spent.extend(took[len(took) // 2 :])
 
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(work, filter(None, (list(range(len(pieces)))[k::workers] for k in range(workers)))))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, filter(None, (list(range(len(pieces)))[k::threads] for k in range(threads)))))
     return [found[i] for i in range(len(pieces))], sum(took for _, took in spent) / max(sum(size for size, _ in spent), 1)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from flat_tokens.manifest import TOKEN_BYTES
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import drop_duplicates
+from tasks.assemble.near_duplicates import gather_signatures, mark_near_duplicates
 from tasks.assemble.spans import Span
 from tasks.assemble.write import names_below_output, write_span
 from tasks.config import BuildConfig
@@ -171,6 +172,27 @@ DUPLICATES = Stage(
     pack_bytes=256_000_000,
 )
 """Part -> the same, without documents whose texts earlier ones have. Its items go one at a time."""
+
+
+SIGNATURES = Stage(
+    "signatures",
+    gather_signatures,
+    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
+    retries=False,  # they would be there twice
+    size=attrgetter("shard.text_bytes"),
+    pack_bytes=256_000_000,
+)
+"""Part -> the same, when the signatures of its documents have been taken. Its items go one at a time."""
+
+NEAR_DUPLICATES = Stage(
+    "near-duplicates",
+    mark_near_duplicates,
+    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
+    retries=False,  # the parts are counted
+    size=attrgetter("shard.text_bytes"),
+    pack_bytes=256_000_000,
+)
+"""Part -> the same, with its near-duplicates. Its items go one at a time, after those of all parts before."""
 
 
 def _is_begun(span: Span, _: Target, assembler: Assembler | None) -> bool:

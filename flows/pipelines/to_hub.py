@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, field_validator
 
-from flat_tokens.manifest import MANIFEST, SPLITS, read_manifest
+from flat_tokens.manifest import MANIFEST, read_manifest, splits_of
 from flat_tokens.stores.endorsing import ENDORSED
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools.corpus import BESIDE
-from flat_tokens.tools.export import export_of
+from flat_tokens.tools.export import export_of, note_export
 from flat_tokens.tools.terminal import plural, size
 from flows.pipelines.export import export
 from flows.pipelines.publish import scratch_apart, timed
 from flows.pipelines.stages import Runner
 from tasks.config import Licence, Workers
 from tasks.locations import Location, Output, plain_location, writable
-from tasks.models import Model
+from tasks.models import Model, Split
 from tasks.output.paths import version_store
 from tasks.output.pointer import MARKERS
 from tasks.output.staging import attempt
@@ -33,7 +34,7 @@ from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
 OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/", "staging/", "lock"))
 """State of an export, which names a place of this machine."""
 
-ROOT_OBJECTS = (MANIFEST, MANIFEST + ENDORSED, *MARKERS, ".zattrs")
+ROOT_OBJECTS = (MANIFEST, MANIFEST + ENDORSED, BYTES_RECORD, *MARKERS, ".zattrs")
 """Objects of a version that its manifest does not list."""
 
 PARQUET_CARD = """\
@@ -110,7 +111,7 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
     store, scratch = version_store(root, version), scratch_apart(request.scratch)
     origin = read_origin(root, version)
     licence = request.licence or _licence_of(origin)
-    card = hub_card(own_card(store), request, version, licence)
+    card = hub_card(own_card(store), request, version, licence, splits_of(read_manifest(store)["totals"]))
     with attempt(Store.at(scratch), scratch, f"hub-{version}") as place:
 
         def files() -> list[HubFile]:
@@ -118,21 +119,22 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
             meter.begin("upload", sum(file.size for file in found))
             return found
 
+        note_export(store.url, f"hub, {request.form}", f"hf://datasets/{request.repo}")
         with timed("upload", seconds):
-            told = upload(
+            upload_result = upload(
                 request.repo, files, card.encode(), version, request.private, lambda count: meter.add("upload", count, 0, 0)
             )
     meter.begin("done")
     return HubResult(
-        url=told.url,
+        url=upload_result.url,
         version=version,
-        commit=told.commit,
+        commit=upload_result.commit,
         form=request.form,
-        files=told.files,
-        uploaded=told.uploaded,
-        byte_count=told.byte_count,
-        removed=told.removed,
-        was_done=told.was_done,
+        files=upload_result.files,
+        uploaded=upload_result.uploaded,
+        byte_count=upload_result.byte_count,
+        removed=upload_result.removed,
+        was_done=upload_result.was_done,
         seconds=seconds,
     )
 
@@ -150,7 +152,7 @@ def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, sec
     """The files of a version in the form that is wanted, on the local disk."""
     listed = [stored_object(one) for one in read_manifest(store)["objects"]]
     if request.form == "parquet":
-        exported = export(export_of(store.url, "parquet", {}), str(staging / DATA), runner)
+        exported = export(export_of(store.url, "parquet", {}), str(staging / DATA), runner, is_noted=False)
         seconds.update(exported.seconds)
         return [file for file in files_below(staging / DATA, DATA) if not file.path.startswith(OF_THE_RUN)]
     if store.is_local:
@@ -185,12 +187,12 @@ def _licence_of(origin: Origin | None) -> str | None:
     return None
 
 
-def hub_card(card: str, request: HubRequest, version: str, licence: str | None) -> str:
+def hub_card(card: str, request: HubRequest, version: str, licence: str | None, splits: Sequence[Split]) -> str:
     """The card of a repository: the version's own, with the head that the hub reads, and how to read what is there."""
     head = ["---", *([f"license: {licence}"] if licence else [])]
     if request.form == "parquet":
         head += ["configs:", "- config_name: default", "  data_files:"]
-        for split in SPLITS:
+        for split in splits:
             head += [f"  - split: {split}", f"    path: {DATA}/{split}-*"]
     reading = (PARQUET_CARD if request.form == "parquet" else ZARR_CARD).format(repo=request.repo, version=version)
     body = re.sub(r"(?<=\n## Read it\n\n).*?(?=\n## )", lambda _: reading, card, count=1, flags=re.DOTALL)

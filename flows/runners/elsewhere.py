@@ -42,8 +42,11 @@ def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -
 
 
 def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
+    """Without settings that were not given: a source with prompts has no text column, not even the usual one."""
     _, types, _ = _types(step.stage.function)
-    return tuple(kind.dump_python(value, mode="json") for kind, value in zip(types, step.shared, strict=False))
+    return tuple(
+        kind.dump_python(value, mode="json", exclude_unset=True) for kind, value in zip(types, step.shared, strict=False)
+    )
 
 
 def work_of(group: Group, workspace: Workspace) -> tuple[list[Any], list[Step]]:
@@ -55,11 +58,11 @@ def work_of(group: Group, workspace: Workspace) -> tuple[list[Any], list[Step]]:
     return [item_type.validate_python(item) for item in group.items], steps
 
 
-def _step(told: GroupStep, workspace: Workspace) -> Step:
-    stage = OF_A_BUILD[told.stage]
+def _step(record: GroupStep, workspace: Workspace) -> Step:
+    stage = OF_A_BUILD[record.stage]
     _, types, _ = _types(stage.function)
     context = {"workspace": workspace}
-    return stage.given(*(kind.validate_python(value, context=context) for kind, value in zip(types, told.shared, strict=False)))
+    return stage.given(*(kind.validate_python(value, context=context) for kind, value in zip(types, record.shared, strict=False)))
 
 
 def result_as_json(steps: Sequence[Step], result: Any) -> JsonValue:

@@ -60,9 +60,9 @@ def task_of(stage: Stage) -> Task[..., Any]:
                 results = following(opaque(results), opaque(tuple(rest)), label, opaque(work_of))
         return results
 
-    def key(_: Any, told: dict[str, Any]) -> str:
+    def key(_: Any, arguments: dict[str, Any]) -> str:
         assert stage.cache_key is not None
-        return key_of_pack([stage.cache_key(item, *told["steps"][0].shared) for item in told["items"]])
+        return key_of_pack([stage.cache_key(item, *arguments["steps"][0].shared) for item in arguments["items"]])
 
     settings = {**UNCACHED, **(RETRIES if stage.retries else {})}
     if stage.cache_key:

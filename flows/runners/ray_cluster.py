@@ -39,9 +39,9 @@ FORWARDED = (
 
 
 @task(**RETRIES, **UNCACHED)
-def work_there(label: str, told: str) -> Any:
-    """Take an item through its steps wherever this runs. *told*: its group as JSON: Prefect looks for no futures in it."""
-    group = Group.model_validate_json(told)
+def work_there(label: str, group_json: str) -> Any:
+    """Take an item through its steps wherever this runs. *group_json*: its group: Prefect looks for no futures in it."""
+    group = Group.model_validate_json(group_json)
     root = Store.at(group.output)
     with credentials(), attempt(root, scratch_of(group, root), group.digest[:16]) as place:
         items, steps = work_of(group, group.place(place))
@@ -90,7 +90,7 @@ class RayTasks:
             return self._tasks.start(item, *steps)
         group = group_of(self._config, [item], steps)
         there = work_there.with_options(name=stage.name, task_run_name=f"{stage.name} {{label}}")
-        return _There(self._ray.submit(there, {"label": group.label, "told": group.model_dump_json()}), item, stage)
+        return _There(self._ray.submit(there, {"label": group.label, "group_json": group.model_dump_json()}), item, stage)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         return self._tasks.here(items, step)

@@ -134,7 +134,7 @@ class _Item:
         if self.here is not None:
             return self.here.result()
         assert self.run is not None
-        return self._groups.results_of(self.run, self._queue)[self.number]
+        return self._groups.group_results(self.run, self._queue)[self.number]
 
     def cancel(self) -> bool:
         """Give the item up. True where nobody here need wait for it: other processes do not disturb this one."""
@@ -223,7 +223,7 @@ class Groups:
         if self._failure is not None:
             raise self._failure
 
-    def results_of(self, run: _GroupRun, queue: _Queue) -> tuple[Any, ...]:
+    def group_results(self, run: _GroupRun, queue: _Queue) -> tuple[Any, ...]:
         """Wait for a group's results. A permanent failure, or a wait that ends early, is raised to every waiter."""
         self.check()
         try:
@@ -455,18 +455,18 @@ def _own_tag() -> str:
 
 def cancel_runs(client: SyncPrefectClient, tag: str, but: Collection[UUID] = ()) -> None:
     """Cancel the runs with a tag that have not ended, *but* for some, each once: a run that just ends may refuse."""
-    told = set(but)
+    known = set(but)
     alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
     state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=alive))
     some = filters.FlowRunFilter(tags=filters.FlowRunFilterTags(all_=[tag]), state=state)
     while True:
         found = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
-        runs = {run.id for run in found} - told
+        runs = {run.id for run in found} - known
         if not runs:
             return
         for run in runs:
             client.set_flow_run_state(run, Cancelling(message="The build that it belongs to has ended."))
-        told |= runs
+        known |= runs
 
 
 def cancel_groups(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -47,8 +47,8 @@ def is_of_this_release(api: Api) -> bool:
 def begun(api: Api, flow: str, name: str, parameters: dict[str, Any], tags: list[str]) -> Run:
     """Begin a run of a flow, as Prefect does when a flow is called."""
     flow_id = ask(api, "POST", "/flows/", {"name": flow})["id"]
-    told = {"flow_id": flow_id, "name": name, "parameters": parameters, "tags": tags, "state": {"type": "RUNNING"}}
-    made = ask(api, "POST", "/flow_runs/", told)
+    body = {"flow_id": flow_id, "name": name, "parameters": parameters, "tags": tags, "state": {"type": "RUNNING"}}
+    made = ask(api, "POST", "/flow_runs/", body)
     return Run(made["id"], made["name"], moment(made["start_time"]))
 
 
@@ -59,8 +59,8 @@ def complete(api: Api, run: Run, message: str, name: str) -> None:
 
 def leave(api: Api, run: Run, key: str, kind: str, data: str | float, description: str) -> str:
     """Leave an artifact of a run; its id."""
-    told = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": run.id}
-    return str(ask(api, "POST", "/artifacts/", told)["id"])
+    body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": run.id}
+    return str(ask(api, "POST", "/artifacts/", body)["id"])
 
 
 def moment(text: str | None) -> datetime | None:

@@ -72,8 +72,8 @@ def forms_of(client: Api, output: str, held: Candidate) -> list[str]:
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
             continue
-        told = quote(json.dumps({"output": output, "version": held.version}))
-        found.append(f"[{what.capitalize()} it](/deployments/deployment/{deployment['id']}/run?parameters={told})")
+        parameters = quote(json.dumps({"output": output, "version": held.version}))
+        found.append(f"[{what.capitalize()} it](/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
     return found
 
 

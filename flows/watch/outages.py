@@ -28,6 +28,9 @@ LONG_AFTER = "prefect._internal"
 """Its services say at the end of a run that they failed during an outage, however long ago that was."""
 
 ASK_SECONDS = 2.0
+"""Between two looks at a server that is gone."""
+ANSWER_SECONDS = 2.0
+"""A server that takes longer to answer is gone."""
 LATE_SECONDS = 15.0
 """Seconds after an outage during which parts of Prefect notice that there was one."""
 
@@ -35,7 +38,7 @@ LATE_SECONDS = 15.0
 def gone(url: str) -> str | None:
     """Why nothing answers at the URL of an API; None where something does, or where that is unknown."""
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ASK_SECONDS).close()  # noqa: S310  an operator's setting
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310  an operator's setting
     except urllib.error.HTTPError as error:
         return one_line(error) if error.code in (502, 503, 504) else None
     except urllib.error.URLError as error:

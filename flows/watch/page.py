@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,7 +24,8 @@ from flows.watch.api import Api, ask, moment
 from flows.watch.markdown import code, link, page
 from flows.watch.pictures import Bar, bars
 from flows.watch.words import UNCHANGED, slug, tolerated
-from tasks.gates import told
+from tasks.gates import summary_of
+from tasks.locations import local_path
 from tasks.output.held import Candidate
 from tasks.output.history import Refreshed, read_history
 from tasks.output.pointer import read_pointer
@@ -185,7 +187,7 @@ def dataset_page(
 def _waiting(name: str, held: Candidate) -> str:
     """A version that waits for a person, and the page that says why."""
     see = f"See [what it is like, and how to decide](/artifacts/key/{slug(name)}-held)"
-    findings = as_markdown(told(held.findings))
+    findings = as_markdown(summary_of(held.findings))
     return f"**Version {code(held.version)} waits for a person**, since {_time(held.at)}: {findings}. {see}."
 
 
@@ -197,8 +199,11 @@ def _has_report(found: Status) -> bool:
 
 
 def _report(output: str, *, is_there: bool) -> str:
-    """A link to the report with plots, or the command that writes it."""
+    """A link to the report with plots, or the command that writes it. The UI makes no links to files of a machine."""
     place = f"{output.rstrip('/')}/{REPORT}"
+    if is_there and (local := local_path(place)) is not None:
+        address = Path(local).absolute().as_uri()
+        return f"Report with plots (lengths, sources, vocabulary): open {code(address)} in a browser on that machine"
     if is_there:
         return f"Report with plots (lengths, sources, vocabulary): {link(place)}"
     command = code(f"flat-tokens stats {shlex.quote(output)} --html {shlex.quote(place)}")
@@ -212,9 +217,9 @@ def tokens_by_version(found: Status, history: Sequence[Refreshed]) -> str:
     for version in _by_time(found)[-DRAWN:]:
         of = changes.get(version.version)
         counts = ((of.added, "+"), (of.removed, "−")) if of else ()
-        told = " ".join(f"{sign}{count:,}" for count, sign in counts if count)
+        changed = " ".join(f"{sign}{count:,}" for count, sign in counts if count)
         name = f"{version.version[:8]}{f', {version.at:%Y-%m-%d}' if version.at else ''}"
-        rows.append(Bar(name, version.tokens, f"{short(version.tokens)}{f' ({told} documents)' if told else ''}"))
+        rows.append(Bar(name, version.tokens, f"{short(version.tokens)}{f' ({changed} documents)' if changed else ''}"))
     return bars("Tokens by version", rows)
 
 

@@ -59,7 +59,7 @@ OURS = ("flat_tokens", "flows", "tasks")
 
 
 @contextlib.contextmanager
-def watched(name: str, tags: Iterable[str]) -> Iterator[None]:
+def showing_progress(name: str, tags: Iterable[str]) -> Iterator[None]:
     """Within a flow run: show what its tasks do until the block ends, under this name. *tags* are added to those of the run."""
     run = flow_run()
     meter.reset()

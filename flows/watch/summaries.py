@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
-from flat_tokens.manifest import POINTER, SPLITS, read_manifest
+from flat_tokens.manifest import POINTER, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.export import ExportRequest
-from flat_tokens.tools.terminal import duration, size
+from flat_tokens.tools.terminal import duration, percent, size
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
@@ -24,6 +25,7 @@ from flows.pipelines.export import ExportResult
 from flows.pipelines.import_ import ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
+from flows.pipelines.train_tokenizer import VocabularyResult
 from flows.watch.held import show_held
 from flows.watch.markdown import code, link, page, table
 from flows.watch.page import DRAWN, link_to_page
@@ -31,7 +33,9 @@ from flows.watch.pictures import Bar, bars
 from flows.watch.words import short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
+from tasks.finalize.facts import share_near
 from tasks.output.paths import VERSIONS
+from tasks.parts.part import NEAR_DUPLICATE_REASON
 from tasks.progress import Progress
 
 SHOWN_FILES = 20
@@ -103,6 +107,18 @@ def show_publication(name: str, result: HubResult) -> None:
     leave(f"{name}-publish-summary", text, result.headline)
 
 
+def show_vocabularies(name: str, result: VocabularyResult) -> None:
+    """Leave a summary of tokenizers that were trained on a dataset of that name."""
+    rows = [(f"`{as_markdown(one.path)}`", one.vocab_size, one.merges) for one in result.vocabularies]
+    text = page(
+        f"# Tokenizers of {as_markdown(name)}",
+        f"{as_markdown(result.headline)}.",
+        table("directory | #ids | #merges", rows),
+        _seconds(result.seconds),
+    )
+    leave(f"{name}-tokenizer-summary", text, result.headline)
+
+
 def show_check(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> None:
     """Leave a summary of a check of a dataset of that name."""
     with tolerated("summary"):
@@ -167,9 +183,11 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         tokens_by_source(result.totals["documents"].get("by_source", ())),
         _steps(config, result.totals["documents"]),
         _duplicates(config, documents),
+        _near_duplicates(config, documents),
         f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
         f"Repaired: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
+        _apart(result),
         "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
         _seconds(result.seconds),
     )
@@ -190,13 +208,18 @@ def _of_source(row: dict[str, Any], link_to: str | None) -> str:
 
 
 def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
-    """A table of the steps of a build: the texts that each left out or changed; nothing if there are no steps."""
-    rows: list[Sequence[str | int]] = []
+    """A list of the steps of a build: the texts that each left out or changed, and what it found."""
+    rows, reports = list[str](), set_reports((), documents)
     for step in config.documents.opened().described:
         name = step["name"]
         skipped, replaced = (_reasons_of(name, documents[counts]) for counts in ("skipped", "replaced"))
-        rows.append((code(name), sum(skipped.values()), _counts(as_markdown(skipped)), sum(replaced.values())))
-    return table("step | #left out | why | #changed", rows) if rows else []
+        why = f" ({_counts(as_markdown(skipped))})" if skipped else ""
+        rows.append(f"- step {code(name)}: {sum(skipped.values()):,} left out{why}, {sum(replaced.values()):,} changed")
+        for one in reports:
+            if one.step == name:
+                rows.append(f"- evaluation set {as_markdown(one.sentence)}")
+                rows += [f"  - {as_markdown(line)}" for line in one.lines()]
+    return rows
 
 
 def _reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
@@ -210,20 +233,42 @@ def _duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> str:
     return f"Duplicates: {documents['skipped'].get('duplicate', 0):,} documents have the text of an earlier one and are left out."
 
 
+def _near_duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
+    """The near-duplicates of a build, and their share in each source that has some."""
+    if config.documents.near_duplicates is None:
+        return []
+    fate = "are left out" if config.documents.near_duplicates.action == "drop" else "are kept, with their clusters"
+    found, rows = _near_count(documents), documents.get("by_source", ())
+    lines = [f"Near-duplicates: {found:,} documents have nearly the text of another one and {fate}."]
+    lines += [
+        f"- {row['name']}: {count:,} near-duplicates, {percent(share_near(row, row['read']))} of what was read"
+        for row in rows
+        if (count := _near_count(row)) and len(rows) > 1
+    ]
+    return lines
+
+
+def _near_count(counts: Mapping[str, Any]) -> int:
+    found: int = counts["skipped"].get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
+    return found
+
+
 def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
     """A derived dataset in Markdown. *made_of*: the manifest's provenance."""
     made_of, documents = as_markdown((made_of, result.totals["documents"]))
+    splits = splits_of(result.totals)
     settings = {name: value for name, value in made_of.get("operation", {}).items() if name != "operation"}
-    inputs = (
-        (one["name"], one["version"] or "", *(one["seq_counts"][split] for split in SPLITS), sum(one["token_counts"].values()))
+    inputs = [
+        f"- {one['name']}{f' {version}' if (version := one['version']) else ''}: {sum(one['token_counts'].values()):,} tokens, "
+        + " and ".join(f"{one['seq_counts'].get(split, 0):,} sequences of {split}" for split in splits)
         for one in made_of.get("inputs", ())
-    )
+    ]
     sources = ((row["name"], row["written"], row["token_count"]) for row in documents["by_source"])
     return page(
         f"# {made_of['name']}",
         f"{_published(result)}. {BESIDE} {link_to_page(made_of['name'])}.",
         f"{result.operation.capitalize()}{f' ({_plain(settings)})' if settings else ''} of:",
-        table("dataset | version | #train sequences | #validation sequences | #tokens", inputs),
+        inputs,
         _splits(result.totals),
         table("source | #documents | #tokens", sources),
         f"{documents['written']:,} of {documents['read']:,} documents. Left out: {_counts(documents['skipped']) or 'none'}.",
@@ -272,8 +317,8 @@ def checked(name: str, level: str, found: Verification | DamagedError, how_far: 
     """A check in Markdown: its level and its faults."""
     if isinstance(found, Verification):
         result = f"{link(found.path)} is what it says, checked {DEPTHS[level]}."
-        row = (level, found.object_count, found.byte_count, found.token_count, found.seq_count)
-        details = table("level | #objects | #bytes | #tokens | #sequences", [row])
+        counts = f"{found.token_count:,} tokens in {found.seq_count:,} sequences"
+        details = [f"- level {level}: {found.object_count:,} objects of {found.byte_count:,} bytes, {counts}"]
     else:
         result = f"**{link(found.path)} is damaged**: {faults_found(len(found.faults))}, checked {DEPTHS[level]}."
         details = [f"- {code(fault)}" for fault in found.faults]
@@ -295,9 +340,12 @@ def _published(result: Published) -> str:
 
 
 def _splits(totals: dict[str, Any]) -> list[str]:
-    facts = ("seq_count", "token_count", "max_token_id")
-    rows = ((split, *(totals[split][fact] for fact in facts)) for split in SPLITS)
-    return table("split | #sequences | #tokens | #largest id", rows)
+    """A list: the UI cuts off what is wider than a phone in tables."""
+    return [
+        f"- {split}: {totals[split]['token_count']:,} tokens in {totals[split]['seq_count']:,} sequences, largest id "
+        f"{totals[split]['max_token_id']:,}"
+        for split in splits_of(totals)
+    ]
 
 
 def _seconds(seconds: Mapping[str, float]) -> list[str]:
@@ -305,10 +353,10 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _files(files: Sequence[StoredObject]) -> list[str]:
-    rows: list[Sequence[str | int]] = [(code(one.key), one.size, f"`{one.digest}`") for one in files[:SHOWN_FILES]]
+    rows = [f"- {code(one.key)}, {one.size:,} bytes, sha256 `{one.digest}`" for one in files[:SHOWN_FILES]]
     if more := files[SHOWN_FILES:]:
-        rows.append((f"and {len(more):,} more", sum(one.size for one in more), ""))
-    return table("file | #bytes | sha256", rows)
+        rows.append(f"- and {len(more):,} more, {sum(one.size for one in more):,} bytes")
+    return rows
 
 
 def _amount(files: Sequence[StoredObject]) -> str:
@@ -318,6 +366,15 @@ def _amount(files: Sequence[StoredObject]) -> str:
 def _repeated(documents: dict[str, Any]) -> str:
     count = documents.get("repeated_keys")
     return f"{count:,} documents have the key of another." if count else ""
+
+
+def _apart(result: BuildResult) -> str:
+    if not result.equal_texts_apart:
+        return ""
+    return (
+        f"**{result.equal_texts_apart:,} documents outside train have a text that another split has, too.** "
+        "`split: {by: text}` puts equal texts into one split."
+    )
 
 
 def _link_to(source: Source) -> str:
@@ -352,4 +409,4 @@ def _facts(result: Published) -> dict[str, Any]:
 
 
 def _sum(result: Published, fact: str) -> int:
-    return sum(int(result.totals[split][fact]) for split in SPLITS)
+    return sum(int(result.totals[split][fact]) for split in splits_of(result.totals))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from flat_tokens.tools.terminal import duration, size
+from flat_tokens.vocabulary import is_file_name
 from flows.watch.outages import outages
 from flows.watch.terminal import progress_counts
 from tasks.config import BuildConfig
@@ -77,7 +78,7 @@ def what_was_done(now: Progress, *, of_all: bool = False) -> str:
 
 def short(tokenizer: str) -> str:
     """A tokenizer's name for people: a file's without its directories."""
-    return PurePath(tokenizer).name if tokenizer.endswith((".json", ".tiktoken")) else tokenizer
+    return PurePath(tokenizer).name if is_file_name(tokenizer) else tokenizer
 
 
 def slug(text: str) -> str:

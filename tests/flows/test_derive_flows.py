@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from flows.build import build_dataset
 from flows.commands.main import main
 from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
 from flows.export import export_dataset
+from flows.forget import forget_documents
 from flows.import_dataset import import_dataset
+from flows.train_tokenizer import train_tokenizer
+from tasks.config import BuildConfig
 from tasks.derive.request import ImportRequest, Subset
-from tests.faults.support import digests
+from tasks.vocabularies.request import VocabularyRequest
+from tests.faults.support import digests, settings_of, write_notes
 from tests.flows.test_build import task_runs
 from tests.made import docs_of, publish_docs, read_docs
 
@@ -48,6 +53,29 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
         ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "back"), options={"end_of_text": 99})
     )
     assert [doc.ids for doc in read_docs(imported.path)["train"]] == [(1, 2), (3,), (5, 6, 7), ()]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
+    """It ends well, and its caller gets what was forgotten."""
+    build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6))))
+    forgotten = forget_documents(str(tmp_path / "out"), "they asked", where="row = 2")
+    assert (forgotten.key_count, forgotten.documents, len(forgotten.versions), forgotten.left) == (1, 1, 1, ())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
+    """Of a configuration, and of what it builds; the second one finds what the first has written."""
+    config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
+    request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to" / "{name}-{size}")
+    trained = train_tokenizer(config, request, to)
+    assert [one.path for one in trained.vocabularies] == [str(tmp_path / f"to/notes-{size}") for size in (262, 264)]
+    assert train_tokenizer(config, request, to).was_done
+    built = build_dataset(config)
+    decoded = train_tokenizer(built.path, request, str(tmp_path / "decoded-{size}"))
+    assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]
 
 
 class Terminal(NamedTuple):

@@ -52,10 +52,10 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     assert [description for description, _ in seen] == [result.headline for result in (first, second, third)]
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
-    assert "| notes | 8 (+3) |" in summary
-    assert "| added | notes | `b.jsonl` |" in summary
+    assert "- source notes: documents 8 (+3), " in summary
+    assert "- added: notes, `b.jsonl`, " in summary
     assert f"Removed: `{first.version}`." in summary
-    assert "| all documents | 3 | 0 | 0 | 0 |" in summary
+    assert "- all documents: 3 added, 0 removed, 0 changed, 0 moved to another source" in summary
     histories = asyncio.run(artifacts("my-notes-refreshes"))
     assert [description for description, _ in histories] == ["refreshes: 1", "refreshes: 2", "refreshes: 2"]
     counts = [

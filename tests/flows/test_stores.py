@@ -94,6 +94,19 @@ def notes(path: Path, count: int) -> Path:
     return path
 
 
+def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One for the tokens, and those of the version, of what is found and of what is removed again."""
+    with BUCKETS["s3"](monkeypatch) as bucket:
+        source = Store.at(f"{bucket.url}/in")
+        for number in range(8):
+            source.put(f"{number % 2}/{number}.txt", f"note {number}".encode())
+        bucket.proxy.requests.clear()
+        run(f"{bucket.url}/out", tmp_path / "scratch", source={"path": source.url})
+        paths = [path.partition("?")[0] for _, path, _ in bucket.proxy.requests]
+    assert len([path for path in paths if path.endswith(".txt")]) == 8
+    assert len(paths) - 8 <= 101, "\n".join(paths)
+
+
 @pytest.mark.slow
 def test_a_slice_costs_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ten objects of a shard are stored. It is looked for, and its four arrays come back once, though it is counted and both

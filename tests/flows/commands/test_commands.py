@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from flows.commands.main import main
 from tasks.output.leases import building
 from tests.faults.support import ROOT, write_notes
+from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -27,31 +25,6 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(f"output: {tmp_path / 'out'}\nsource: {{path: {tmp_path / 'in'}, id_column: id}}\ntokenizer: bytes\n")
     return path
-
-
-class Terminal:
-    """Runs commands in this process, which takes less than starting one for each."""
-
-    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self._capture = capture
-
-    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
-        status = main([str(argument) for argument in arguments])
-        return (status, *self._capture.readouterr())
-
-    def lines(self, *arguments: str | Path) -> list[str]:
-        """What a command prints that succeeds."""
-        status, out, errors = self(*arguments)
-        assert status == 0, errors
-        return out.splitlines()
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
-    before = signal.getsignal(signal.SIGTERM)
-    yield Terminal(capsys)
-    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: in a process of its own, without a server."""
+"""The command line as a person meets it, without a server."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,9 +113,8 @@ def until(is_there: Callable[[], object]) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(
-        f"output: {tmp_path / 'out'}\nsource:\n  path: deployments/demo/stories.parquet\n  id_column: id\ntokenizer: bytes\n"
-    )
+    source = f"{{path: {ROOT}/deployments/demo/stories.parquet, id_column: id}}"
+    path.write_text(f"output: {tmp_path / 'out'}\nsource: {source}\ntokenizer: bytes\n")
     return path
 
 
@@ -161,10 +161,10 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
 
 
-def test_settings_on_the_command_line_win(config: Path, tmp_path: Path) -> None:
-    done = command("build", config, "--set", "validation_fraction=1", "--set", f"output={tmp_path / 'other'}", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["totals"]["validation"]["seq_count"] == 189
+def test_settings_on_the_command_line_win(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    settings = ("--set", "validation_fraction=1", "--set", f"output={tmp_path / 'other'}")
+    built = json.loads("".join(terminal.lines("build", config, *settings, "--json")))
+    assert built["totals"]["validation"]["seq_count"] == 189
     assert flat_tokens.open(tmp_path / "other").train.seq_count == 0
 
 
@@ -188,13 +188,14 @@ def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
         ("source.path={s3://user:secret@host: ", "--set source.path: the value is not YAML"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line_that_repeats_no_secret(config: Path, setting: str, words: str) -> None:
-    done = command("build", config, "--set", setting)
-    assert done.returncode == 1
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "secret" not in done.stderr
-    assert done.stdout == ""
+def test_a_mistake_is_refused_in_one_line_that_repeats_no_secret(
+    config: Path, terminal: Terminal, setting: str, words: str
+) -> None:
+    status, out, errors = terminal("build", config, "--set", setting)
+    assert (status, out) == (1, "")
+    assert words in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert "secret" not in errors
 
 
 @pytest.mark.parametrize(
@@ -249,39 +250,42 @@ def test_a_mapping_may_be_merged_and_overridden(tmp_path: Path) -> None:
     ]
 
 
-def test_a_config_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_config_that_is_no_yaml_or_not_there_is_refused(tmp_path: Path, terminal: Terminal) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("a: [")
-    assert "is not YAML" in command("build", bad).stderr
-    assert "cannot read" in command("plan", tmp_path / "none.yaml").stderr
+    assert "is not YAML" in terminal("build", bad)[2]
+    assert "cannot read" in terminal("plan", tmp_path / "none.yaml")[2]
 
 
 @pytest.mark.parametrize("output", ["new/out", "out"])
-def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(config: Path, tmp_path: Path, output: str) -> None:
+def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(
+    config: Path, tmp_path: Path, terminal: Terminal, output: str
+) -> None:
     (tmp_path / "out").mkdir(exist_ok=True)
-    failed = command(
-        "build", config, "--no-server", "--set", f"output={tmp_path / output}", "--set", "source.path=/nowhere.jsonl"
-    )
-    assert "build failed" in failed.stderr
+    settings = ("--set", f"output={tmp_path / output}", "--set", "source.path=/nowhere.jsonl")
+    _, _, errors = terminal("build", config, "--no-server", *settings)
+    assert "build failed" in errors
     assert (tmp_path / "out").is_dir()
     assert not (tmp_path / "new").exists()
 
 
-def test_a_failure_is_one_line_with_the_next_step(config: Path) -> None:
-    done = command("build", config, "--set", "source.text_column=body")
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
+def test_a_failure_is_one_line_with_the_next_step(config: Path, terminal: Terminal) -> None:
+    status, _, errors = terminal("build", config, "--set", "source.text_column=body")
+    assert status == 1
+    assert errors.strip() == (
         "build failed: stories.parquet has no column 'body'; it has 'id', 'text', 'language', 'title'. Set source.text_column."
     )
 
 
-def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(config: Path) -> None:
-    away = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    done = command("build", config, **away)
-    assert done.returncode == 1
-    assert "does not answer" in done.stderr
-    assert "--no-server" in done.stderr
-    assert command("build", config, "--no-server", **away).returncode == 0
+def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(
+    config: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    status, _, errors = terminal("build", config)
+    assert status == 1
+    assert "does not answer" in errors
+    assert "--no-server" in errors
+    assert terminal("build", config, "--no-server")[0] == 0
 
 
 class Locked(BaseHTTPRequestHandler):
@@ -321,26 +325,23 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest
             thread.join()
 
 
-def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path) -> None:
-    done = command("plan", config, "--json")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
+def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    made = json.loads("".join(terminal.lines("plan", config, "--json")))
     assert (made["files"], made["slices"], made["slices_stored"], made["is_published"]) == (1, 1, 0, False)
     assert not (tmp_path / "out" / "versions").exists()
-    built = json.loads(command("build", config, "--json").stdout)
+    built = json.loads("".join(terminal.lines("build", config, "--json")))
     assert made["version"] == built["version"]
     tokens = built["totals"]["train"]["token_count"] + built["totals"]["validation"]["token_count"]
     assert abs(made["tokens"] - tokens) < 0.1 * tokens
-    after = command("plan", config)
-    assert "a build has nothing to do" in after.stdout
-    assert "in 1 slice, 1 stored" in after.stdout
+    after = "\n".join(terminal.lines("plan", config))
+    assert "a build has nothing to do" in after
+    assert "in 1 slice, 1 stored" in after
 
 
-def test_quiet_shows_the_result_alone(config: Path) -> None:
-    done = command("build", config, "--quiet")
-    assert done.returncode == 0
-    assert done.stdout.startswith("published\n")
-    assert done.stderr == ""
+def test_quiet_shows_the_result_alone(config: Path, terminal: Terminal) -> None:
+    status, out, errors = terminal("build", config, "--quiet")
+    assert (status, errors) == (0, "")
+    assert out.startswith("published\n")
 
 
 def test_the_display_shows_documents_tokens_rate_and_time_left() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
@@ -33,6 +32,7 @@ from tests.faults.corpus import CORPUS
 from tests.faults.support import build_here, receipts, shards_stay, version_digests
 from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
+from tests.sources import write_rows
 
 TEXTS = ["one e\u0301", "two\r\n", "x", "lorem ipsum is here", "three three", "", "four é"]
 STEPS = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}, {"use": "pattern", "drop": "lorem"}]
@@ -50,13 +50,8 @@ def _no_step_stays() -> Iterator[None]:
     flat_tokens.steps._opened.cache_clear()
 
 
-def write(path: Path, texts: list[str]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"id": [f"d{i}" for i in range(len(texts))], "text": texts}), path, row_group_size=20)
-    else:
-        path.write_text("".join(json.dumps({"id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
-    return path
+def write_texts(path: Path, texts: list[str]) -> Path:
+    return write_rows(path, [{"id": f"d{i}", "text": text} for i, text in enumerate(texts)], group=20)
 
 
 def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -77,7 +72,7 @@ def keys_of(output: Path, split: str) -> set[int]:
 
 @pytest.mark.parametrize("suffix", first_fast([".jsonl", ".parquet"]))
 def test_documents_take_the_steps_in_their_order(tmp_path: Path, suffix: str) -> None:
-    result = build_here(settings(tmp_path / "out", write(tmp_path / "in" / f"x{suffix}", TEXTS), STEPS))
+    result = build_here(settings(tmp_path / "out", write_texts(tmp_path / "in" / f"x{suffix}", TEXTS), STEPS))
     assert sorted(texts_of(tmp_path / "out").values()) == sorted(["one é", "two\n", "three three", "four é"])
     documents = result.totals["documents"]
     assert (documents["read"], documents["written"]) == (7, 4)
@@ -90,7 +85,7 @@ def test_documents_take_the_steps_in_their_order(tmp_path: Path, suffix: str) ->
 def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
     """Without ids, a key is a hash of the text as the source has it."""
     texts = [f"e\u0301 {i}\r\n" for i in range(40)]
-    source = write(tmp_path / "in" / "x.jsonl", texts)
+    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
     told = {"path": str(source)}
     build_here({**settings(tmp_path / "plain", source, []), "source": told})
     build_here({**settings(tmp_path / "out", source, STEPS), "source": told})
@@ -99,7 +94,7 @@ def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
 
 
 def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
-    told = settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), STEPS)
+    told = settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS)
     with shards_stay():
         result = build_here(told)
         (key,) = receipts(tmp_path / "out")
@@ -111,14 +106,18 @@ def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
     )
     page = summary(BuildConfig.model_validate(told), result, "dataset").replace("\\", "")
     assert "2 length.min_bytes" in page
-    for line in ("| `length` | 2 | 2 min_bytes | 0 |", "| `normalize` | 0 | | 2 |", "| `pattern` | 1 | 1 drop | 0 |"):
+    for line in (
+        "- step `length`: 2 left out (2 min_bytes), 0 changed",
+        "- step `normalize`: 0 left out, 2 changed",
+        "- step `pattern`: 1 left out (1 drop), 0 changed",
+    ):
         assert line in page.splitlines()
     card = (Path(result.path) / "README.md").read_text().replace("\\", "")
     assert "Steps: length (version 1, min_bytes 2); normalize (version 1); pattern (version 1, drop lorem)." in card
 
 
 def test_a_dataset_without_steps_does_not_know_of_them(tmp_path: Path) -> None:
-    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
     plain = settings(tmp_path / "plain", source, [])
     with shards_stay():
         first = build_here({**plain, "documents": {}})
@@ -130,7 +129,7 @@ def test_a_dataset_without_steps_does_not_know_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_name_version_and_options_are_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
     several: list[list[dict[str, Any]]] = [
         [],
         [{"use": "length", "min_bytes": 2}],
@@ -154,9 +153,9 @@ def test_name_version_and_options_are_part_of_the_keys(tmp_path: Path, monkeypat
 def test_bytes_are_the_same_whatever_the_slices_and_the_workers(tmp_path: Path, workers: int) -> None:
     """And whatever was reused."""
     texts = [f"{i} " + "salt e\u0301 wind\r\n" * (i % 7) + ("lorem" if i % 5 == 0 else "") for i in range(200)]
-    source = write(tmp_path / "in" / "x.parquet", texts)
+    source = write_texts(tmp_path / "in" / "x.parquet", texts)
     first = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
-    write(source, [*texts[:90], "another", *texts[91:]])
+    write_texts(source, [*texts[:90], "another", *texts[91:]])
     second = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
     anew = build_here(settings(tmp_path / "anew", source, STEPS))
     assert version_digests(tmp_path / "out", second.version) == version_digests(tmp_path / "anew", anew.version)
@@ -176,7 +175,7 @@ def test_a_build_that_a_step_ended_goes_on(tmp_path: Path) -> None:
         return Outcome(pa.array(["3" not in text for text in documents.column("text").to_pylist()]), "three")
 
     _install(away=away)
-    source = write(tmp_path / "in" / "x.parquet", [f"{i} salt wind" for i in range(100)])
+    source = write_texts(tmp_path / "in" / "x.parquet", [f"{i} salt wind" for i in range(100)])
     told = settings(tmp_path / "out", source, [{"use": "away"}], slice_bytes=250)
     with pytest.raises(ConnectionResetError):
         build_here(told, 1)
@@ -191,7 +190,7 @@ def test_a_build_that_a_step_ended_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> None:
     _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
-    source = write(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b"])
     steps = [{"use": "blanks"}]
     kept = build_here(settings(tmp_path / "kept", source, steps)).totals["documents"]
     assert (kept["written"], kept["skipped"]) == (2, {})
@@ -202,7 +201,7 @@ def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_text_that_a_step_makes_too_long_is_a_bad_document(tmp_path: Path) -> None:
     _install(twice=lambda documents: Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()])))
-    source = write(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
+    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
     told = settings(tmp_path / "out", source, [{"use": "twice"}], documents={"max_bytes": 4})
     with pytest.raises(ValueError, match=r"x.jsonl, row 1: .* after its steps \[too_long\]"):
         build_here(told)
@@ -218,7 +217,7 @@ def _fails(documents: pa.RecordBatch) -> Outcome:
 
 def test_a_document_on_which_a_step_fails_is_a_bad_document(tmp_path: Path) -> None:
     _install(fails=_fails)
-    source = write(tmp_path / "in" / "x.jsonl", ["a", "b", "bad", "c"])
+    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b", "bad", "c"])
     told = settings(tmp_path / "out", source, [{"use": "fails"}])
     with pytest.raises(ValueError, match=r"x.jsonl, row 2: step 'fails' fails on it: ZeroDivisionError: of nothing \[f"):
         build_here(told)
@@ -239,7 +238,7 @@ def test_unknown_steps_and_options_are_refused_with_the_configuration(
     tmp_path: Path, steps: list[dict[str, Any]], told: str
 ) -> None:
     config = tmp_path / "x.yaml"
-    config.write_text(json.dumps(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), steps)))
+    config.write_text(json.dumps(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), steps)))
     with pytest.raises(ValueError, match=re.escape(told)):
         read_config(config, [])
     assert not (tmp_path / "out").exists()
@@ -257,7 +256,7 @@ def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch
 
 def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
     texts = [f"{i} word" for i in range(100)] + ["lorem ipsum"] * 25 + ["x"] * 75
-    config = BuildConfig.model_validate(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", texts), STEPS))
     made = plan(config)
     assert made.sampled_documents == 200
     assert [(loss.step, loss.documents, loss.share) for loss in made.losses] == [
@@ -283,7 +282,7 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
     monkeypatch.setattr(flows.pipelines.sample, "READ_AS_A_WHOLE", 10_000)
     monkeypatch.setattr(flows.pipelines.sample, "LEAST_BATCH", 100)
     texts = [("lorem " if i % 2 else "") + f"{i} word" * 20 for i in range(4000)]
-    config = BuildConfig.model_validate(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", texts), STEPS))
     made = plan(config)
     assert 0 < made.sampled_documents < 4000
     assert made.documents == pytest.approx(2000, rel=0.1)
@@ -299,7 +298,7 @@ def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_inspect_names_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", TEXTS), STEPS))
+    build_here(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS))
     assert main(["inspect", str(tmp_path / "out")]) == 0
     assert re.search(r"^\s*steps +length, normalize, pattern$", capsys.readouterr().out, re.MULTILINE)
     build_here(settings(tmp_path / "plain", tmp_path / "in" / "x.jsonl", []))
@@ -308,7 +307,7 @@ def test_inspect_names_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_verify_takes_documents_through_the_steps_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
     build_here(settings(tmp_path / "out", source, STEPS))
     status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
     assert (status, said["documents"]) == (0, {"same": 4, "different": 0, "not_reachable": {}})
@@ -319,7 +318,7 @@ def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, cap
     """Each source keeps its own."""
     inputs = []
     for k, steps in enumerate((STEPS, [{"use": "length", "min_bytes": 1}])):
-        source = write(tmp_path / "in" / f"x{k}.jsonl", [f"{text}{k}" for text in TEXTS])
+        source = write_texts(tmp_path / "in" / f"x{k}.jsonl", [f"{text}{k}" for text in TEXTS])
         told = settings(tmp_path / f"out{k}", source, steps)
         build_here({**told, "source": {**told["source"], "name": f"s{k}"}})
         inputs.append(str(tmp_path / f"out{k}"))
@@ -338,7 +337,7 @@ def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
 def test_verify_finds_documents_that_do_not_come_through(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write(tmp_path / "in" / "x.jsonl", TEXTS)
+    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
     build_here(settings(tmp_path / "out", source, STEPS))
     monkeypatch.setattr(flat_tokens.steps.shipped.Pattern, "__call__", _without_three)
     status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
@@ -356,7 +355,7 @@ def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: P
         return Outcome(text=pa.array([text.upper() for text in documents.column("text").to_pylist()]))
 
     _install(upper=upper)
-    source = write(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b"])
     build_here(settings(tmp_path / "out", source, [{"use": "upper"}]))
     calls.clear()
     status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
@@ -388,7 +387,7 @@ ANSWERS = ["é? : ja", "all of it", "none:", "loud!", "a:b\0\2c"]
 
 def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
     _install(answers=_answers)
-    source = write(tmp_path / "in" / "x.jsonl", ANSWERS)
+    source = write_texts(tmp_path / "in" / "x.jsonl", ANSWERS)
     steps = [{"use": "answers"}]
     build_here(settings(tmp_path / "out", source, steps, validation_fraction=0))
     flat_tokens.verify(tmp_path / "out", "full")
@@ -408,7 +407,7 @@ def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
 def test_tokens_are_the_same_with_spans_and_without(tmp_path: Path, tokenizer: str) -> None:
     _install(answers=_answers)
     texts = [*ANSWERS, "<|endoftext|> is text: it is", "e\u0301 中文: 😀😀", "", ": "]
-    source = write(tmp_path / "in" / "x.jsonl", texts)
+    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
     for output, steps in (("out", [{"use": "answers"}]), ("plain", [{"use": "pattern", "drop": "!"}])):
         build_here(settings(tmp_path / output, source, steps, tokenizer=tokenizer))
     assert read_docs(tmp_path / "out") == read_docs(tmp_path / "plain")

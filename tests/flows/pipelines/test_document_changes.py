@@ -92,7 +92,7 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: P
     assert np.array([counts(one) for one in found.by_split]).sum(axis=0).tolist() == [3, 1, 2, 2]
     assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
     assert "  all documents 3 added, 1 removed, 2 changed, 2 moved to another source" in as_text(second.changes)
-    assert "| source web | 2 | 1 | 1 | 2 |" in as_markdown(second.changes)
+    assert "- source web: 2 added, 1 removed, 1 changed, 2 moved to another source" in as_markdown(second.changes)
     assert second.model_dump(mode="json")["changes"]["documents"]["total"]["removed"] == 1
 
     third = refreshed(tmp_path, text)
@@ -172,7 +172,7 @@ def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
     assert found.documents is not None
     assert counts(found.documents.total) == (0, 1, None, 0)
     assert "  all documents 0 added, 1 removed, unknown how many changed, 0 moved to another source" in as_text(found)
-    assert "| all documents | 0 | 1 | unknown | 0 |" in as_markdown(found)
+    assert "- all documents: 0 added, 1 removed, unknown how many changed, 0 moved" in as_markdown(found)
 
 
 def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ import json
 import random
 import shutil
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,17 +27,13 @@ from flows.commands.build import summary as told_summary
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.pipelines.stages import Stage, Step, do, through
-from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
-from tasks.groups import Group
-from tasks.output.staging import Workspace
-from tasks.output.target import Target
-from tests.examples import examples
+from tests.examples import examples, first_fast
 from tests.faults.support import build_here, receipts, unpublish, version_digests
+from tests.flows.through_json import Elsewhere
 
 Document = tuple[int, int, str]
 """File, row and text."""
@@ -121,39 +115,14 @@ def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     return texts[:count], texts[count:]
 
 
-class Elsewhere:
-    """A runner that takes every item and every result through JSON, as groups do, and each by another thread."""
-
-    workers: Literal["machines"] = "machines"
-
-    def __init__(self, config: BuildConfig) -> None:
-        self._config, self._pool = config, ThreadPoolExecutor(3)
-
-    def window(self, stage: Stage) -> int:
-        return 4
-
-    def start(self, item: Any, *steps: Step) -> Future[Any]:
-        if steps[0].stage.pool is None:
-            return self._pool.submit(through, item, steps)
-        group = Group.model_validate_json(group_of(self._config, [item], steps).model_dump_json())
-        (place,) = {getattr(one, "workspace", one) for one in steps[0].shared if isinstance(one, Workspace | Target)}
-        return self._pool.submit(self._through, group, place)
-
-    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [do(step, item) for item in items]
-
-    def _through(self, group: Group, place: Workspace) -> Any:
-        (item,), steps = work_of(group, place)
-        return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
-
-
+@pytest.mark.parametrize(("count", "workers"), first_fast([(25, (1, 4)), (60, (1, 2, 4))], several=True))
 def test_the_first_of_equal_texts_stays_with_any_workers_and_through_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, workers: tuple[int, ...]
 ) -> None:
-    one, other = planted(60)
+    one, other = planted(count)
     paths = put(tmp_path / "a.jsonl", one), put(tmp_path / "b.jsonl", other)
     stay, copies = first_ones(one, other)
-    results = [build_here(told(tmp_path / f"out{n}", *paths), n) for n in (1, 2, 4)]
+    results = [build_here(told(tmp_path / f"out{n}", *paths), n) for n in workers]
     config = BuildConfig.model_validate(told(tmp_path / "groups", *paths))
     results.append(build(config, Elsewhere(config)))
     for result in results:
@@ -204,7 +173,7 @@ def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
 
 
 def test_kept_columns_are_those_of_the_documents_that_stay(tmp_path: Path) -> None:
-    one, other = planted(40)
+    one, other = planted(20)
     for name, texts in (("a", one), ("b", other)):
         rows = (json.dumps({"text": text, "note": f"{name}{i}"}) for i, text in enumerate(texts))
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
@@ -266,7 +235,7 @@ def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -
 
 def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None:
     """Its tokens were kept: none is made again. When they have gone, they are made again."""
-    one, other = planted(50)
+    one, other = planted(20)
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", one)
     put(sources / "b.jsonl", other)
@@ -286,7 +255,7 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> Non
 
 def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
     """Refreshes, too, which take all tokens from there when the first copies leave."""
-    one, other = planted(40)
+    one, other = planted(20)
     put(tmp_path / "in/a.jsonl", one)
     put(tmp_path / "in/b.jsonl", other)
     root = f"memory://{uuid.uuid4().hex}"
@@ -309,7 +278,7 @@ def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Pa
 
 def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Path) -> None:
     """The lists of copies are by slice: a version has those of its own build."""
-    one, other = planted(50)
+    one, other = planted(20)
     put(tmp_path / "in/a.jsonl", one)
     put(tmp_path / "in/b.jsonl", other)
     settings = told(tmp_path / "out", tmp_path / "in")

@@ -7,23 +7,26 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flat_tokens
 import tasks.output.held
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import build, build_of_nothing
+from flat_tokens.token_bytes import read_token_bytes
+from flows.pipelines.build import build, result_if_up_to_date
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
 from flows.watch.held import held_page
 from tasks.config import BuildConfig
-from tasks.finalize.facts import Difference
-from tasks.gates import Gate, Place
+from tasks.finalize.facts import Difference, VersionFacts, facts_of
+from tasks.gates import Gate, Subject
 from tasks.output.held import approve, read_held, reject
 from tasks.output.history import read_history
+from tasks.output.pointer import read_pointer
 
-ALL = Place()
+ALL = Subject()
 NOTHING = [{"id": "none", "text": "", "url": None}]
 """A source of which no document is written."""
 
@@ -135,7 +138,7 @@ def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset: Dataset) -
     with Threads(1) as runner:
         waits = build(dataset.config(), runner)
         assert (waits.held is not None, dataset.latest) == (True, first.version)
-        assert build_of_nothing(dataset.config(), runner) is None
+        assert result_if_up_to_date(dataset.config(), runner) is None
         reject(Store.at(dataset.output), None, "no")
         with pytest.raises(ValueError, match="is not published: it was rejected"):
             build(dataset.config(), runner)
@@ -208,6 +211,8 @@ def test_the_facts_of_a_version(dataset: Dataset) -> None:
         {"of": "null_share", "column": "url"},
         {"of": "distinct", "column": "url"},
         {"of": "bytes_per_token"},
+        {"of": "text_bytes", "by": "split"},
+        {"of": "bytes_per_token", "split": "train"},
         {"of": "added_share", "source": "b"},
         {"of": "removed_share"},
     ]
@@ -215,22 +220,43 @@ def test_the_facts_of_a_version(dataset: Dataset) -> None:
     assert before is not None
     opened = flat_tokens.open(dataset.output)
     lengths = [len(split.sequence(i)) for split in (opened.train, opened.validation) for i in range(split.seq_count)]
-    a, b = Place(source="a"), Place(source="b")
+    a, b = Subject(source="a"), Subject(source="b")
     assert now["documents", a] == opened.manifest["totals"]["documents"]["by_source"][0]["written"]
     assert (now["documents", b], before["documents", b]) == (30, 20)
-    assert now["tokens", Place(split="validation")] == opened.validation.token_count
+    assert now["tokens", Subject(split="validation")] == opened.validation.token_count
     assert now["largest_length", ALL] == max(lengths)
     assert before["median_length", b] == sorted(len(row["text"]) for row in rows(20, 100))[9]
-    assert now["skipped_share", Place(source="a", reason="empty")] == 1 / 41
+    assert now["skipped_share", Subject(source="a", reason="empty")] == 1 / 41
     short = sum(len(row["text"]) < 8 for row in [*rows(39), *rows(30, 90)])
-    assert now["skipped_share", Place(step="length")] == short / 71
+    assert now["skipped_share", Subject(step="length")] == short / 71
     assert now["duplicate_share", ALL] == 0
     written = len(lengths)
-    assert now["null_share", Place(column="url")] == (30 + 1) / written
-    assert (now["distinct", Place(column="url")], before["distinct", Place(column="url")]) == (3, 3)
+    assert now["null_share", Subject(column="url")] == (30 + 1) / written
+    assert (now["distinct", Subject(column="url")], before["distinct", Subject(column="url")]) == (3, 3)
     assert now["bytes_per_token", ALL] == 1
+    # Of the tokenizer "bytes", each id is a byte.
+    assert now["text_bytes", Subject(split="train")] == opened.train.token_count
+    assert now["bytes_per_token", Subject(split="train")] == before["bytes_per_token", Subject(split="train")] == 1
     assert now["added_share", b] == 10 / 30
     assert now["removed_share", ALL] == 1 / (len(rows(40)) + 20 - sum(len(row["text"]) < 8 for row in rows(40)))
+
+
+def test_bytes_of_a_split_are_those_of_its_ids(dataset: Dataset) -> None:
+    """They are unknown where a tokenizer changes text."""
+    dataset.refresh()
+    root, gate = Store.at(dataset.output), Gate.model_validate({"of": "text_bytes", "by": "split", "at_least": 1})
+    version = Path(dataset.output, "versions", str(read_pointer(root).version))
+    known = read_token_bytes(Store.at(version), json.loads((version / "manifest.json").read_bytes()))
+    places = {("text_bytes", Subject(split=split)) for split in ("train", "validation")}
+    (version / "token_bytes.json").write_bytes(known._replace(lengths=np.arange(257, dtype=np.int32)).record())
+    sums = {name: sum(int(split[i].sum()) for i in range(len(split))) for name, split in flat_tokens.open(version).splits.items()}
+    assert facts_of(VersionFacts(root, version.name), [gate]) == {
+        ("text_bytes", Subject(split=name)): total for name, total in sums.items()
+    }
+    (version / "token_bytes.json").write_bytes(known._replace(is_exact=False).record())
+    assert facts_of(VersionFacts(root, version.name), [gate]) == dict.fromkeys(places)
+    (version / "token_bytes.json").unlink()
+    assert facts_of(VersionFacts(root, version.name), [gate]) == dict.fromkeys(places)
 
 
 def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset) -> None:

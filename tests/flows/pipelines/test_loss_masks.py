@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections.abc import Callable
@@ -33,26 +32,14 @@ from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here, digests
+from tests.sources import write_rows
 
 Pair = tuple[str, str]
 PAIRS: list[Pair] = [("2+2=", "4"), ("", "x"), ("ab", ""), ("", ""), ("\0\2\0\1", "\0\2é")]
 
 
-def write(path: Path, pairs: list[Pair]) -> Path:
-    """Pairs in the format that the file's name tells."""
-    path.parent.mkdir(exist_ok=True)
-    table = pa.table({"q": [q for q, _ in pairs], "a": [a for _, a in pairs]})
-    if path.suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=50)
-    elif path.suffix == ".arrow":
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-    elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([("a", "q"), *((a, q) for q, a in pairs)])
-    else:
-        path.write_text("".join(json.dumps({"a": a, "q": q, "z": 1}) + "\n" for q, a in pairs))
-    return path
+def write_pairs(path: Path, pairs: list[Pair]) -> Path:
+    return write_rows(path, [{"a": a, "q": q, "z": 1} for q, a in pairs], group=50)
 
 
 def settings(output: Path, source: Path, **more: Any) -> dict[str, Any]:
@@ -79,7 +66,7 @@ def as_bytes(pairs: list[Pair]) -> list[tuple[bytes, bytes]]:
 def test_tokens_of_completions_count(tmp_path: Path, suffix: str) -> None:
     """In every format with columns. A zero byte of a prompt is not taken for its end."""
     pairs = [pair for pair in PAIRS if suffix != ".csv" or "\0" not in pair[0]]
-    build_here(settings(tmp_path / "out", write(tmp_path / "in" / f"x{suffix}", pairs)))
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / f"x{suffix}", pairs)))
     assert spelled(flat_tokens.open(tmp_path / "out").train) == as_bytes(pairs)
     flat_tokens.verify(tmp_path / "out", "full")
 
@@ -94,7 +81,7 @@ def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs: list[Pair
 
 @pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
 def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str) -> None:
-    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS[:3]), layout=layout))
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:3]), layout=layout))
     train = zarr.open_group(str(tmp_path / "out" / "latest" / "train"), mode="r")
     assert np.asarray(train["loss_mask"]).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
     assert train["loss_mask"].dtype == np.uint8
@@ -103,7 +90,7 @@ def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str
 
 def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
     """Nothing of it says that there could be one."""
-    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    source = write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:2])
     build_here({**settings(tmp_path / "out", source), "source": {"path": str(source), "text_column": "q"}})
     assert not list((tmp_path / "out").rglob("*loss_mask*"))
     versions = (tmp_path / "out" / "versions", tmp_path / "out" / "_cache")
@@ -120,7 +107,7 @@ def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
     ],
 )
 def test_verify_checks_the_mask(tmp_path: Path, damage: Callable[[Path], object], told: str) -> None:
-    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))
     damage(tmp_path / "out" / "latest" / "train" / "loss_mask" / "c" / "0")
     with pytest.raises(flat_tokens.DamagedError, match=told):
         flat_tokens.verify(tmp_path / "out", "full")
@@ -135,7 +122,7 @@ def test_verify_refuses_a_mask_of_other_values(tmp_path: Path) -> None:
 
 def test_sources_without_prompts_count_whole_beside_others(tmp_path: Path) -> None:
     """A source of plain text in a dataset with masks: all of its tokens count."""
-    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    source = write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:2])
     plain = {"name": "plain", "path": str(source), "text_column": "q"}
     asked = settings(tmp_path / "out", source)
     sources = [{**asked.pop("source"), "name": "asked"}, plain]
@@ -145,7 +132,7 @@ def test_sources_without_prompts_count_whole_beside_others(tmp_path: Path) -> No
 
 def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> None:
     """The mask is part of the keys of shards and segments: nothing of one is taken for the other."""
-    source = write(tmp_path / "in" / "x.jsonl", [("ab", "c"), ("d", "ef")])
+    source = write_pairs(tmp_path / "in" / "x.jsonl", [("ab", "c"), ("d", "ef")])
     build_here(settings(tmp_path / "out", source))
     turned = {"path": str(source), "prompt_column": "a", "completion_column": "q"}
     build_here({**settings(tmp_path / "out", source), "source": turned})
@@ -187,8 +174,8 @@ def test_a_change_in_the_source_changes_no_byte_of_the_masks(tmp_path: Path, mon
     monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 400)
     pairs, source = many(400), tmp_path / "in" / "x.jsonl"
     more = {"validation_fraction": 0.3, "slice_bytes": 6000}
-    build_here(settings(tmp_path / "out", write(source, pairs), **more))
-    write(source, [*pairs[:200], ("new ", "one"), *pairs[202:]])
+    build_here(settings(tmp_path / "out", write_pairs(source, pairs), **more))
+    write_pairs(source, [*pairs[:200], ("new ", "one"), *pairs[202:]])
     result = build_here(settings(tmp_path / "out", source, **more))
     assert result.text_bytes_tokenized < 4000
     build_here(settings(tmp_path / "anew", source, **more))
@@ -196,10 +183,10 @@ def test_a_change_in_the_source_changes_no_byte_of_the_masks(tmp_path: Path, mon
 
 
 def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:
-    source = write(tmp_path / "in" / "x.jsonl", PAIRS[:2])
+    source = write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:2])
     told = settings(tmp_path / "out", source)
     build_here(told)
-    write(source, PAIRS[:3])
+    write_pairs(source, PAIRS[:3])
     with Threads(2) as runner:
         refresh(BuildConfig.model_validate(told), runner)
         assert spelled(flat_tokens.open(tmp_path / "out").train) == as_bytes(PAIRS[:3])
@@ -218,7 +205,7 @@ def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path)
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
     """It is another version than that of an import that passes them over, as earlier releases did, and of other shards."""
-    build_here(settings(tmp_path / "made", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    build_here(settings(tmp_path / "made", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))
     exporting.write(exporting.export_of(tmp_path / "made", format, {}), str(tmp_path / "files"))
     results = []
     with Threads(2) as runner:
@@ -244,7 +231,7 @@ def test_an_export_of_no_document_is_imported(tmp_path: Path) -> None:
 
 def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By ``verify --sample``, which finds each document's text in its source; a conversation's template it does not have."""
-    build_here(settings(tmp_path / "out", write(tmp_path / "in" / "x.jsonl", PAIRS)))
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))
     assert main(["verify", str(tmp_path / "out"), "--sample", "1/1", "--trust-records", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"]["same"] == len(PAIRS)
     build_here(talk_settings(tmp_path / "talks", write_talks(tmp_path / "in" / "y.jsonl")))
@@ -263,14 +250,14 @@ def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("masked")
-    build_here(settings(here / "out", write(here / "in" / "x.jsonl", many(300)), validation_fraction=0.3))
+    build_here(settings(here / "out", write_pairs(here / "in" / "x.jsonl", many(300)), validation_fraction=0.3))
     return here / "out"
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("plain")
-    source = write(here / "in" / "x.jsonl", [("all of it", "")])
+    source = write_pairs(here / "in" / "x.jsonl", [("all of it", "")])
     build_here({**settings(here / "out", source), "source": {"path": str(source), "text_column": "q"}})
     return here / "out"
 

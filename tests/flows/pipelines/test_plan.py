@@ -120,6 +120,19 @@ def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path: Path) -> None
     assert made.disk_bytes >= made.file_bytes + made.dataset_bytes
 
 
+def test_many_local_files_are_reckoned_from_some_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.pipelines.plan, "READ_WHOLE_FILES", 40)
+    monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_LOCAL_FILES", 10)
+    for i in range(41):
+        write(tmp_path / "in" / f"{i:02}.jsonl", texts(20, 20))
+    config = configured(tmp_path / "out", tmp_path / "in")
+    made = plan(config)
+    assert (made.version, made.exact, made.files) == (None, False, 41)
+    check_estimate(made, built(config), 0.2)
+    (tmp_path / "in" / "40.jsonl").unlink()
+    assert plan(config).exact
+
+
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "in" / "a.jsonl", texts(10, 20))
     plan(configured(tmp_path / "new" / "out", path))

@@ -461,7 +461,8 @@ def test_reruns_have_outputs_of_their_own(settings: Settings, tmp_path: Path) ->
     ("name", "short"),
     [
         ("o200k_base", "o200k_base"),
-        ("org/some.model", "some.model"),
+        ("org/some-1.5", "some-1.5"),
+        ("org/some.model", "some"),
         ("/x/my tok.json", "my-tok"),
         ("a/b.tiktoken", "b"),
         ("..", "tokenizer"),

@@ -84,7 +84,8 @@ def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
     records = {
         name
         for name in signed
-        if name.endswith(("manifest.json", "receipt.json")) or name.startswith(("latest", "origins", "_cache/index/"))
+        if name.endswith(("manifest.json", "token_bytes.json", "receipt.json"))
+        or name.startswith(("latest", "origins", "_cache/index/"))
     }
     assert beside == {f"{name}.hmac" for name in records - beside}
     assert len(beside) > 4
@@ -144,7 +145,7 @@ def test_shards_from_before_the_key_are_told_and_made_again(
         again = build_here(settings)
     assert sum("receipt.json: is not signed" in message for message in caplog.messages) == first.slices
     signed = version_digests(tmp_path / "out", again.version)
-    del signed["manifest.json.hmac"]
+    del signed["manifest.json.hmac"], signed["token_bytes.json.hmac"]
     assert signed == version_digests(tmp_path / "other", first.version)
 
 
@@ -250,6 +251,7 @@ def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings
         "latest.json",
         f"_cache/index/{second.version}.json",
         f"versions/{second.version}/manifest.json",
+        f"versions/{second.version}/token_bytes.json",
         f"origins/{second.version}.json",
     ]
     assert beside == {f"{name}.hmac" for name in needed if (out / name).exists()}

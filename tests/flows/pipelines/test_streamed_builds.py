@@ -24,6 +24,7 @@ from tasks.output.paths import UNFINISHED
 from tasks.parts.part import Part
 from tasks.parts.unfinished import ENTRIES
 from tasks.shards.receipts import read_receipt
+from tests.examples import first_fast
 from tests.faults.support import ROOT, Settings, build_here, command, receipts, settings_of, staged, version_digests
 from tests.made import small
 
@@ -88,15 +89,17 @@ def streamed(out: Path) -> list[str]:
     return sorted(shard.key for shard in found)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+ALL_TRAIN, LONG = {"validation_fraction": 0}, {"documents": {"steps": [{"use": "length", "min_bytes": 50}]}}
+
+
 @pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"validation_fraction": 0},
-        {"documents": {"steps": [{"use": "length", "min_bytes": 50}]}},
-    ],
-    ids=["plain", "no validation", "steps"],
+    ("workers", "more"),
+    first_fast(
+        [(1, {}), (2, {}), (5, {}), (1, ALL_TRAIN), (5, LONG), (2, ALL_TRAIN), (5, ALL_TRAIN), (1, LONG), (2, LONG)],
+        5,
+        several=True,
+    ),
+    ids=lambda value: ",".join(value) or "plain" if isinstance(value, dict) else str(value),
 )
 def test_the_bytes_are_those_of_stored_shards(settings: Settings, more: Settings, workers: int, tmp_path: Path) -> None:
     settings |= more

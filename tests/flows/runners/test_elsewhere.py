@@ -19,7 +19,7 @@ from flows.runners.elsewhere import group_of, result_as_json, result_from_json, 
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.spans import Span
 from tasks.assemble.write import Written
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, Source
 from tasks.download.cut import at_hand
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
@@ -77,6 +77,16 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         assert steps == [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]
         shard = result_from_json(steps, result_as_json(steps, through(items[0], steps)))
         assert shard == load_shard(here.root, recipe.key(slices[0]))
+
+
+@pytest.mark.parametrize(
+    "more", [{"prompt_column": "q", "completion_column": "a"}, {"messages_column": "talk"}, {"text_column": "body"}]
+)
+def test_sources_come_back_as_they_were_given(config: BuildConfig, more: dict[str, str]) -> None:
+    """Their usual columns are not settings that somebody gave: a source has text, or prompts, or messages."""
+    here, source = Workspace(Store.at(config.output), ""), Source.model_validate({"path": config.sources[0].path, **more})
+    steps = [DOWNLOAD.given((source,), config.slice_bytes, here)]
+    assert work_of(sent(group_of(config, [resolve_source(source, 0).files], steps)), here)[1] == steps
 
 
 def target_of(workspace: Workspace, name: str = "0123456789abcdef") -> Target:

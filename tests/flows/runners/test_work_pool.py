@@ -221,6 +221,7 @@ def test_workers_with_the_key_sign_and_a_worker_without_it_says_so(tmp_path: Pat
         result = finished(started.build(spread))
     there = version_digests(tmp_path / "groups", result["version"])
     assert there.pop("manifest.json.hmac")
+    assert there.pop("token_bytes.json.hmac")
     assert there == version_digests(tmp_path / "threads", alone.version)
     assert (tmp_path / "groups" / "_cache" / "index" / f"{result['version']}.json.hmac").exists()
     assert not (tmp_path / "groups" / "_groups").exists()

@@ -84,8 +84,10 @@ def left_by(run: dict[str, Any], api: httpx.Client) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
-def test_it_leaves_what_its_flow_leaves(tmp_path: Path) -> None:
+def test_it_leaves_what_its_flow_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by the flow, built again by the flow, and again by the command, which does not import Prefect."""
+    # On a slow machine a flow also shows stages that are under way: those of which nothing is known yet, and the throughput.
+    monkeypatch.setattr("flows.watch.progress.UPDATE_SECONDS", 600.0)
     notes = write_notes(tmp_path / "in" / "notes.jsonl", 6)
     settings = settings_of(tmp_path / "out", notes, name="nothing")
     (tmp_path / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML

@@ -41,6 +41,18 @@ STATUS = Status(
 )
 
 
+@pytest.mark.parametrize(
+    ("output", "has_report", "line"),
+    [
+        ("/data/my web", True, "open `file:///data/my%20web/report.html` in a browser on that machine"),
+        ("https://x.org/web", True, "](https://x.org/web/report.html)"),
+        ("/data/my web", False, "`flat-tokens stats '/data/my web' --html '/data/my web/report.html'`"),
+    ],
+)
+def test_the_page_leads_to_the_report_with_plots(output: str, has_report: bool, line: str) -> None:
+    assert line in dataset_page("web", STATUS.model_copy(update={"output": output}), [], None, has_report=has_report)
+
+
 def test_the_page_tells_state_schedule_failure_and_history() -> None:
     runs = [run("Completed", "version b2", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
     schedule = Schedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")

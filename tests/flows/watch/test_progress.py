@@ -36,7 +36,7 @@ from flows.watch.progress import (
     dataset_name,
     flow_run,
     logged,
-    watched,
+    showing_progress,
 )
 from flows.watch.terminal import progress_line
 from flows.watch.words import describe, percent, slug, tags_of, what_was_done
@@ -291,7 +291,7 @@ def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
     @flow
     def seen() -> str:
         run_ids.append(flow_run().id)
-        with watched("Seen_By.People", tags_of(config(tmp_path))):
+        with showing_progress("Seen_By.People", tags_of(config(tmp_path))):
             return "done"
 
     assert seen() == "done"
@@ -337,7 +337,7 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
     @flow
     def failing(begun: bool, error: BaseException) -> None:
         run_ids.append(flow_run().id)
-        with watched("failing", []):
+        with showing_progress("failing", []):
             meter.begin("examine", 10)
             meter.add("examine", 10)
             meter.begin("verify", 100 if begun else 0)
@@ -366,14 +366,14 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
     @flow
     def several() -> None:
         run_ids.append(flow_run().id)
-        with watched("first", ["dataset:first"]):
+        with showing_progress("first", ["dataset:first"]):
             meter.begin("examine", 10)
             meter.add("examine", 10)
             until(lambda: "first-examine" in artifacts(run_ids[0]))
             meter.reset()
             meter.begin("export", 20)
             meter.add("export", 20, tokens=5)
-        with watched("second", ["dataset:second"]):
+        with showing_progress("second", ["dataset:second"]):
             meter.begin("split", 1)
 
     several()

@@ -82,7 +82,7 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
         "- notes: 1,000 documents read, 1,000 written, none skipped; 0 tokens of 0 B of text. `/notes`",
         "- **all**: 2,200 documents read, 2,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
         "bytes a token",
-        "| train | 1,990 | 999,000 | 50,255 |",
+        "- train: 999,000 tokens in 1,990 sequences, largest id 50,255",
         "Repaired: 2 lone_surrogate.",
         "7 documents have the key of another.",
         "5 of 12 slices were taken from earlier builds.",
@@ -148,8 +148,8 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
     for line in (
         "# short",
         "Subset (sources web, max_tokens 9, listed sha256 ab) of:",
-        "| whole | def | 2,400 | 100 | 5,200 |",
-        "| train | 1,990 | 999,000 | 50,255 |",
+        "- whole def: 5,200 tokens, 2,400 sequences of train and 100 sequences of validation",
+        "- train: 999,000 tokens in 1,990 sequences, largest id 50,255",
         "| web | 2,000 | 1,000,000 |",
         "2,000 of 2,500 documents. Left out: 500 too_long.",
         "3 documents have the key of another.",
@@ -182,8 +182,8 @@ def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
     lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
     assert "by a tokenizer that is not recorded. Its card and manifest are there: `README.md`, `manifest.json`." in lines[2]
     assert f"Of megatron files, 25.0 kB in 25 files: `{tmp_path}`" in lines
-    assert f"| `part_19.bin` | 1,000 | `{19:064x}` |" in lines
-    assert "| and 5 more | 5,000 | |" in lines
+    assert f"- `part_19.bin`, 1,000 bytes, sha256 `{19:064x}`" in lines
+    assert "- and 5 more, 5,000 bytes" in lines
     assert "1 of 4 parts were taken from an earlier import." in lines
 
 
@@ -207,7 +207,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path)
     assert lines[2] == f"{where}: 1.0 kB in 2 files, of `{order.location}`."
     for line in ("1 of 2 parts had been written by an earlier run.", "| train | 2 | 3 |", "| validation | 1 | 1 |"):
         assert line in lines
-    assert r"| `train\|0.bin` | 500 | `ab` |" in lines  # a bar would end the cell
+    assert r"- `train\|0.bin`, 500 bytes, sha256 `ab`" in lines  # a bar would end the cell
     assert lines[-1] == "0.0 MB of tokens a second."
     assert "There was nothing to do" in exported("made", order, result.model_copy(update={"was_done": True, "seconds": {}}))
 
@@ -216,7 +216,7 @@ def test_the_summary_of_a_check_has_the_result_or_the_faults() -> None:
     took = Progress("verify", 65.0, 130_000_000, Done(130_000_000))
     right = checked("made", "full", Verification("/out/versions/abc", "full", 12, 4_000_000, 900, 30), took)
     assert "`/out/versions/abc` is what it says, checked byte by byte and token by token." in right.splitlines()
-    assert "| full | 12 | 4,000,000 | 900 | 30 |" in right.splitlines()
+    assert "- level full: 12 objects of 4,000,000 bytes, 900 tokens in 30 sequences" in right.splitlines()
     assert right.endswith("130.0 MB read in 1:05, at 2.0 MB/s.\n")
     wrong = checked(
         "made", "quick", DamagedError("/out/versions/abc", ("a is missing", "b has `3` bytes")), Progress("verify", 0, 0, Done())
@@ -309,7 +309,7 @@ def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp
     size = sum(path.stat().st_size for path in files.iterdir() if path.is_file())
     assert seen.progress["again-examine"][1].startswith(f"Done: {size} B at ")
     assert seen.progress["again-import"][1].startswith("Done: 3 documents, 4 tokens, 16 B at ")
-    assert "| `train.bin` | " in seen.texts["again-import-summary"]
+    assert "- `train.bin`, " in seen.texts["again-import-summary"]
     assert made_of(back) == [f"file://{files}"]
 
 

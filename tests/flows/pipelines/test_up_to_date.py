@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipelines.build import BuildResult, build, build_of_nothing
+from flows.pipelines.build import BuildResult, build, result_if_up_to_date
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import settings_of, write_notes
@@ -19,7 +19,7 @@ def config(tmp_path: Path) -> BuildConfig:
 
 def look(config: BuildConfig) -> BuildResult | None:
     with Threads(1) as runner:
-        return build_of_nothing(config, runner)
+        return result_if_up_to_date(config, runner)
 
 
 def made(config: BuildConfig) -> BuildResult:

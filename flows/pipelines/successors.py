@@ -1,0 +1,329 @@
+"""Forgetting, once it is recorded: versions get successors without the documents, everything else that held them is removed,
+remains are looked for, and a certificate is written. Each step looks at the state of the output, so that all can be done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from flat_tokens.manifest import EVERY_SPLIT, POINTER, TOKEN_BYTES, history_digest
+from flat_tokens.stores.records import read_json
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.remains import Remains
+from flows.pipelines.assembling import assembling
+from flows.pipelines.stages import COUNT, FINALIZE, Stage, Step, do, in_order, through
+from tasks.config import available_cores
+from tasks.derive.inputs import examine, splits_in, token_bytes_of
+from tasks.derive.pieces import cut
+from tasks.finalize.seal import VersionDraft, is_published
+from tasks.forget.certificate import certificate_of, write_certificate
+from tasks.forget.exports import Note, notes_of, remove_export
+from tasks.forget.find import forgotten_in, sources_of_files, versions_of
+from tasks.forget.runs import skip
+from tasks.forget.successor import (
+    copy_origin,
+    successor_of,
+    totals_without,
+    write_duplicates,
+    write_successor_index,
+)
+from tasks.forget.sweep import make_removals_durable, sweep_files, sweep_shards, sweep_unfinished
+from tasks.garbage import remove_version
+from tasks.output.forgotten import ForgottenRecord, change_record, read_record_of
+from tasks.output.held import rename as rename_held
+from tasks.output.leases import collecting
+from tasks.output.paths import RUNS, version_store
+from tasks.output.pointer import move, pointer_lock, read_pointer
+from tasks.output.staging import attempt, sweep
+from tasks.output.target import Target
+from tasks.output.versions import move_pin
+from tasks.parts.part import InputPart, Part
+from tasks.progress import meter
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+ROUNDS = 5
+"""Versions that are pinned, or become the latest, while they are about to go are looked at again so often."""
+
+
+class ThreadsHere:
+    """A runner of threads of this process, which every pipeline can have."""
+
+    workers: Literal["threads"] = "threads"
+
+    def __init__(self) -> None:
+        self._count = max(available_cores(), 1)
+        self._pool = ThreadPoolExecutor(self._count, "forget")
+
+    def window(self, stage: Stage) -> int:
+        return 2 * self._count
+
+    def start(self, item: Any, *steps: Step) -> Future[Any]:
+        return self._pool.submit(through, item, steps)
+
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return [do(step, item) for item in items]
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def threads() -> Iterator[ThreadsHere]:
+    runner = ThreadsHere()
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@contextlib.contextmanager
+def nobody_builds(root: Store) -> Iterator[None]:
+    """A block in which no build is running. ValueError where one is."""
+    with collecting(root) as busy:
+        if busy is not None:
+            raise ValueError(f"{root.url}: {busy}. Wait until it has ended, and run it again: nothing was forgotten yet.")
+        yield
+
+
+def go_on_forgetting(root: Store, scratch: Path) -> dict[str, Any] | None:
+    """Bring a forgetting that was begun to its end. Return its certificate; None where none was begun."""
+    certificate = None
+    while (record := read_record_of(root)) is not None and record.pending is not None:
+        with collecting(root) as busy:
+            if busy is None and (record := read_record_of(root)) is not None and record.pending is not None:
+                logger.info("%s: documents are being forgotten since %s", root.url, record.pending.request.at)
+                return finish_forgetting(root, scratch)
+        time.sleep(WAIT_SECONDS)  # another process goes on with it
+    return certificate
+
+
+def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
+    """The same in a block in which nobody builds."""
+    begun = time.monotonic()
+    homes = (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files"))
+    for home in homes:
+        sweep(home)
+    record = _record(root)
+    with attempt(root, scratch, f"forget-{record.forgotten.sha256[:16]}") as workspace:
+        shards = sweep_shards(root, record.forgotten, workspace)
+    removed, replaced = list(shards.removed), dict[str, str]()
+    for _ in range(ROUNDS):
+        holders = [of for name in versions_of(root) if (of := forgotten_in(root, name, record.forgotten)) is not None]
+        mapping = {of.version: make_successor(root, scratch, record, of) for of in holders}
+        record = change_record(root, lambda now, mapping=mapping: now.renamed(mapping, versions_of(root)))  # type: ignore[misc]
+        replaced |= mapping
+        move_to_successors(root, record.successors)
+        record = skip_in_runs(root, record)
+        gone = [remove_version(root, version) for version in mapping]
+        removed += [f"versions/{version}" for version, went in zip(mapping, gone, strict=True) if went]
+        if all(gone):
+            break
+    else:
+        raise ValueError(f"{root.url}: somebody pins or publishes versions that are being replaced. Run it again.")
+    remove_exports(root)
+    removed += sweep_unfinished(root)
+    removed += sweep_files(root, os.fspath(scratch), frozenset(record.files))
+    for home in homes:
+        sweep(home)
+    make_removals_durable(root)
+    return _attest(root, removed, shards.rewritten, time.monotonic() - begun)
+
+
+def _record(root: Store) -> ForgottenRecord:
+    record = read_record_of(root)
+    assert record is not None
+    assert record.pending is not None
+    return record
+
+
+def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any) -> str:
+    """Write the successor of a version that holds forgotten documents, unless it is there. Return its name."""
+    forgotten = record.forgotten
+    successor = successor_of(root, of.version, forgotten)
+    layout = successor.former["layout"]
+    if is_published(root, successor.name, layout):
+        copy_origin(root, successor.name, of.version)
+        return successor.name
+    store = version_store(root, of.version)
+    one = examine(store.url)
+    with threads() as runner, attempt(root, scratch, successor.name) as workspace:
+        target = Target(
+            workspace=workspace,
+            name=successor.name,
+            layout=layout,
+            splits=splits_in([one]),
+            has_split_keys=one.has_split_keys,
+            masked=one.masked,
+            columns=one.columns,
+            forgotten=forgotten.sha256,
+        )
+        parts = cut([one], None)
+        counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
+        lists, lost = write_duplicates(target, store, forgotten)
+        with assembling(runner, target) as (assembler, _):
+            meter.begin("split", TOKEN_BYTES * sum(count.token_count for _, count in counted))
+            for part in _positioned(counted):
+                assembler.add(part)
+            assembler.end()
+            assembled = assembler.finish()
+        names = [source["name"] for source in successor.former["provenance"].get("sources") or ()]
+        of_file = [names.index(source) for source, *_ in sources_of_files(successor.former)]
+        copies: dict[int, Counter[str | None]] = {}
+        for (file, reason), count in lost.items():
+            copies.setdefault(of_file[file], Counter())[reason] += count
+        totals = partial(totals_without, successor.former, counted, copies)
+        bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
+        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, lists, bytes_of)
+        write_successor_index(target.root, successor.name, of.version, forgotten, of.numbers)
+        runner.start(target, FINALIZE.given(draft, "quick")).result()
+    copy_origin(root, successor.name, of.version)
+    return successor.name
+
+
+def _positioned(counted: Sequence[tuple[InputPart, Any]]) -> Iterator[Part]:
+    """The parts with their counts and positions, split by split."""
+    for split in EVERY_SPLIT:
+        seqs = tokens = 0
+        for part, count in counted:
+            if part.split == split:
+                here = {"seq_count": count.seq_count, "token_count": count.token_count}
+                yield part.model_copy(update={**here, "first_seq": seqs, "first_token": tokens})
+                seqs, tokens = seqs + count.seq_count, tokens + count.token_count
+
+
+def move_to_successors(root: Store, mapping: dict[str, str]) -> None:
+    """Let ``latest``, the version that waits, and pins name successors. A pin says which version it was of."""
+    pointer = read_pointer(root)
+    moved = pointer.renamed(root, mapping)
+    if moved != pointer:
+        change_record(root, lambda now: _moving(now, pointer.sequence))
+        move(root, lambda now: now.renamed(root, mapping))
+    pending = _record(root).pending
+    assert pending is not None
+    rename_held(root, mapping, pending.moves_from)
+    for version, successor in mapping.items():
+        move_pin(root, version, successor)
+
+
+def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:
+    """Edit the ledgers of runs that are to go on without the documents."""
+    pending = record.pending
+    if pending is None or not pending.runs:
+        return record
+    runs = {path: skip(root, path, run, record.successors) for path, run in pending.runs.items()}
+    return change_record(root, lambda now: _with_pending(now, runs=runs))
+
+
+def _notes(root: Store) -> list[Note]:
+    """Notes of exports of versions that held the documents, or that were replaced by one that did."""
+    record = _record(root)
+    assert record.pending is not None
+    holders = {one.version for one in record.pending.holders}
+    now = {record.successors.get(version, version) for version in holders}
+    return notes_of(root, holders | {former for former, successor in record.successors.items() if successor in now})
+
+
+def remove_exports(root: Store) -> None:
+    """Remove exports that can be reached. What was removed is on the certificate, and so is what was not."""
+    for note in _notes(root):
+        if remove_export(root, note):
+            change_record(root, lambda now, note=note: _without_export(now, note.path))  # type: ignore[misc]
+            root.remove(note.key)
+
+
+def _without_export(record: ForgottenRecord, path: str) -> ForgottenRecord:
+    assert record.pending is not None
+    return _with_pending(record, exports=tuple(dict.fromkeys((*record.pending.exports, path))))
+
+
+def _with_pending(record: ForgottenRecord, **facts: Any) -> ForgottenRecord:
+    assert record.pending is not None
+    return record.model_copy(update={"pending": record.pending.model_copy(update=facts)})
+
+
+def _moving(record: ForgottenRecord, sequence: int) -> ForgottenRecord:
+    return _with_pending(record, moves_from=sequence)
+
+
+def _attest(root: Store, removed: Sequence[str], rewritten: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Look through everything, leave windows out that other documents have, too, write the certificate, and mark it as done."""
+    record = _record(root)
+    pending = record.pending
+    assert pending is not None
+    meter.begin("verify")
+    shared = np.empty(0, np.uint64)
+    others = Remains(root, record.forgotten)
+    for version in versions_of(root):
+        for found in others.of_version(version):
+            shared = np.union1d(shared, found.windows)
+    forgotten = record.forgotten.without_windows(shared)
+    remains = Remains(root, forgotten)
+    # What versions have of the other windows, there is none: it would be among those that are shared.
+    left = list(remains.all(record.files, tokens_of_versions=False))
+    pointer = read_pointer(root)
+    versions = [
+        {**one.model_dump(mode="json"), "successor": record.successors.get(one.version)}
+        for one in pending.holders
+        if one.documents or one.version in record.successors
+    ]
+    facts = {
+        "versions": versions,
+        "latest": pointer.version,
+        "number": pointer.sequence,
+        "removed": sorted({*removed, *(f"versions/{one.version}" for one in pending.holders)}),
+        "rewritten": list(rewritten),
+        "exports": {"removed": list(pending.exports), "not_reached": [note.path for note in _notes(root)]},
+        "by_tokens": {"windows": len(forgotten.windows), "shared": len(shared), "short": pending.short},
+        "checked": {
+            "objects": others.objects + remains.objects,
+            "tokens": others.tokens + remains.tokens,
+            "left": left,
+        },
+        "seconds": round(seconds, 3),
+    }
+    certificate = certificate_of(pending, forgotten, facts)
+    write_certificate(root, certificate)
+    record_run(root, certificate)
+    change_record(root, partial(_done, windows=forgotten.described()["windows"]))
+    return certificate
+
+
+def _done(record: ForgottenRecord, windows: str) -> ForgottenRecord:
+    assert record.pending is not None
+    requests = (*record.requests, record.pending.request)[-1000:]
+    return record.model_copy(update={"pending": None, "windows": windows, "requests": requests})
+
+
+def record_run(root: Store, certificate: dict[str, Any]) -> None:
+    """Record a forgetting among the runs of the output."""
+    now = datetime.now(UTC)
+    names = ("id", "by", "reason", "keys", "unknown", "same_text", "versions")
+    facts: dict[str, Any] = {
+        "at": now.isoformat(),
+        "host": platform.node(),
+        "version": certificate["latest"],
+        "latest": certificate["latest"],
+        "sequence": certificate["number"],
+        "forgotten": {name: certificate[name] for name in names},
+    }
+    with pointer_lock(root):
+        if root.is_local and certificate["latest"] is not None:
+            facts["history_sha256"] = history_digest(read_json(root, POINTER))
+        name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{certificate['latest'] or 'none'}.json"
+        root.put(name, (json.dumps(facts, indent=2) + "\n").encode())

@@ -1,0 +1,209 @@
+"""With roots set, no command opens, makes or removes anything outside of them, whichever step of a path is a link.
+
+The kernel is the witness: it reports every access to what a link leads to, by whatever library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import tokenizers
+
+from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
+from flat_tokens.tools.cli import main
+from flows.pipelines.derive import derive
+from flows.pipelines.import_ import import_files
+from flows.runners.threads import Threads
+from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.faults.support import build_here, settings_of, write_notes
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is opened")]
+
+OPEN, MODIFY, CREATE, DELETE, MOVED, IS_DIRECTORY = 0x20, 0x2, 0x100, 0x200, 0xC0, 0x40000000
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+class Watched:
+    """What happens to the files below a directory: paths, but for directories that are listed."""
+
+    def __init__(self, top: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._file, self._paths = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), dict[int, Path]()
+        assert self._file >= 0
+        for path in (top, *top.rglob("*")):
+            if path.is_dir() and not path.is_symlink():
+                mask = OPEN | MODIFY | CREATE | DELETE | MOVED
+                self._paths[self._libc.inotify_add_watch(self._file, os.fsencode(path), mask)] = path
+
+    def ended(self) -> set[Path]:
+        found = set[Path]()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._file, 1 << 20):
+                while data:
+                    number, mask, _, size = struct.unpack_from("iIII", data)
+                    name, data = data[16 : 16 + size].rstrip(b"\0").decode(), data[16 + size :]
+                    if not (mask & OPEN and mask & IS_DIRECTORY):
+                        found.add(self._paths[number] / name)
+        os.close(self._file)
+        return found
+
+
+def write(root: Path) -> None:
+    """Sources of each kind, a tokenizer with a template, and lists of keys."""
+    write_notes(root / "in/notes.jsonl", 12)
+    (root / "in/small/more").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "more/c.txt"):
+        (root / "in/small" / name).write_text(f"text of {name} " * 9)
+    table = pa.table(
+        {"id": [f"{i}" for i in range(9)], "text": [f"row {i}" for i in range(9)], "kind": [i % 2 for i in range(9)]}
+    )
+    pa.parquet.write_table(table, root / "in/rows.parquet")
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    (root / "in/talks.jsonl").write_text(json.dumps({"talk": talk}) + "\n")
+    (root / "in/ids.txt").write_text("1\n2\n3\n")
+    (root / "tokenizer").mkdir()
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({text: i for i, text in enumerate(alphabet)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.save(str(root / "tokenizer/tokenizer.json"))
+    (root / "tokenizer/chat_template.jinja").write_text(TEMPLATE)
+    build_here(rows(root, "out"))
+    assert main(["export", f"{root}/out", f"{root}/exported", "--to", "mds"]) == 0
+    assert main(["export", f"{root}/out", f"{root}/indexed", "--to", "megatron", "--end-of-text", "300"]) == 0
+
+
+def rows(root: Path, output: str, **more: Any) -> dict[str, Any]:
+    source = {"path": f"{root}/in/rows.parquet", "id_column": "id", "keep_columns": ["kind"]}
+    return {**settings_of(root / output), "sources": [source], **more}
+
+
+def build(source: dict[str, Any], **more: Any) -> Callable[[Path], object]:
+    def run(root: Path) -> object:
+        of = {name: value.replace("ROOT", str(root)) if isinstance(value, str) else value for name, value in source.items()}
+        told = {name: value.replace("ROOT", str(root)) for name, value in more.items()}
+        return build_here({**settings_of(root / "new"), "sources": [of], **told})
+
+    return run
+
+
+def derived(**operation: Any) -> Callable[[Path], object]:
+    def run(root: Path) -> object:
+        told = {name: value.replace("ROOT", str(root)) for name, value in operation.items()}
+        layout = {"layout": "compact"} if told["operation"] == "relayout" else {}
+        inputs = [f"{root}/out"] * (2 if told["operation"] == "merge" else 1)
+        request = {"operation": told, "inputs": inputs, "output": f"{root}/new", **layout}
+        with Threads(2) as runner:
+            return derive(DeriveRequest.model_validate(request), runner)
+
+    return run
+
+
+def imported(name: str, **options: Any) -> Callable[[Path], object]:
+    def run(root: Path) -> object:
+        with Threads(2) as runner:
+            request = {"path": f"{root}/{name}", "output": f"{root}/new", "options": options}
+            return import_files(ImportRequest.model_validate(request), runner)
+
+    return run
+
+
+def tool(*words: str) -> Callable[[Path], object]:
+    def run(root: Path) -> object:
+        return main([word.replace("ROOT", str(root)) for word in words])
+
+    return run
+
+
+COMMANDS = {
+    "build of lines": build({"path": "ROOT/in/notes.jsonl", "id_column": "id"}),
+    "build of a directory": build({"path": "ROOT/in/small"}),
+    "build of a pattern": build({"path": "ROOT/in/small/**/*.txt"}),
+    "build of conversations": build({"path": "ROOT/in/talks.jsonl", "messages_column": "talk"}, tokenizer="ROOT/tokenizer"),
+    "build again": lambda root: build_here(rows(root, "out", split_seed=1)),
+    "merge": derived(operation="merge"),
+    "subset by keys": derived(operation="subset", id_list="ROOT/in/ids.txt"),
+    "subset by columns": derived(operation="subset", where="kind = 1"),
+    "shuffle": derived(operation="shuffle"),
+    "relayout": derived(operation="relayout"),
+    "import of MDS": imported("exported"),
+    "import of Megatron": imported("indexed", end_of_text=300),
+    "export": tool("export", "ROOT/out", "ROOT/new", "--to", "mds"),
+    "export again": tool("export", "ROOT/out", "ROOT/exported", "--to", "mds"),
+    "verify": tool("verify", "ROOT/out", "--full"),
+    "verify a sample": tool("verify", "ROOT/out", "--sample", "1/1", "--source", "ROOT/in"),
+    "verify a sample with trust": tool("verify", "ROOT/out", "--sample", "1/1", "--trust-records"),
+    "trace": tool("trace", "ROOT/out", "--sequence", "1", "--source", "ROOT/in"),
+    "trace with trust": tool("trace", "ROOT/out", "--sequence", "1", "--trust-records"),
+    "stats": tool("stats", "ROOT/out"),
+    "inspect": tool("inspect", "ROOT/out", "--sequence", "1"),
+    "inspect another format": tool("inspect", "ROOT/exported"),
+}
+
+
+class Scene(NamedTuple):
+    """The directory below which runs are bound, a copy of it as it was, and what its links lead to."""
+
+    root: Path
+    copy: Path
+    outside: Path
+
+    def restore(self) -> None:
+        for path in (self.root, self.outside):
+            shutil.rmtree(path, ignore_errors=True)
+        self.outside.mkdir()
+        shutil.copytree(self.copy, self.root, symlinks=True)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    path = tmp_path_factory.mktemp("linked")
+    made = Scene(path / "root", path / "copy", path / "outside")
+    made.root.mkdir()
+    write(made.root)
+    shutil.copytree(made.root, made.copy, symlinks=True)
+    return made
+
+
+def steps(root: Path, copy: Path, seen: set[Path]) -> Iterator[Path]:
+    """Everything that a command came by and that was there before it: files, and the directories above them."""
+    there = {above for path in seen for above in (path, *path.parents) if above.is_relative_to(root) and above != root}
+    return (path for path in sorted(there) if (copy / path.relative_to(root)).exists())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_is_led_out(
+    name: str, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
+        monkeypatch.setenv(variable, str(scene.root))
+    monkeypatch.setenv("FLAT_TOKENS_SCRATCH", str(tmp_path / "scratch"))
+    scene.restore()
+    watched = Watched(scene.root)
+    done = COMMANDS[name](scene.root)
+    assert not isinstance(done, int) or done == 0, capsys.readouterr()
+    linked = 0
+    for path in steps(scene.root, scene.copy, watched.ended()):
+        scene.restore()
+        if path.is_symlink():
+            continue
+        os.rename(path, scene.outside / path.name)
+        path.symlink_to(scene.outside / path.name)
+        linked += 1
+        watched = Watched(scene.outside)
+        with contextlib.suppress(ValueError, OSError):
+            COMMANDS[name](scene.root)
+        assert not watched.ended(), path
+    assert linked

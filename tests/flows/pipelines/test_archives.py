@@ -1,0 +1,60 @@
+"""Sources of archives: a version is what their rows say, in slices, on other workers, and after a refresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.sources import Locator, places_of, texts_of
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tests.flows.through_json import Elsewhere
+from tests.sources import Rows, expected, held, write_rows
+
+FRACTION = 0.3
+
+
+def some_rows(name: str, count: int) -> Rows:
+    return [
+        {"id": f"{name}-{i}", "text": f"{name} {i} é " + "salt wind " * (i % 5), "url": f"https://x/{i}"} for i in range(count)
+    ]
+
+
+def built(given: dict[str, Any], output: Path, workers: int | None = 1) -> BuildResult:
+    config = BuildConfig.model_validate({"output": str(output), **given})
+    with Threads(workers or 1) as threads:
+        return build(config, threads if workers else Elsewhere(config))
+
+
+@pytest.mark.parametrize("name", ["tar", "tar.zst", "warc", "warc.gz"])
+def test_a_version_is_what_the_rows_say(tmp_path: Path, name: str) -> None:
+    """Cut within the file on other workers, too. A row that changes costs its slice. The text of a document is found again."""
+    files = [some_rows(f"f{k}", 30) for k in range(2)]
+    for k, rows in enumerate(files):
+        write_rows(tmp_path / f"in/{k}.{name}", rows, group=4)
+    given = {
+        "source": {"path": str(tmp_path / "in"), "id_column": "id", "keep_columns": ["url"]},
+        "tokenizer": "bytes",
+        "validation_fraction": FRACTION,
+        "slice_bytes": 1500,
+        "scratch": str(tmp_path / "scratch"),
+    }
+    first = built(given, tmp_path / "one")
+    assert first.slices > 4
+    assert held(first.path) == expected(files, fraction=FRACTION, columns=["url"])
+    assert built(given, tmp_path / "groups", None).version == first.version
+    corpus = open_corpus(first.path)
+    places = places_of(corpus, "train", range(5))
+    assert places is not None
+    (found,) = texts_of(corpus, dict(enumerate(places)), Locator(corpus, [str(tmp_path / "in")]))
+    assert [found.texts[i] for i in range(5)] == [files[0][place.row]["text"] for place in places]
+
+    files[1][29]["text"] += "more"
+    write_rows(tmp_path / f"in/1.{name}", files[1], group=4)
+    second = built(given, tmp_path / "one")
+    assert held(second.path) == expected(files, fraction=FRACTION, columns=["url"])
+    assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized / 4

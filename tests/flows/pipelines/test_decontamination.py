@@ -1,0 +1,258 @@
+"""Builds whose documents are compared with evaluation sets: the same bytes whoever works, counts and examples in every report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import flat_tokens.steps
+import tasks.tokenize.segments
+from flat_tokens.columns import columns_of
+from flat_tokens.stores.store import Store
+from flat_tokens.text.rows import text_buffers
+from flat_tokens.tools.cli import main
+from flat_tokens.words import words_of
+from flows.commands.build import plan_text
+from flows.commands.build import summary as summary_lines
+from flows.pipelines.build import BuildResult, build
+from flows.pipelines.plan import plan
+from flows.pipelines.refresh import refresh
+from flows.pipelines.retokenize import reruns
+from flows.runners.threads import Threads
+from flows.watch.summaries import summary
+from tasks.config import BuildConfig
+from tasks.garbage import Policy, collect
+from tests.examples import first_fast
+from tests.faults.support import build_here, shards_stay, version_digests
+from tests.flows.through_json import Elsewhere
+from tests.made import read_docs
+from tests.sources import write_rows
+
+EXAM = [
+    "How many little boats are there in the old harbour of the small grey town by the sea?",
+    "Who has taken the salt from the upper shelf?",
+    "What is it?",
+]
+LAW = ["Every person has the right to read a book by the light of the lamp in the reading room of the house."]
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
+    yield
+    flat_tokens.steps._opened.cache_clear()
+
+
+def documents(count: int) -> list[str]:
+    """Every 7th has a question of the exam, every 11th of the law; others have some words of one, or none."""
+    texts = []
+    for i in range(count):
+        text = f"Notes {i}: " + "salt wind and rain over the hills, " * (i % 9)
+        text += f" {EXAM[0].upper()} " if i % 7 == 3 else f" -- {EXAM[1]}" if i % 14 == 4 else f" {EXAM[2]}" if i % 5 == 1 else ""
+        text += f"({LAW[0].replace(' ', chr(10))})" if i % 11 == 2 else f" {LAW[0][:40]}" if i % 3 == 1 else ""
+        texts.append(text + " The end.")
+    return texts
+
+
+def naive(texts: Sequence[str]) -> list[list[str]]:
+    """The sets of which each document has some."""
+
+    def words(text: str) -> list[str]:
+        return "".join(letter.lower() if letter.isalnum() else " " for letter in text).split()
+
+    found = []
+    for text in texts:
+        mine, of = f" {' '.join(words(text))} ", list[str]()
+        for name, questions in (("exam", EXAM), ("law", LAW)):
+            for question in (words(one) for one in questions if len(words(one)) >= 8):
+                runs = [question[i : i + 13] for i in range(max(len(question) - 12, 1))]
+                if name not in of and any(f" {' '.join(run)} " in mine for run in runs):
+                    of.append(name)
+        found.append(of)
+    return found
+
+
+def put(path: Path, texts: Sequence[str]) -> Path:
+    return write_rows(path, [{"id": f"{path.stem}{i}", "text": text} for i, text in enumerate(texts)])
+
+
+def settings(tmp_path: Path, output: str = "out", action: str = "drop", **more: Any) -> dict[str, Any]:
+    """A build of what is in ``in``, compared with ``exam`` and ``law``."""
+    for name, questions in (("exam", EXAM), ("law", LAW)):
+        if not (tmp_path / f"{name}.jsonl").exists():
+            put(tmp_path / f"{name}.jsonl", questions)
+    against = [str(tmp_path / "exam.jsonl"), {"path": str(tmp_path / "law.jsonl"), "text_column": "text"}]
+    step = {"use": "decontaminate", "against": against, "action": action, **more.pop("step", {})}
+    source = {"path": str(tmp_path / "in"), "id_column": "id"}
+    common = {"tokenizer": "bytes", "validation_fraction": 0.3, "slice_bytes": 600, "verify_level": "full"}
+    return {"output": str(tmp_path / output), "source": source, "documents": {"steps": [step]}, **common, **more}
+
+
+def texts_in(path: str | Path) -> list[str]:
+    found = (np.array(doc.ids) - 1 for split in read_docs(path).values() for doc in split)
+    return sorted(ids.astype(np.uint8).tobytes().decode() for ids in found)
+
+
+def bytes_of(result: BuildResult) -> str:
+    return json.dumps(version_digests(Path(result.path).parents[1], result.version))
+
+
+ACTIONS: list[tuple[str, list[int]]] = [("drop", [1, 4]), ("mark", [1, 2, 4]), ("span", [1, 2, 4])]
+
+
+@pytest.mark.parametrize(("action", "workers"), first_fast(ACTIONS, several=True))
+def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path, action: str, workers: list[int]) -> None:
+    texts = documents(60)
+    for number in range(3):
+        put(tmp_path / f"in/part-{number}.jsonl", texts[number * 20 : number * 20 + 20])
+    results = [build_here(settings(tmp_path, f"out{n}", action, slice_bytes=1500), n) for n in workers]
+    with shards_stay():
+        results.append(build_here(settings(tmp_path, "shards", action, slice_bytes=10**6)))
+    config = BuildConfig.model_validate(settings(tmp_path, "groups", action, slice_bytes=1500))
+    results.append(build(config, Elsewhere(config)))
+    assert len({*map(bytes_of, results)}) == 1
+    found = naive(texts)
+    assert 5 < sum(map(bool, found)) < 40
+    totals = results[0].totals["documents"]
+    assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in found) for name in ("exam", "law")}
+    assert totals["by_source"][0]["matches"] == totals["matches"]
+    written = texts_in(results[0].path)
+    if action == "drop":
+        assert written == sorted(text for text, of in zip(texts, found, strict=True) if not of)
+        assert totals["skipped"] == {
+            "decontaminate.exam": sum(of[:1] == ["exam"] for of in found),
+            "decontaminate.law": sum(of[:1] == ["law"] for of in found),
+        }
+    if action == "mark":
+        assert written == sorted(texts)
+        dataset, marks = flat_tokens.open(results[0].path), dict[str, str | None]()
+        for name, split in dataset.splits.items():
+            columns = columns_of(dataset.store, dataset.manifest, name).take(np.arange(split.seq_count), ["contaminated"])
+            ids = (np.array(doc.ids) - 1 for doc in read_docs(results[0].path)[name])
+            marks |= zip((one.astype(np.uint8).tobytes().decode() for one in ids), columns.column(0).to_pylist(), strict=True)
+        assert marks == {text: ",".join(of) or None for text, of in zip(texts, found, strict=True)}
+        clean = dataset.train.select(where="contaminated is null")
+        assert 0 < clean.seq_count < dataset.train.seq_count
+    if action == "span":
+        assert totals["replaced"]["decontaminate.changed"] + totals["skipped"].get("decontaminate.exam", 0) >= 10
+        assert not any(map(bool, naive(written)))
+
+
+def test_examples_say_file_row_question_and_words(tmp_path: Path) -> None:
+    texts = documents(60)
+    for number in range(4):
+        put(tmp_path / f"in/part-{number}.jsonl", texts[number * 15 : number * 15 + 15])
+    for slice_bytes in (300, 10**6):  # ranges of a file, and runs of files
+        result = build_here(settings(tmp_path, f"out{slice_bytes}", slice_bytes=slice_bytes))
+        (exam, law) = (result.totals["documents"]["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
+        rows = [i for i, of in enumerate(naive(texts)) if "exam" in of][:3]
+        assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 15}.jsonl", i % 15) for i in rows]
+        assert exam[0]["question"] == 0
+        assert exam[0]["words"] == "how many little boats are there in the old harbour of the small"
+        assert len(law) == 3
+
+
+def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path: Path) -> None:
+    put(tmp_path / "in/a.jsonl", documents(30))
+    config = BuildConfig.model_validate(settings(tmp_path))
+    with Threads(2) as runner:
+        first = refresh(config, runner)
+        assert refresh(config, runner).outcome == "unchanged"
+        write_rows(tmp_path / "exam.jsonl", [{"other": 1, "text": question} for question in EXAM])
+        assert refresh(config, runner).outcome == "unchanged"
+        put(tmp_path / "exam.jsonl", [*EXAM, "Notes 6: salt wind and rain over the hills, salt wind and rain"])
+        again = reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1))
+        with pytest.raises(ValueError, match="the step 'decontaminate' are no longer those of version"), again:
+            pass
+        second = refresh(config, runner)
+    assert second.outcome == "published"
+    assert second.text_bytes_tokenized > 0
+    assert second.build is not None
+    assert first.build is not None
+    assert second.build.totals["documents"]["written"] < first.build.totals["documents"]["written"]
+    config = BuildConfig.model_validate(settings(tmp_path))
+    with reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1)) as (configs, rerun):
+        assert rerun(configs[0]).version == second.version
+
+
+def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = documents(60)
+    put(tmp_path / "in/a.jsonl", texts)
+    put(tmp_path / "none.jsonl", ["None of the documents has so much as one of these eight words"])
+    asked = settings(tmp_path, action="mark")
+    asked["documents"]["steps"][0]["against"].append(str(tmp_path / "none.jsonl"))
+    result = build_here(asked)
+    of_exam = sum("exam" in of for of in naive(texts))
+    sentence = f"exam: in {of_exam} documents, {of_exam / 60:.2%}"
+    assert f"  evaluation {sentence}" in "\n".join(summary_lines(result)).splitlines()
+    page = summary(BuildConfig.model_validate(asked), result, "dataset").replace("\\", "")
+    assert f"- evaluation set {sentence}" in page
+    assert "  - a.jsonl, row 3: question 0, " in page
+    assert "- evaluation set none: in 0 documents, 0.00%" in page
+    card = (Path(result.path) / "README.md").read_text()
+    assert "against exam " in card
+    html = tmp_path / "report.html"
+    assert main(["stats", result.path, "--html", str(html)]) == 0
+    assert main(["inspect", result.path]) == 0
+    assert f"evaluation  {sentence}, of 3 questions (1 too short)" in capsys.readouterr().out
+    assert "Evaluation sets" in html.read_text()
+    record = tmp_path / "record.html"
+    assert main(["record", result.path, "--html", str(record)]) == 0
+    assert f"{sentence}, of 3 questions (1 too short)" in record.read_text()
+    assert main(["verify", "--sample", "1/2", "--trust-records", result.path]) == 0
+    made = plan(BuildConfig.model_validate(settings(tmp_path, "planned", action="mark")))
+    assert f"decontaminate leaves out 0, 0.00% and finds exam in {of_exam}, law in" in "\n".join(plan_text(made))
+    gates = [{"of": "skipped_share", "step": "decontaminate", "at_most": 0.01}]
+    with pytest.raises(ValueError, match="decontaminate"):
+        build_here(settings(tmp_path, "gated", publish={"gates": gates}))
+    made = plan(BuildConfig.model_validate(settings(tmp_path, "planned", publish={"gates": gates})))
+    assert made.losses[0].documents == sum(map(bool, naive(texts)))
+
+
+def test_stored_sets_are_removed_as_garbage(tmp_path: Path) -> None:
+    put(tmp_path / "in/a.jsonl", documents(20))
+    build_here(settings(tmp_path))
+    assert len(list((tmp_path / "out/_cache/sets").iterdir())) == 2
+    collected = collect(Store.at(tmp_path / "out"), Policy(grace_days=0), delete=True)
+    assert sum(item.name.startswith("_cache/sets/") for item in collected.garbage) == 2
+    flat_tokens.verify(tmp_path / "out", "full")
+
+
+@pytest.mark.slow
+def test_a_corpus_with_planted_questions_keeps_what_tuples_of_words_keep(tmp_path: Path, corpus: Path) -> None:
+    """With 1, 2 and 4 workers and through groups."""
+    table = pq.read_table(corpus / "000_00008.parquet", columns=["id", "text"])
+    table = pa.concat_tables([table.slice(first, 40) for first in range(0, table.num_rows, table.num_rows // 8)])
+    texts = table["text"].to_pylist()
+    questions = [" ".join(text.split()[3:30]) for text in texts[::20]] + EXAM
+    for number in range(5, len(texts), 23):
+        some = questions[number % len(questions)]
+        texts[number] += [some.upper(), some.replace(" ", "\n--"), " ".join(some.split()[:12]), some][number % 4]
+    put(tmp_path / "exam.jsonl", questions)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": table["id"], "text": texts}), tmp_path / "in/a.parquet", row_group_size=100)
+
+    def words(text: str) -> list[str]:
+        found = words_of(*text_buffers(pa.array([text], pa.large_string())))
+        return [found.data[start:stop].tobytes().decode() for start, stop in zip(found.starts, found.stops, strict=True)]
+
+    wanted = set[tuple[str, ...]]()
+    for question in map(words, questions):
+        length = min(len(question), 13)
+        wanted |= {tuple(question[i : i + length]) for i in range(len(question) - length + 1)} if length >= 8 else set()
+    runs = ({tuple(of[i : i + n]) for n in range(8, 14) for i in range(len(of) - n + 1)} for of in map(words, texts))
+    left = sorted(text for text, mine in zip(texts, runs, strict=True) if not wanted & mine)
+    results = [build_here(settings(tmp_path, f"out{n}", slice_bytes=200_000), n) for n in (1, 2, 4)]
+    config = BuildConfig.model_validate(settings(tmp_path, "groups", slice_bytes=200_000))
+    results.append(build(config, Elsewhere(config)))
+    assert len({*map(bytes_of, results)}) == 1
+    assert len(texts) // 20 < len(texts) - len(left) < len(texts) // 5
+    assert texts_in(results[0].path) == left

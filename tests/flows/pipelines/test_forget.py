@@ -1,0 +1,485 @@
+"""Documents that are forgotten: they go from every version and from all else below an output, and no build brings them back."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+import flat_tokens
+import flows.pipelines.successors
+from flat_tokens.columns import columns_of
+from flat_tokens.ledger import Ledger
+from flat_tokens.manifest import read_manifest, splits_at
+from flat_tokens.reader import open_split
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.export import export_of, note_export
+from flat_tokens.tools.remains import check_forgotten
+from flows.pipelines.build import BuildResult, build, result_if_up_to_date
+from flows.pipelines.derive import derive
+from flows.pipelines.export import export
+from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.derive.request import DeriveRequest, Merge, Shuffle
+from tasks.garbage import Policy, collect
+from tasks.output.held import approve
+from tasks.output.pointer import read_pointer
+from tasks.output.versions import list_versions, pin, roll_back
+from tests.examples import first_fast
+from tests.faults.support import shards_stay
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
+
+Rows = list[dict[str, Any]]
+
+GONE = ("a-3", "a-17", "b-5")
+
+
+def planted(name: str) -> str:
+    """Text that no other document has."""
+    return f"<{name}> " + "".join(f"{name}:{i * i} " for i in range(7))
+
+
+def rows(name: str, count: int) -> Rows:
+    return [
+        {"id": f"{name}-{i}", "text": f"{planted(f'{name}-{i}')} {'salt wind ' * (i % 5)}", "url": f"u{name}-{i}"}
+        for i in range(count)
+    ]
+
+
+class Dataset:
+    """Sources ``a`` and ``b``, an output, and what is done there."""
+
+    def __init__(self, here: Path, output: str | None = None, **settings: Any) -> None:
+        self.here, self.output, self.settings = here, output or str(here / "out"), settings
+        self.rows = {"a": rows("a", 40), "b": rows("b", 30)}
+
+    def write(self, name: str = "in", without: Iterable[str] = ()) -> Path:
+        """Write the sources, *without* some documents."""
+        (self.here / name).mkdir(exist_ok=True)
+        for source, documents in self.rows.items():
+            lines = (json.dumps(row) + "\n" for row in documents if row["id"] not in without)
+            (self.here / name / f"{source}.jsonl").write_text("".join(lines))
+        return self.here / name
+
+    def config(self, text: Path, output: str, **settings: Any) -> BuildConfig:
+        sources = [
+            {"name": name, "path": str(text / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["url"]} for name in self.rows
+        ]
+        told = {"output": output, "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.3, "workers": 1}
+        return BuildConfig.model_validate({**told, "scratch": str(self.here / "scratch"), **self.settings, **settings})
+
+    def build(self, **settings: Any) -> BuildResult:
+        with Threads(1) as runner:
+            return build(self.config(self.write(), self.output, **settings), runner)
+
+    def refresh(self) -> RefreshResult:
+        with Threads(1) as runner:
+            return refresh(self.config(self.write(), self.output), runner)
+
+    def clean(self, gone: Iterable[str], **settings: Any) -> Path:
+        """What a build from nothing gives of the sources without some documents."""
+        output = self.here / f"clean-{uuid.uuid4().hex}"
+        with Threads(1) as runner:
+            build(self.config(self.write("clean", gone), str(output), **settings), runner)
+        return output
+
+    def forget(self, *ids: str, **request: Any) -> ForgetResult:
+        (self.here / "ids").write_text("".join(f"{one}\n" for one in ids))
+        told = {"output": self.output, "reason": "they asked", "scratch": str(self.here / "scratch")}
+        return forget(ForgetRequest(**{**told, **({"id_list": str(self.here / "ids")} if ids else {}), **request}))
+
+    @property
+    def root(self) -> Store:
+        return Store.at(self.output)
+
+
+def content(version: Store) -> dict[str, list[tuple[Any, ...]]]:
+    """Every document of a version: key, tokens, loss mask, columns."""
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for name in splits_at(version):
+        split = open_split(version / name)
+        starts = split.seq_starts.read(0, split.seq_count + 1).astype(np.int64).tolist()
+        tokens = split.encoded_tokens.read(0, split.token_count)
+        mask = None if split.loss_mask is None else split.loss_mask.read(0, split.token_count)
+        keys = flat_tokens.arrays.opening.open_array(version / f"documents/{name}/key", "uint64").read(0, split.seq_count)
+        columns = columns_of(version, read_manifest(version), name)
+        kept = columns.take(np.arange(split.seq_count), list(columns.kinds)).to_pylist() if columns.kinds else [None] * len(keys)
+        found[name] = [
+            (int(keys[i]), tokens[a:b].tobytes(), b"" if mask is None else mask[a:b].tobytes(), kept[i])
+            for i, (a, b) in enumerate(pairwise(starts))
+        ]
+    return found
+
+
+def contents(root: Store) -> Iterator[tuple[str, bytes]]:
+    """Every object below an output, as it is, and unpacked."""
+    for key, _ in root.listing():
+        if key == "latest":
+            continue
+        data = root.read(key)
+        yield key, data
+        if data[:4] == b"PAR1":
+            yield key, repr(pq.read_table(io.BytesIO(data)).to_pylist()).encode()
+        at = data.find(b"\x28\xb5\x2f\xfd")
+        while at >= 0:
+            with contextlib.suppress(zstandard.ZstdError):
+                yield key, zstandard.ZstdDecompressor().decompressobj().decompress(data[at:])
+            at = data.find(b"\x28\xb5\x2f\xfd", at + 1)
+
+
+def where(root: Store, ids: Iterable[str]) -> set[str]:
+    """Objects with a run of tokens of documents, as bytes of tokens in either form or as text, or with a column of theirs."""
+    marks = []
+    for one in ids:
+        tokens = np.frombuffer(planted(one)[2:26].encode(), np.uint8).astype("<u4") + 1
+        marks += [tokens.tobytes(), (tokens * 2).astype("<u4").tobytes(), planted(one).encode(), f"u{one}'".encode()]
+    return {key for key, data in contents(root) for mark in marks if mark in data}
+
+
+def check_gone(dataset: Dataset, gone: Iterable[str] = GONE) -> None:
+    assert where(dataset.root, gone) == set()
+    assert where(dataset.root, ["a-4"])  # it is looked for rightly
+    assert list(check_forgotten(dataset.root)) == []
+    for version in list_versions(dataset.root):
+        flat_tokens.verify(f"{dataset.output}/versions/{version.version}", "full")
+
+
+def check_same(dataset: Dataset, gone: Iterable[str] = GONE, **settings: Any) -> None:
+    """The latest version has what a clean build has."""
+    assert content(latest(dataset.root)) == content(latest(Store.at(dataset.clean(gone, **settings))))
+
+
+def latest(root: Store) -> Store:
+    return root / "versions" / str(read_pointer(root).version)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "three splits, duplicates dropped": {
+        "test_fraction": 0.3,
+        "split": {"by": "text"},
+        "documents": {"duplicates": "drop"},
+        "slice_bytes": 1000,
+    },
+    "compact": {"layout": "compact", "documents": {"steps": [{"use": "length", "max_characters": 200}, {"use": "normalize"}]}},
+    "zarr2": {"layout": "zarr2", "slice_bytes": 1000},
+    "mmap": {},
+    "three splits": {"test_fraction": 0.3, "split": {"by": "url"}},
+    "duplicates dropped": {"documents": {"duplicates": "drop"}, "slice_bytes": 1000},
+}
+
+
+@pytest.mark.parametrize("variant", first_fast(VARIANTS, 3))
+def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path: Path, variant: str) -> None:
+    """All others are as in a build of the sources without them; the next build has nothing to do; a refresh tokenizes only what
+    has changed.
+    """
+    dataset = Dataset(tmp_path, **VARIANTS[variant])
+    first = dataset.build()
+    result = dataset.forget(*GONE, "nobody")
+    assert (result.key_count, result.unknown, result.documents, result.left) == (4, 1, 3, ())
+    assert list(result.versions) == [first.version]
+    check_gone(dataset)
+    check_same(dataset)
+    again = dataset.refresh()
+    assert (again.outcome, again.version) == ("unchanged", result.latest)
+    with Threads(1) as runner:
+        nothing = result_if_up_to_date(dataset.config(dataset.write(), dataset.output), runner)
+    assert nothing is not None
+    assert nothing.was_published
+    totals = read_manifest(latest(dataset.root))["totals"]["documents"]
+    assert totals["skipped"]["forgotten"] == 3
+    assert totals["read"] == first.totals["documents"]["read"]
+    assert [one["skipped"].get("forgotten", 0) for one in totals["by_source"]] == [2, 1]
+    dataset.rows["a"].append({"id": "a-new", "text": planted("a-new"), "url": "new"})
+    more = dataset.refresh()
+    assert more.outcome == "published"
+    assert more.build is not None
+    assert more.build.totals["documents"]["skipped"]["forgotten"] == 3
+    check_gone(dataset)
+    check_same(dataset)
+
+
+def test_masks_stay_with_their_tokens(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    text = tmp_path / "pairs.jsonl"
+    lines = [{"id": f"p-{i}", "prompt": f"ask {i}", "completion": planted(f"p-{i}")} for i in range(30)]
+    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = {"name": "p", "path": str(text), "id_column": "id", "prompt_column": "prompt", "completion_column": "completion"}
+    config = BuildConfig.model_validate(
+        {"output": dataset.output, "sources": [source], "tokenizer": "bytes", "validation_fraction": 0}
+    )
+    with Threads(1) as runner:
+        build(config, runner)
+        before = content(latest(dataset.root))
+        dataset.forget("p-7")
+        after = content(latest(dataset.root))
+        assert after["train"] == [one for one in before["train"] if b"".join(_bytes("<p-7>")) not in one[1]]
+        assert len(after["train"]) == 29
+        assert build(config, runner).was_published
+    assert where(dataset.root, ["p-7"]) == set()
+
+
+def _bytes(text: str) -> Iterator[bytes]:
+    for byte in text.encode():
+        yield np.uint32((byte + 1) * 2).tobytes()
+
+
+def test_pinned_former_and_held_versions_get_successors(tmp_path: Path) -> None:
+    """Pins move with their notes, a rollback goes to the successor, and what waits for a person waits on."""
+    dataset = Dataset(tmp_path)
+    one = dataset.build().version
+    pin(dataset.root, one, "the paper")
+    dataset.rows["a"] += rows("c", 20)
+    two = dataset.build().version
+    dataset.rows["b"] = dataset.rows["b"][:6]
+    held = dataset.refresh()
+    assert held.outcome == "held"
+    assert held.build is not None
+    result = dataset.forget(*GONE)
+    assert set(result.versions) == {one, two, held.build.version}
+    listed = {version.version: version for version in list_versions(dataset.root)}
+    assert set(listed) == set(result.versions.values())
+    assert listed[result.versions[one]].pinned == "the paper"
+    assert json.loads((tmp_path / "out" / "pins" / f"{result.versions[one]}.json").read_text())["moved_from"] == [one]
+    assert listed[result.versions[two]].state == "latest"
+    assert listed[result.versions[held.build.version]].state == "held"
+    check_gone(dataset)
+    assert dataset.refresh().outcome == "still held"
+    assert roll_back(dataset.root).version == result.versions[one]
+    assert roll_back(dataset.root, result.versions[two]).version == result.versions[two]
+    assert dataset.refresh().outcome == "held"
+    assert approve(dataset.root, None, "yes").pointer.version == result.versions[held.build.version]
+    check_same(dataset)
+    assert dataset.refresh().outcome == "unchanged"
+
+
+def test_what_was_rolled_back_or_rejected_stays_so(tmp_path: Path) -> None:
+    """Also where its version has been collected: it is known by the name that it would have without anything forgotten."""
+    dataset = Dataset(tmp_path)
+    dataset.build()
+    dataset.rows["a"] += rows("c", 20)
+    dataset.build()
+    roll_back(dataset.root)
+    dataset.forget(*GONE)
+    assert dataset.refresh().outcome == "withdrawn"
+    collect(dataset.root, Policy(keep_versions=1, grace_days=0), delete=True)
+    assert len(list_versions(dataset.root)) == 1
+    assert dataset.refresh().outcome == "withdrawn"
+
+
+def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    dataset.build()
+    before = read_pointer(dataset.root)
+    result = dataset.forget("late-1")
+    assert (result.key_count, result.unknown, result.versions) == (1, 1, {})
+    assert read_pointer(dataset.root) == before
+    assert dataset.refresh().outcome == "unchanged"
+    dataset.rows["a"] += rows("late", 3)
+    assert dataset.refresh().outcome == "published"
+    check_gone(dataset, ["late-1"])
+    check_same(dataset, ["late-1"])
+    assert dataset.refresh().outcome == "unchanged"
+
+
+def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
+    """A copy that was left out would take its place."""
+    dataset = Dataset(tmp_path, documents={"duplicates": "drop"})
+    dataset.rows["b"][20]["text"] = dataset.rows["a"][3]["text"]
+    dataset.rows["b"][21]["text"] = dataset.rows["a"][3]["text"]
+    dataset.rows["b"][22]["text"] = dataset.rows["a"][4]["text"]
+    dataset.build()
+    result = dataset.forget("b-21")
+    assert (result.key_count, result.same_text) == (1, 2)
+    assert dataset.refresh().outcome == "unchanged"
+    with pytest.raises(AssertionError):
+        check_gone(dataset, ["a-4"])
+    check_gone(dataset, ["a-3"])
+    check_same(dataset, ["a-3", "b-20", "b-21"])
+    totals = read_manifest(latest(dataset.root))["totals"]["documents"]
+    assert totals["skipped"] == {"duplicate": 1, "forgotten": 3}
+    dataset.rows["a"] += rows("c", 2)
+    dataset.refresh()
+    check_same(dataset, ["a-3", "b-20", "b-21"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "gone"),
+    [
+        ({"where": "url = 'ub-7' or row = 2 and source = 'a'"}, ["b-7", "a-2"]),
+        ({"where": "row < 2", "source": "b"}, ["b-0", "b-1"]),
+    ],
+)
+def test_documents_are_named_by_an_expression_or_a_source(tmp_path: Path, request_: dict[str, Any], gone: list[str]) -> None:
+    dataset = Dataset(tmp_path)
+    dataset.build()
+    assert dataset.forget(**request_).documents == len(gone)
+    check_gone(dataset, gone)
+    check_same(dataset, gone)
+
+
+def test_what_names_no_document_is_refused(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    with pytest.raises(ValueError, match="nothing was built here"):
+        dataset.forget("a-1")
+    dataset.build()
+    for request, message in (
+        ({"where": "url = 'none'"}, "no version has a document that is named so"),
+        ({"source": "z"}, "no version has a source 'z'; there are a, b"),
+        ({"where": "colour = 1"}, "there is no column 'colour'"),
+        ({}, "one of keys, ids or where"),
+        ({"where": "row = 1", "key_list": "x"}, "one of keys, ids or where"),
+        ({"where": "row ="}, "row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataset.forget(**request)
+    assert dataset.forget("a-1").versions
+    assert dataset.forget("a-1").certificate is None
+
+
+@pytest.mark.parametrize(
+    "step", first_fast(["make_successor", "_attest", "sweep_shards", "move_to_successors", "remove_version", "sweep_files"], 2)
+)
+def test_the_next_build_goes_on_with_what_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    dataset = Dataset(tmp_path, documents={"duplicates": "drop"})
+    dataset.build()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flows.pipelines.successors, step, fails)
+        with pytest.raises(OSError, match="gone"):
+            dataset.forget(*GONE)
+    assert any("documents are being forgotten" in line for line in check_forgotten(dataset.root))
+    if step == "_attest":
+        assert resume(dataset.output, str(tmp_path / "scratch")).certificate
+    else:
+        assert dataset.refresh().outcome == "unchanged"
+    check_gone(dataset)
+    check_same(dataset)
+    with pytest.raises(ValueError, match="no forgetting was begun"):
+        resume(dataset.output, str(tmp_path / "scratch"))
+
+
+def test_shards_and_copies_of_files_go(tmp_path: Path) -> None:
+    """Tokens of a build that did not publish, and a compressed source's unpacked copy."""
+    dataset = Dataset(tmp_path, slice_bytes=1000)
+    with shards_stay():
+        dataset.build()
+        dataset.build(split_seed=4)
+    files = tmp_path / "out" / "_cache" / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    (files / f"{'ab' * 32}.raw").write_text(planted("a-3"))
+    assert where(dataset.root, GONE) & {key for key, _ in dataset.root.listing() if key.startswith("_cache/")}
+    result = dataset.forget(*GONE)
+    assert len(result.versions) == 2
+    check_gone(dataset)
+    check_same(dataset, split_seed=4)
+
+
+def test_derived_versions_and_inputs_are_without_them(tmp_path: Path) -> None:
+    """A merge into the output leaves them out, and a version that was made of others gets a successor, too."""
+    dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
+    dataset.build()
+    other.build(split_seed=3)
+    shuffled = DeriveRequest(operation=Shuffle(seed=1), inputs=(dataset.output,), output=dataset.output, layout="auto")
+    with Threads(1) as runner:
+        derive(shuffled, runner)
+        dataset.forget(*GONE)
+        check_gone(dataset)
+        assert derive(shuffled, runner).was_published
+        merged = derive(DeriveRequest(operation=Merge(), inputs=(dataset.output, other.output), output=dataset.output), runner)
+    assert merged.totals["documents"]["skipped"] == {"forgotten": 3}
+    assert merged.totals["documents"]["written"] == 67 + 67
+    check_gone(dataset)
+
+
+def store_of(kind: str, request: pytest.FixtureRequest) -> str:
+    return f"memory://{uuid.uuid4().hex}" if kind == "memory" else f"{request.getfixturevalue('s3')}/out"
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
+def test_outputs_in_a_store(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
+    dataset = Dataset(tmp_path, store_of(kind, request), documents={"duplicates": "drop"}, slice_bytes=1000)
+    dataset.build()
+    pin(dataset.root, str(read_pointer(dataset.root).version))
+    result = dataset.forget(*GONE)
+    assert result.left == ()
+    assert [version.pinned for version in list_versions(dataset.root)] == [""]
+    check_gone(dataset)
+    check_same(dataset)
+    assert dataset.refresh().outcome == "unchanged"
+
+
+def test_the_certificate_says_what_was_done(tmp_path: Path) -> None:
+    dataset = Dataset(tmp_path)
+    dataset.rows["a"][3]["text"] = "short"
+    dataset.rows["a"][4]["text"] = dataset.rows["b"][5]["text"]
+    first = dataset.build().version
+    result = dataset.forget(*GONE)
+    path = Path(str(result.certificate))
+    told = json.loads(path.read_text())
+    assert told["reason"] == "they asked"
+    assert [(one["version"], one["documents"], one["successor"]) for one in told["versions"]] == [(first, 3, result.latest)]
+    assert [one["name"] for one in told["source_files"]] == ["a.jsonl", "b.jsonl"]
+    assert told["by_tokens"]["short"] == 1
+    assert told["by_tokens"]["shared"] > 3  # those of b-5, whose text a-4 has
+    assert told["checked"]["left"] == []
+    page = path.with_suffix(".html").read_text()
+    assert "they asked" in page
+    assert "Backups" in page
+    assert not any(one in page + path.read_text() for one in GONE)
+
+
+def test_runs_that_saw_them_are_told_and_skip_them(tmp_path: Path) -> None:
+    """The steps are those of the batches that have their tokens; from a step on the ledger has the successor."""
+    dataset = Dataset(tmp_path)
+    version = dataset.build(validation_fraction=0).version
+    train = flat_tokens.open(f"{dataset.output}/versions/{version}").train
+    ledger = Ledger.create(tmp_path / "run.json", {"text": (train.documents(300), 1.0)}, batch_size=8, seed=3)
+    before = ledger.mixture()
+    mark = np.frombuffer(b"<a-3>", np.uint8).astype(np.int64) + 1
+    saw = [step for step in range(20) if any(bytes(mark.tolist()) in bytes(row.tolist()) for row in _ids(before[step]))]
+    result = dataset.forget("a-3", runs=(str(tmp_path / "run.json"),), skip_from=20)
+    (run,) = result.runs.values()
+    assert (run["documents"], run["visits"], run["steps"], run["replaced_by"]) == (1, len(saw), saw, {"text": "text-2"})
+    after = Ledger.open(tmp_path / "run.json").mixture()
+    assert after.position(20) == before.position(20)
+    with pytest.raises(FileNotFoundError, match="cannot be read any more"):
+        after[3]
+    rows = [row for step in range(20, 40) for row in _ids(after[step])]
+    assert len(rows) == 160
+    assert not any(bytes(mark.tolist()) in bytes(row.tolist()) for row in rows)
+
+
+def _ids(batch: Any) -> Any:
+    """The ids of tokens of each row, as bytes can have them."""
+    return np.minimum(batch.samples.encoded >> 1, 255).astype(np.uint8)
+
+
+def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:
+    """Local ones are; the others are on the certificate."""
+    dataset = Dataset(tmp_path)
+    version = dataset.build().version
+    with Threads(1) as runner:
+        export(export_of(dataset.output, "parquet", {}), str(tmp_path / "exported"), runner)
+    (tmp_path / "exported" / "mine.txt").write_text("stays")
+    note_export(f"{dataset.output}/versions/{version}", "hub, parquet", "hf://datasets/me/data")
+    told = json.loads(Path(str(dataset.forget(*GONE).certificate)).read_text())
+    assert told["exports"] == {"removed": [str(tmp_path / "exported")], "not_reached": ["hf://datasets/me/data"]}
+    assert [path.name for path in (tmp_path / "exported").rglob("*")] == ["mine.txt"]
+    again = json.loads(Path(str(dataset.forget("a-5").certificate)).read_text())
+    assert again["exports"] == {"removed": [], "not_reached": ["hf://datasets/me/data"]}

@@ -1,0 +1,313 @@
+"""Near-duplicates through the whole pipeline: the first of a cluster stays, or all do and a column says which belong together."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import tasks.shards.recipe
+import tasks.tokenize.segments
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import CLUSTER, SPLITS
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.terminal import percent
+from flows.pipelines.build import BuildResult, build
+from flows.pipelines.forget import ForgetRequest, forget
+from flows.pipelines.plan import plan
+from flows.pipelines.refresh import RefreshResult, refresh
+from flows.runners.threads import Threads
+from flows.watch.summaries import summary
+from tasks.config import BuildConfig
+from tasks.garbage import Policy, collect
+from tests.benchmarks.planted import joined, shingles_of, similar_pairs
+from tests.faults.support import build_here, version_digests
+from tests.flows.through_json import Elsewhere
+
+WORDS = 120
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 1500)
+
+
+def texts_of(count: int, seed: int = 0) -> list[str]:
+    """Texts, of which half are some text before them with a passage of a few other words, or of a third: near it, or not."""
+    draw, found = random.Random(seed), list[str]()
+    for i in range(count):
+        words = [f"w{draw.randrange(10**5)}" for _ in range(WORDS)]
+        if found and draw.random() < 0.5:
+            words, old = draw.choice(found).split(), words
+            count, at = draw.choice([1, 2, 40]), draw.randrange(WORDS - 40)
+            words[at : at + count] = old[:count]
+        found.append(" ".join(words) + f" {i}.")
+    return found
+
+
+def put(path: Path, texts: Iterable[str]) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    rows = ({"id": f"{path.name}-{i}", "text": text, "note": f"{path.stem}{i}"} for i, text in enumerate(texts))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def told(output: Path, *sources: Path, action: str = "drop", **more: Any) -> dict[str, Any]:
+    named = [{"name": path.stem, "path": str(path), "id_column": "id"} for path in sources]
+    common = {"documents": {"near_duplicates": {"action": action}}, "validation_fraction": 0.3, "slice_bytes": 4000}
+    return {"output": str(output), "sources": named, "tokenizer": "bytes", **common, **more}
+
+
+def entries(result: BuildResult) -> dict[tuple[int, int], tuple[str, str]]:
+    """Split and text of each document of a version of byte tokens, by its file and row."""
+    found = {}
+    for name in SPLITS:
+        split = getattr(flat_tokens.open(result.path), name)
+        texts = ((split.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(split.seq_count))
+        places = (array_of(result.path, name, of) for of in ("file", "row"))
+        found |= {(file, row): (name, text) for file, row, text in zip(*places, texts, strict=True)}
+    return found
+
+
+def array_of(path: str, split: str, name: str) -> list[int]:
+    array = open_array(Store.at(path) / f"documents/{split}/{name}", "uint64")
+    return [int(value) for value in array.read(0, array.length)]
+
+
+def naive(*files: list[str]) -> list[list[tuple[int, int]]]:
+    """The clusters of texts, by the exact similarity of all pairs, each in the order of the sources."""
+    places = [(file, row) for file, texts in enumerate(files) for row in range(len(texts))]
+    pairs = similar_pairs(shingles_of([text for texts in files for text in texts]), 0.8)
+    return [[places[number] for number in mine] for mine in joined(pairs)]
+
+
+def columns_of(result: BuildResult, name: str) -> dict[tuple[int, int], Any]:
+    found = {}
+    for split in SPLITS:
+        files = sorted(Path(result.path, f"documents/{split}/columns").iterdir(), key=lambda path: int(path.stem))
+        values = pa.concat_tables([pq.read_table(file) for file in files])[name].to_pylist() if files else []
+        places = [tuple(place) for place, (of, _) in entries(result).items() if of == split]
+        found |= dict(zip(places, values, strict=True))
+    return found
+
+
+ONE, OTHER = texts_of(30, 1), texts_of(8, 2)
+OTHER = [*OTHER, ONE[3], ONE[7].upper()]
+"""Two files, the second with copies of documents of the first."""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    return put(tmp_path / "a.jsonl", ONE), put(tmp_path / "b.jsonl", OTHER)
+
+
+def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+    results = [build_here(told(tmp_path / f"out{n}", *paths), n) for n in (1, 3)]
+    config = BuildConfig.model_validate(told(tmp_path / "groups", *paths))
+    results.append(build(config, Elsewhere(config)))
+    clusters = naive(ONE, OTHER)
+    dropped = {place for mine in clusters for place in mine[1:]}
+    assert len(dropped) > 8
+    for result in results:
+        assert set(entries(result)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
+        flat_tokens.verify(result.path, "full")
+    assert len({json.dumps(version_digests(Path(one.path).parents[1], one.version)) for one in results}) == 1
+    documents = results[0].totals["documents"]
+    assert documents["skipped"] == {"near_duplicate": len(dropped)}
+    of_source = [sum(place[0] == file for place in dropped) for file in range(2)]
+    assert [one["skipped"].get("near_duplicate", 0) for one in documents["by_source"]] == of_source
+    assert results[0].slices > 3
+    shown = summary(config, results[0], "x")
+    assert f"Near-duplicates: {len(dropped)} documents have nearly the text of another one and are left out." in shown
+    assert f"- a: {of_source[0]} near-duplicates, {percent(of_source[0] / 30)} of what was read" in shown
+    assert plan(config).documents == 40
+
+
+@pytest.mark.parametrize("by", ["key", "cluster"])
+def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path, Path], by: str) -> None:
+    settings = told(tmp_path / "out", *paths, action="keep", split={"by": by})
+    settings["sources"][0]["keep_columns"] = ["note"]
+    result = build_here(settings)
+    found, clusters = columns_of(result, CLUSTER), naive(ONE, OTHER)
+    assert len(found) == 40
+    together = {place for mine in clusters for place in mine}
+    for mine in clusters:
+        assert len({found[place] for place in mine}) == 1
+        assert found[mine[0]] is not None
+    assert len({found[mine[0]] for mine in clusters}) == len(clusters)
+    assert {place for place, value in found.items() if value is not None} == together
+    splits = {place: split for place, (split, _) in entries(result).items()}
+    apart = [mine for mine in clusters if len({splits[place] for place in mine}) > 1]
+    assert bool(apart) == (by == "key")
+    notes = columns_of(result, "note")
+    assert [notes[0, 4], notes[1, 4]] == ["a4", None]
+    assert result.totals["documents"]["near_duplicates"] == sum(len(mine) - 1 for mine in clusters)
+    flat_tokens.verify(result.path, "full")
+    config = BuildConfig.model_validate({**settings, "output": str(tmp_path / "groups")})
+    there = build(config, Elsewhere(config))
+    assert version_digests(tmp_path / "groups", there.version) == version_digests(tmp_path / "out", result.version)
+
+
+def test_exact_copies_go_first(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+    documents = {"duplicates": "drop", "near_duplicates": {}}
+    result = build_here(told(tmp_path / "out", *paths, documents=documents))
+    both = sum(len(mine) - 1 for mine in naive(ONE, OTHER))
+    assert result.totals["documents"]["skipped"] == {"duplicate": 1, "near_duplicate": both - 1}
+    assert set(entries(result)) == set(entries(build_here(told(tmp_path / "near", *paths))))
+
+
+def refreshed(settings: dict[str, Any]) -> RefreshResult:
+    with Threads(2) as runner:
+        return refresh(BuildConfig.model_validate(settings), runner)
+
+
+@pytest.fixture
+def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts were signed, call by call."""
+    counts, sign = list[int](), tasks.shards.recipe.signatures
+    monkeypatch.setattr(
+        tasks.shards.recipe, "signatures", lambda texts, *more: (counts.append(len(texts)), sign(texts, *more))[1]
+    )
+    return counts
+
+
+@pytest.mark.parametrize("action", ["drop", "keep"])
+def test_a_refresh_signs_the_segment_that_has_changed(tmp_path: Path, signed: list[int], action: str) -> None:
+    """And gives the bytes of a build from nothing; another threshold signs nothing."""
+    texts = texts_of(60, 5)
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", texts), action=action, slice_bytes=100_000)
+    assert refreshed(settings).build is not None
+    assert sum(signed) == 60
+    signed.clear()
+    put(tmp_path / "a.jsonl", [*texts[:30], "another " + texts[30], *texts[31:]])
+    result = refreshed(settings)
+    assert 1 <= sum(signed) <= 20
+    assert 0 < result.text_bytes_tokenized < sum(map(len, texts)) / 3
+    again = build_here({**settings, "output": str(tmp_path / "again")})
+    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "again", again.version)
+    signed.clear()
+    near = {"near_duplicates": {"action": action, "threshold": 0.95}}
+    other = refreshed({**settings, "documents": near})
+    assert (sum(signed), other.text_bytes_tokenized) == (0, 0)
+    assert other.version != result.version
+    assert refreshed({**settings, "documents": {"near_duplicates": {"words": 3}}}).text_bytes_tokenized == 0
+    assert sum(signed) == 60
+
+
+def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None:
+    """Its tokens were kept, and its signature."""
+    texts = texts_of(20, 3)
+    put(tmp_path / "in/a.jsonl", texts)
+    put(tmp_path / "in/b.jsonl", [f"{text} end" for text in texts])
+    settings = told(tmp_path / "out", tmp_path / "in")
+    first = refreshed(settings)
+    assert first.build is not None
+    assert {file for file, _ in entries(first.build)} == {0}
+    assert collect(Store.at(tmp_path / "out"), Policy(keep_versions=1, grace_days=0), delete=True).garbage == ()
+    (tmp_path / "in/a.jsonl").unlink()
+    second = refreshed(settings)
+    assert second.text_bytes_tokenized == 0
+    assert second.build is not None
+    assert len(entries(second.build)) == len(entries(first.build))
+
+
+def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, signed: list[int]) -> None:
+    texts = texts_of(12, 4)
+    sources = put(tmp_path / "a.jsonl", texts), put(tmp_path / "b.jsonl", [f"{text} end" for text in texts[:6]])
+    settings = told(tmp_path / "out", *sources, validation_fraction=0)
+    result = build_here(settings)
+    before = set(entries(result))
+    assert (0, 0) in before
+    forget(ForgetRequest(output=settings["output"], reason="asked", where="file = 'a.jsonl' and row = 0"))
+    successor = Path(tmp_path / "out/latest").resolve()
+    gone = before - places_in(successor)
+    assert (0, 0) in gone
+    lost = sum(len(mine) for mine in naive(texts, [f"{text} end" for text in texts[:6]]) if (0, 0) in mine)
+    totals = json.loads((successor / "manifest.json").read_text())["totals"]["documents"]
+    assert totals["skipped"]["forgotten"] == lost > 1
+    assert totals["read"] == totals["written"] + sum(totals["skipped"].values())
+    signed.clear()
+    again = refreshed(settings)
+    assert sum(signed) <= 6
+    assert places_in(tmp_path / "out/latest") == before - gone
+    assert again.text_bytes_tokenized < 6 * 500
+
+
+def places_in(path: Path) -> set[tuple[int, int]]:
+    return set(zip(*(array_of(str(path), "train", name) for name in ("file", "row")), strict=True))
+
+
+def test_gates_see_the_share(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+    gate = {"of": "near_duplicate_share", "by": "source", "at_most": "10 %"}
+    with pytest.raises(ValueError, match=r"near_duplicate_share of source a: [\d.]+ %; wanted is at most 10 %"):
+        build_here(told(tmp_path / "out", *paths, publish={"gates": [gate]}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"documents": {"near_duplicates": {"threshold": 0.3}}}, "greater than or equal to 0.5"),
+        ({"split": {"by": "cluster"}}, "split.by is 'cluster', which is neither key nor text"),
+        ({"documents": {"near_duplicates": {"action": "keep"}}, "keep": ["cluster"]}, "gives the column 'cluster'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    keep = settings.pop("keep", None)
+    config = told(tmp_path / "out", tmp_path / "a.jsonl", **settings)
+    config["sources"][0]["keep_columns"] = keep
+    with pytest.raises(ValueError, match=message):
+        BuildConfig.model_validate(config)
+
+
+def test_datasets_without_them_are_as_before_and_share_segments(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+    plain = build_here(told(tmp_path / "out", *paths, documents={}))
+    assert plain.version == build_here(told(tmp_path / "other", *paths, documents={"near_duplicates": None})).version
+    assert "near_dup" not in Path(plain.path, "manifest.json").read_text()
+    assert build_here(told(tmp_path / "out", *paths)).text_bytes_tokenized == 0
+
+
+def test_the_command_lists_them(tmp_path: Path, paths: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    result = build_here(told(tmp_path / "out", *paths))
+    capsys.readouterr()
+    assert main(["duplicates", result.path, "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(listed) == result.totals["documents"]["skipped"]["near_duplicate"]
+    assert [listed[-1][name] for name in ("source", "file", "row")] == ["b", "b.jsonl", 9]
+    assert listed[-1]["of"]["file"] == "a.jsonl"
+    assert all(0.6 < one["similarity"] <= 1 for one in listed)
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bytes(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+    here = build_here(told(tmp_path / "out", *paths))
+    with Threads(9) as runner:  # above eight, workers are processes
+        there = build(BuildConfig.model_validate(told(tmp_path / "other", *paths)), runner)
+    assert version_digests(tmp_path / "other", there.version) == version_digests(tmp_path / "out", here.version)
+
+
+def test_the_report_shows_pairs_side_by_side(
+    tmp_path: Path, paths: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = build_here(told(tmp_path / "out", *paths))
+    page = tmp_path / "report.html"
+    capsys.readouterr()
+    assert main(["stats", result.path, "--html", str(page), "--json", "--source", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)["near_duplicates"]
+    skipped = result.totals["documents"]["skipped"]["near_duplicate"]
+    assert found["near_duplicates"] == sum(row["near_duplicates"] for row in found["by_source"]) == skipped
+    assert found["clusters"] == sum(one["clusters"] for one in found["sizes"]) == len(naive(ONE, OTHER))
+    assert [len(row["pairs"]) for row in found["by_source"]] == [min(10, row["near_duplicates"]) for row in found["by_source"]]
+    pair = next(pair for pair in found["by_source"][1]["pairs"] if pair["document"]["row"] == 9)
+    assert pair["document"]["text"] == ONE[7].upper()
+    assert "<mark>" in page.read_text()
+    assert main(["stats", result.path, "--html", str(page)]) == 0
+    assert "say where it is with --source" in page.read_text()

@@ -1,0 +1,110 @@
+"""Partitioned directories: a version has the columns that it would have if the files had them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+from flat_tokens.manifest import SPLITS
+from flows.pipelines.build import BuildResult, build
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tests.flows.through_json import Elsewhere
+from tests.sources import Rows, expected, held, write_partitioned, write_rows
+
+FRACTION = 0.4
+
+
+def some_rows(count: int) -> Rows:
+    """Documents by language and year; some have no language."""
+    return [
+        {"id": f"d{i}", "text": f"document {i} " * (i % 5 + 1), "lang": ("de", "en/us", None)[i % 3], "year": f"{2020 + i % 2}"}
+        for i in range(count)
+    ]
+
+
+def settings(tmp_path: Path, output: str = "out", keep: Sequence[str] = ("year", "lang"), **more: Any) -> dict[str, Any]:
+    source = {"path": str(tmp_path / "in"), "id_column": "id", "keep_columns": list(keep)}
+    return {
+        "output": str(tmp_path / output),
+        "source": source,
+        "tokenizer": "bytes",
+        "validation_fraction": FRACTION,
+        "scratch": str(tmp_path / "scratch"),
+        **more,
+    }
+
+
+def built(given: dict[str, Any], workers: int | None = 1) -> BuildResult:
+    config = BuildConfig.model_validate(given)
+    with Threads(workers or 1) as threads:
+        return build(config, threads if workers else Elsewhere(config))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "arrow", "csv", "jsonl.zst"])
+@pytest.mark.parametrize("slice_bytes", [150, 1 << 20], ids=["files in pieces", "runs of files"])
+def test_columns_of_directories_are_columns(tmp_path: Path, ending: str, slice_bytes: int) -> None:
+    """In files that are cut, in files that are read together, on other workers. A second build reads none of them."""
+    files = write_partitioned(tmp_path / "in", some_rows(30), ("lang", "year"), ending)
+    result = built(settings(tmp_path, slice_bytes=slice_bytes))
+    assert held(result.path) == expected(files, fraction=FRACTION, columns=("year", "lang"))
+    other = built(settings(tmp_path, "groups", slice_bytes=slice_bytes), None)
+    assert other.version == result.version
+    again = built(settings(tmp_path, slice_bytes=slice_bytes))
+    assert (again.version, again.text_bytes_tokenized) == (result.version, 0)
+
+
+def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path) -> None:
+    for number, name in enumerate(["k=a/1.txt", "k=a/2.txt", "k=b/1.txt", "3.txt"]):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(f"{number} one\n{number} two\n")
+    given = settings(tmp_path, keep=["k"], validation_fraction=0)
+    del given["source"]["id_column"]
+    with pytest.raises(ValueError, match=r"3.txt is plain text, which has no column 'k'"):
+        built(given)
+    (tmp_path / "in" / "3.txt").unlink()
+    for slice_bytes in (20, 1 << 20):
+        for separator in (None, "\n"):
+            given["source"]["document_separator"] = separator
+            found = held(built(given | {"slice_bytes": slice_bytes}).path)["train"]
+            each = 1 if separator is None else 2
+            assert [one.columns["k"] for one in found] == ["a"] * 2 * each + ["b"] * each
+
+
+def test_a_column_of_the_file_counts_and_then_nothing_is_other_than_without_directories(tmp_path: Path) -> None:
+    rows = some_rows(12)
+    for row in rows:
+        row["lang"] = "en"
+    write_rows(tmp_path / "in" / "lang=fr" / "x.parquet", rows)
+    found = held(built(settings(tmp_path, keep=["lang"])).path)
+    assert {one.columns["lang"] for split in SPLITS for one in found[split]} == {"en"}
+
+
+def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp_path: Path) -> None:
+    rows = [{"id": f"d{i}", "text": f"text {i}"} for i in range(20)]
+    for lang in ("de", "en"):
+        write_rows(tmp_path / "in" / f"lang={lang}" / "x.jsonl", rows)
+    given = settings(tmp_path, keep=["lang"], split={"by": "lang"})
+    first = built(given)
+    found = held(first.path)
+
+    assert {(one.file, one.columns["lang"]) for split in SPLITS for one in found[split]} == {(0, "de"), (1, "en")}
+    assert all(len({one.columns["lang"] for one in found[split]}) <= 1 for split in SPLITS)
+    (tmp_path / "in" / "lang=en").rename(tmp_path / "in" / "lang=fr")
+    moved = built(given)
+    assert moved.version != first.version
+    assert {one.columns["lang"] for split in SPLITS for one in held(moved.path)[split]} == {"de", "fr"}
+    chosen = flat_tokens.open(moved.path).train.select(where="lang = 'fr' or lang = 'de'")
+    assert len(chosen) == flat_tokens.open(moved.path).train.seq_count
+
+
+def test_directories_above_the_source_give_nothing_and_the_error_says_so(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in" / "lang=de" / "x.jsonl", [{"id": "1", "text": "a"}])
+    given = settings(tmp_path, keep=["lang"])
+    given["source"]["path"] = str(tmp_path / "in" / "lang=de")
+    with pytest.raises(ValueError, match="Directories give columns if they are below source"):
+        built(given)

@@ -1,0 +1,358 @@
+"""Splits: what decides on them, the third one, and what becomes of it in everything that is made of the dataset."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flat_tokens
+import tasks.assemble.spans
+import tasks.tokenize.segments
+from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.manifest import EVERY_SPLIT
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.cli import main
+from flat_tokens.tools.export import export_of
+from flows.commands.build import summary as told_summary
+from flows.pipelines.build import build
+from flows.pipelines.derive import derive
+from flows.pipelines.export import export
+from flows.pipelines.import_ import import_files
+from flows.pipelines.plan import plan
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from flows.watch.summaries import summary
+from tasks.config import BuildConfig
+from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.faults.support import build_here, shards_stay, version_digests
+from tests.flows.through_json import Elsewhere
+from tests.made import small
+
+Row = dict[str, Any]
+Placed = dict[tuple[str, str], str]
+"""The split of each document, by its id and text."""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1024)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1024)
+    monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 1024, 256))
+
+
+def rows_of(count: int, seed: int = 0) -> list[Row]:
+    """Documents of which a third have the text of another; domains, some of them null, are shared by a few."""
+    draw, rows = random.Random(seed), list[Row]()
+    for i in range(count):
+        text = draw.choice(rows)["text"] if rows and i % 3 == 2 else f"{seed} text {i} " + "salt " * draw.randrange(9)
+        domain = None if i % 11 == 7 else f"d{draw.randrange(count // 4)}"
+        rows.append({"id": f"{seed}-{i}", "text": text, "domain": domain, "number": draw.randrange(count // 4)})
+    return rows
+
+
+def put(path: Path, rows: list[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def told(output: Path, *paths: Path, **more: Any) -> dict[str, Any]:
+    keep = {"id_column": "id", "keep_columns": ["domain", "number"]}
+    sources = [{"name": path.stem, "path": str(path), **keep} for path in paths]
+    common = {"tokenizer": "bytes", "validation_fraction": 0.3, "test_fraction": 0.2, "slice_bytes": 600, "verify_level": "full"}
+    return {"output": str(output), "sources": sources, **common, **more}
+
+
+MASK = (1 << 64) - 1
+
+
+def mix(x: int) -> int:
+    y = x * 0xD6E8FEB86659FD93 & MASK
+    return (y ^ (y >> 32)) * 0xFF51AFD7ED558CCD & MASK
+
+
+def key_of(text: str) -> int:
+    """The formula of ``flat_tokens.keys``, in whole numbers."""
+    data = text.encode()
+    words = [int.from_bytes(data[i : i + 8].ljust(8, b"\0"), "little") for i in range(0, len(data), 8)]
+    sums = sum(mix(word ^ (j * 0xC2B2AE3D27D4EB4F & MASK)) for j, word in enumerate(words, 1))
+    return mix((len(data) * 0x9E3779B97F4A7C15 + sums) & MASK)
+
+
+def naive(rows: list[Row], by: str, validation: float, test: float, seed: int = 0) -> Placed:
+    """Where each document goes, one after the other."""
+    a, found = 0x9E3779B97F4A7C15, Placed()
+    for row in rows:
+        name = "id" if by == "key" or row[by] is None else by
+        drawn = mix(key_of(str(row[name])) ^ mix((seed * a + a) & MASK)) / 2**64
+        split = "validation" if drawn < validation else "test" if drawn < validation + test else "train"
+        found[row["id"], row["text"]] = split
+    return found
+
+
+def placed(path: str | Path, rows: list[Row]) -> Placed:
+    """Where each document of a dataset of byte tokens is, by its place in *rows*, which are those of its only file."""
+    dataset, found = flat_tokens.open(path), Placed()
+    for name, split in dataset.splits.items():
+        numbers = open_array(dataset.store / f"documents/{name}/row", "uint64").read(0, split.seq_count).tolist()
+        for i, number in enumerate(numbers):
+            text = (split.sequence(i) - 1).astype(np.uint8).tobytes().decode()
+            found[rows[number]["id"], text] = name
+    return found
+
+
+def apart(rows: list[Row], found: Placed) -> int:
+    """How many documents outside train have a text that another split has."""
+    splits = defaultdict[str, set[str]](set)
+    for (_, text), split in found.items():
+        splits[text].add(split)
+    return sum(split != "train" and len(splits[text]) > 1 for (_, text), split in found.items())
+
+
+@pytest.mark.parametrize("by", ["key", "text", "domain"])
+def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(tmp_path: Path, by: str) -> None:
+    """The same bytes, whether tokens are streamed, stored as shards, or made elsewhere."""
+    rows = rows_of(54)
+    path = put(tmp_path / "a.jsonl", rows)
+    wanted = naive(rows, by, 0.3, 0.2)
+    assert set(wanted.values()) == set(EVERY_SPLIT)
+    results = [build_here(told(tmp_path / "out", path, split={"by": by}))]
+    with shards_stay():
+        results.append(build_here(told(tmp_path / "shards", path, split={"by": by})))
+    config = BuildConfig.model_validate(told(tmp_path / "groups", path, split={"by": by}))
+    results.append(build(config, Elsewhere(config)))
+    results.append(build_here(told(tmp_path / "slices", path, split={"by": by}, slice_bytes=10**6), workers=1))
+    for result in results:
+        assert placed(result.path, rows) == wanted
+        flat_tokens.verify(result.path, "full")
+        assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
+    assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    assert results[0].slices > 3
+
+
+def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.jsonl", rows := rows_of(30))
+    both = placed(build_here(told(tmp_path / "out", path)).path, rows)
+    without = build_here(told(tmp_path / "out", path, test_fraction=0))
+    alone = placed(without.path, rows)
+    assert [where for where, split in both.items() if split == "validation"] == [
+        where for where, split in alone.items() if split == "validation"
+    ]
+    assert flat_tokens.open(without.path).test is None
+    assert "test" not in without.totals
+    assert without.text_bytes_tokenized == 0  # the tokens of the version with three splits
+
+
+@pytest.mark.parametrize("by", ["key", "text", "domain"])
+def test_what_a_version_holds_is_taken_for_another_rule(tmp_path: Path, by: str) -> None:
+    """Another seed, and back, tokenizes nothing."""
+    path = put(tmp_path / "a.jsonl", rows := rows_of(40))
+    settings = told(tmp_path / "out", path, split={"by": by})
+    build_here(settings)
+    other = build_here({**settings, "split_seed": 5})
+    assert placed(other.path, rows) == naive(rows, by, 0.3, 0.2, seed=5)
+    less = build_here({**settings, "test_fraction": 0.1, "validation_fraction": 0})
+    assert placed(less.path, rows) == naive(rows, by, 0, 0.1)
+    assert (other.text_bytes_tokenized, less.text_bytes_tokenized) == (0, 0)
+    anew = build_here({**settings, "output": str(tmp_path / "anew"), "split_seed": 5})
+    assert version_digests(tmp_path / "out", other.version) == version_digests(tmp_path / "anew", anew.version)
+
+
+def test_a_refresh_leaves_documents_where_they_are(tmp_path: Path) -> None:
+    rows = rows_of(60)
+    settings = told(tmp_path / "out", put(tmp_path / "in/a.jsonl", rows), split={"by": "domain"})
+    settings["sources"][0]["path"] = str(tmp_path / "in")
+    before = placed(build_here(settings).path, rows)
+    more = [*rows, *({**row, "id": f"new {row['id']}"} for row in rows_of(20, 3))]
+    put(tmp_path / "in/a.jsonl", more)
+    config = BuildConfig.model_validate(settings)
+    with Threads(2) as runner:
+        result = refresh(config, runner)
+    assert result.build is not None
+    after = placed(result.build.path, more)
+    assert after == naive(more, "domain", 0.3, 0.2)
+    assert {where: after[where] for where in before} == before
+    assert result.changes.documents is not None
+    counts = {one.name: one.added for one in result.changes.documents.by_split}
+    assert counts == {split: sum(where.startswith("new") and of == split for (where, _), of in after.items()) for split in counts}
+
+
+def test_a_killed_build_goes_on_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends after some slices; the next one tokenizes the others."""
+    path = put(tmp_path / "a.jsonl", rows_of(54))
+    settings = told(tmp_path / "out", path, split={"by": "text"}, workers=1)
+    whole = build_here({**settings, "output": str(tmp_path / "whole")})
+    add = tasks.assemble.assembler.Assembler.add
+    parts: list[Any] = []
+
+    def die(assembler: Any, part: Any) -> None:
+        parts.append(part)
+        if len(parts) == 3:
+            raise KeyboardInterrupt
+        add(assembler, part)
+
+    monkeypatch.setattr(tasks.assemble.assembler.Assembler, "add", die)
+    with pytest.raises(KeyboardInterrupt):
+        build_here(settings, 1)
+    monkeypatch.undo()
+    monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 1024, 256))
+    result = build_here(settings)
+    assert result.slices_reused >= 2
+    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "whole", whole.version)
+
+
+def derived(output: Path, operation: Row, *inputs: str, **more: Any) -> flat_tokens.Dataset:
+    request = {"operation": operation, "inputs": list(inputs), "output": str(output), "verify_level": "full", **more}
+    with Threads(2) as runner:
+        result = derive(DeriveRequest.model_validate(request), runner)
+    flat_tokens.verify(result.path, "full")
+    return flat_tokens.open(result.path)
+
+
+def sequences(split: flat_tokens.FlatTokens | None) -> list[list[int]]:
+    assert split is not None
+    return [split.sequence(i).tolist() for i in range(split.seq_count)]
+
+
+def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dataset without one has no test documents in a merge."""
+    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(36)))).path
+    two = build_here(told(tmp_path / "two", put(tmp_path / "b.jsonl", rows_of(30, 1)), test_fraction=0)).path
+    of_one, of_two = flat_tokens.open(one), flat_tokens.open(two)
+    merged = derived(tmp_path / "merged", {"operation": "merge"}, two, one)
+    assert sequences(merged.test) == sequences(of_one.test)
+    assert sequences(merged.train) == sequences(of_two.train) + sequences(of_one.train)
+    assert "train sequences | validation sequences | test sequences" in Path(merged.path, "README.md").read_text()
+    subset = derived(tmp_path / "subset", {"operation": "subset", "min_tokens": 30, "split": "test"}, one)
+    assert sequences(subset.test) == [ids for ids in sequences(of_one.test) if len(ids) >= 30]
+    assert sequences(subset.train) == sequences(of_one.train)
+    where = derived(tmp_path / "where", {"operation": "subset", "where": "number < 9"}, one)
+    assert where.test is not None
+    assert of_one.test is not None
+    assert sequences(where.test) == sequences(of_one.test.select(where="number < 9"))
+    sample = derived(tmp_path / "sample", {"operation": "subset", "count": 3}, one)
+    assert [split.seq_count for split in sample.splits.values()] == [3, 3, 3]
+    shuffled = derived(tmp_path / "shuffled", {"operation": "shuffle", "seed": 3}, one)
+    assert sorted(sequences(shuffled.test)) == sorted(sequences(of_one.test)) != sequences(shuffled.test)
+    relaid = derived(tmp_path / "relaid", {"operation": "relayout"}, one, layout="compact")
+    assert sequences(relaid.test) == sequences(of_one.test)
+    assert main(["diff", relaid.path, one]) in (0, 1)
+    assert main(["trace", one, "--split", "test", "--sequence", "0", "--source", str(tmp_path / "a.jsonl"), "--json"]) == 0
+    assert main(["stats", one, "--split", "test"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", one]) == 0
+    shown = capsys.readouterr().out
+    assert "0.2 of the documents, by the same hash" in shown
+
+
+@pytest.mark.parametrize("format", ["megatron", "mds", "parquet", "build-nanogpt"])
+def test_an_export_and_the_import_of_it_keep_the_test_split(tmp_path: Path, format: str) -> None:
+    one = flat_tokens.open(build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(24)))).path)
+    options = {"end_of_text": 300} if format in ("mds", "build-nanogpt") else {}
+    with Threads(2) as runner:
+        export(export_of(one.path, format, options), str(tmp_path / "files"), runner)
+        request = ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "back"), format=format, options=options)
+        back = flat_tokens.open(import_files(request, runner).path)
+    assert {name: sequences(split) for name, split in back.splits.items()} == {
+        name: sequences(split) for name, split in one.splits.items()
+    }
+
+
+def test_a_format_that_calls_validation_test_takes_no_third_split(tmp_path: Path) -> None:
+    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(24)))).path
+    with Threads(1) as runner, pytest.raises(ValueError, match="Export train or validation"):
+        export(export_of(one, "jaxformer", {"end_of_text": 300}), str(tmp_path / "files"), runner)
+    with pytest.raises(ValueError, match="a split"):
+        export_of(build_here(told(tmp_path / "two", tmp_path / "a.jsonl", test_fraction=0)).path, "megatron", {}, ("test",))
+
+
+def test_another_tokenizer_draws_the_same_documents(tmp_path: Path) -> None:
+    rows = rows_of(30)
+    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows), split={"by": "domain"}))
+    with Threads(2) as runner:
+        tokenizer = {"name": str(Path(__file__).parents[3] / "deployments/demo/tokenizer.json")}
+        config = BuildConfig.model_validate(told(tmp_path / "one", tmp_path / "a.jsonl", split={"by": "domain"}))
+        other = build(config.model_copy(update={"tokenizer": type(config.tokenizer)(**tokenizer)}), runner)
+    keys = [
+        [open_array(Store.at(built.path) / f"documents/{split}/key", "uint64") for split in EVERY_SPLIT] for built in (one, other)
+    ]
+    assert [array.read(0, array.length).tolist() for array in keys[0]] == [
+        array.read(0, array.length).tolist() for array in keys[1]
+    ]
+
+
+def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
+    rows = rows_of(60)
+    gate = {"of": "documents", "split": "test", "at_least": 1000}
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), publish={"gates": [gate]})
+    with pytest.raises(ValueError, match="split test"):
+        build_here({**settings, "output": str(tmp_path / "stopped")})
+    gates = [{**gate, "at_least": 1}, {"of": "tokens", "by": "split", "at_least": 1}]
+    config = BuildConfig.model_validate({**settings, "publish": {"gates": gates}})
+    assert plan(config).documents == 60
+    result = build_here({**settings, "publish": {"gates": gates}})
+    count = sum(split == "test" for split in placed(result.path, rows).values())
+    assert result.totals["test"]["seq_count"] == count
+    said = "\n".join(told_summary(result))
+    assert f"  test       {result.totals['test']['token_count']:,} tokens in {count} sequences" in said
+    assert f"{result.equal_texts_apart} documents outside train have a text that another split has" in said
+    shown = summary(config, result, "x")
+    assert f"- test: {result.totals['test']['token_count']:,} tokens in {count} sequences" in shown
+    assert f"**{result.equal_texts_apart} documents outside train" in shown
+    card = Path(result.path, "README.md").read_text()
+    assert "Test: a share of 0.2 by the same hash." in card
+    assert "Beside the three splits" in card
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"split": {"by": "url"}},
+            "split.by is 'url', which is neither key nor text, nor a column that a source keeps. Kept are",
+        ),
+        ({"validation_fraction": 0.9}, "validation_fraction 0.9 and test_fraction 0.2 are more than 1 together"),
+    ],
+)
+def test_a_rule_that_there_cannot_be_is_refused(tmp_path: Path, more: Row, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BuildConfig.model_validate(told(tmp_path / "out", tmp_path / "a.jsonl", **more))
+
+
+def test_files_of_a_validation_split_leave_nothing_to_draw(tmp_path: Path) -> None:
+    settings = told(tmp_path / "out", tmp_path / "a.jsonl", validation_fraction=0)
+    settings["sources"][0]["validation_split"] = "validation"
+    with pytest.raises(ValueError, match=r"no document is drawn, but test_fraction is 0\.2"):
+        BuildConfig.model_validate(settings)
+
+
+def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
+    """5 of one file, 5.0 of another and "5" of CSV go to one split."""
+    values: list[tuple[str, list[Any]]] = [("a", list(range(40))), ("b", [*map(float, range(40)), 0.5])]
+    sources = []
+    for name, numbers in values:
+        put(tmp_path / f"{name}.jsonl", [{"id": f"{name}{i}", "text": f"{name} {i}", "n": n} for i, n in enumerate(numbers)])
+        sources.append({"name": name, "path": str(tmp_path / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["n"]})
+    settings = {**told(tmp_path / "out"), "sources": sources, "split": {"by": "n"}}
+    dataset = flat_tokens.open(build_here(settings).path)
+    by_file: dict[int, dict[int, str]] = {0: {}, 1: {}}
+    for name, split in dataset.splits.items():
+        file, row = (open_array(dataset.store / f"documents/{name}/{what}", "uint64") for what in ("file", "row"))
+        for f, r in zip(file.read(0, split.seq_count).tolist(), row.read(0, split.seq_count).tolist(), strict=True):
+            by_file[f][r] = name
+    assert {row: by_file[1][row] for row in range(40)} == by_file[0]
+
+
+def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path: Path) -> None:
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows_of(24)))
+    del settings["test_fraction"]
+    assert build_here(settings).equal_texts_apart is None
+    assert build_here({**settings, "output": str(tmp_path / "other"), "split": {"by": "key"}}).equal_texts_apart is not None

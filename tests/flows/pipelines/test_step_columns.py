@@ -1,0 +1,228 @@
+"""Columns that steps write: kept as those of sources are, whatever the workers, the slices and the runner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import flat_tokens
+import flat_tokens.steps
+import tasks.tokenize.segments
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import columns_of
+from flat_tokens.steps import Outcome
+from flows.pipelines.build import build
+from flows.pipelines.refresh import refresh
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tests.faults.support import build_here, shards_stay, version_digests
+from tests.flows.through_json import Elsewhere
+
+Rows = list[dict[str, Any]]
+
+
+class Words:
+    """Counts words, which is an integer, and their mean length, which has no value without words. Leaves out *drop*."""
+
+    version = "1"
+    gives_columns = ("words", "mean")
+
+    def __init__(self, *, drop: str = "nothing of the kind") -> None:
+        self._drop = drop
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        split = [text.split() for text in documents.column("text").to_pylist()]
+        means = [sum(map(len, words)) / len(words) if words else None for words in split]
+        columns = {"words": pa.array([len(words) for words in split], pa.int32()), "mean": pa.array(means, pa.float32())}
+        return Outcome(keep=pa.array([self._drop not in words for words in split]), columns=columns)
+
+
+class Twice:
+    """Sees the column of an earlier step, and the source's."""
+
+    version = "1"
+    gives_columns = ("twice",)
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        pairs = zip(documents.column("words").to_pylist(), documents.column("score").to_pylist(), strict=True)
+        return Outcome(columns={"twice": pa.array([f"{2 * words} {score}" for words, score in pairs])})
+
+
+@pytest.fixture(autouse=True)
+def _steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    steps = {**flat_tokens.steps.SHIPPED, "words": Words, "twice": Twice}
+    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", steps)
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
+    flat_tokens.steps._opened.cache_clear()
+    yield
+    flat_tokens.steps._opened.cache_clear()
+
+
+def rows_of(count: int) -> Rows:
+    return [
+        {"id": f"d{i}", "text": " ".join(["salt", "wind", "drop", "harbour"][: i % 5]) * (i % 3), "score": i / 4}
+        for i in range(count)
+    ]
+
+
+def put(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+STEPS = [{"use": "words", "drop": "drop"}, {"use": "twice"}]
+
+
+def told(output: Path, path: Path, **more: Any) -> dict[str, Any]:
+    source = {"path": str(path), "id_column": "id", "keep_columns": ["score"]}
+    common = {"tokenizer": "bytes", "validation_fraction": 0.4, "slice_bytes": 400, "verify_level": "full"}
+    return {"output": str(output), "source": source, "documents": {"steps": STEPS}, **common, **more}
+
+
+def naive(rows: Rows) -> dict[int, dict[str, Any]]:
+    """The columns of each document that stays, by its row."""
+    found = {}
+    for number, row in enumerate(rows):
+        words = row["text"].split()
+        if "drop" not in words:
+            mean = float(np.float32(sum(map(len, words)) / len(words))) if words else None
+            found[number] = {
+                "score": row["score"],
+                "words": len(words),
+                "mean": mean,
+                "twice": f"{2 * len(words)} {row['score']}",
+            }
+    return found
+
+
+def kept(path: str | Path) -> dict[int, dict[str, Any]]:
+    flat_tokens.verify(path, "full")
+    dataset, found = flat_tokens.open(path), {}
+    for name, split in dataset.splits.items():
+        columns = columns_of(dataset.store, dataset.manifest, name)
+        rows = open_array(dataset.store / f"documents/{name}/row", "uint64").read(0, split.seq_count).tolist()
+        values = columns.take(np.arange(split.seq_count), list(columns.kinds)).to_pylist()
+        found |= dict(zip(rows, values, strict=True))
+    return found
+
+
+def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tmp_path: Path) -> None:
+    rows = rows_of(60)
+    path = put(tmp_path / "a.jsonl", rows)
+    results = [build_here(told(tmp_path / f"out{n}", path), n) for n in (1, 2)]
+    with shards_stay():
+        results.append(build_here(told(tmp_path / "shards", path, slice_bytes=10**6)))
+    config = BuildConfig.model_validate(told(tmp_path / "groups", path))
+    results.append(build(config, Elsewhere(config)))
+    for result in results:
+        assert kept(result.path) == naive(rows)
+    assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    manifest = flat_tokens.open(results[0].path).manifest
+    assert manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
+
+
+def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
+    rows = rows_of(60)
+    gates = {"gates": [{"of": "null_share", "column": "mean", "at_most": 0.9}]}
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates)
+    train = flat_tokens.open(build_here(settings).path).train
+    chosen = train.select(where="words >= 2 and twice != '4 1.75'")
+    wanted = {number for number, one in naive(rows).items() if one["words"] >= 2 and one["twice"] != "4 1.75"}
+    assert chosen.numbers is not None
+    row = open_array(flat_tokens.open(tmp_path / "out").store / "documents/train/row", "uint64").read(0, train.seq_count)
+    assert chosen.seq_count > 0
+    assert {int(row[i]) for i in chosen.numbers} == wanted & {*row.tolist()}
+    by_words = {number: naive(rows)[int(number)]["words"] for number in row}
+    others = open_array(flat_tokens.open(tmp_path / "out").store / "documents/validation/row", "uint64")
+    assert {*by_words.values()}.isdisjoint(naive(rows)[int(number)]["words"] for number in others.read(0, others.length))
+
+
+def test_a_refresh_and_a_killed_build_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(40)
+    path = put(tmp_path / "in/a.jsonl", rows)
+    settings = told(tmp_path / "out", tmp_path / "in")
+    add, count = tasks.assemble.assembler.Assembler.add, 0
+
+    def die(assembler: Any, part: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        add(assembler, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.assemble.assembler.Assembler, "add", die)
+        with pytest.raises(KeyboardInterrupt):
+            build_here(settings, 1)
+    assert kept(build_here(settings).path) == naive(rows)
+    rows = [*rows, *rows_of(55)[40:]]
+    put(path, rows)
+    with Threads(2) as runner:
+        result = refresh(BuildConfig.model_validate(settings), runner)
+    assert result.build is not None
+    assert kept(result.build.path) == naive(rows)
+    anew = build_here({**settings, "output": str(tmp_path / "anew")})
+    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "anew", anew.version)
+
+
+class Odd(Words):
+    gives_columns = ("words", "row")
+
+
+class Silent(Words):
+    gives_columns = ("words", "mean", "third")
+
+
+class Lists(Words):
+    gives_columns = ("words",)
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        return Outcome(columns={"words": pa.array([[1]] * len(documents), pa.list_(pa.int64()))})
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (Odd, "step 'odd' gives a column 'row', which every document has already"),
+        (Silent, "step 'odd' gives the columns 'words', 'mean', but its gives_columns names 'words', 'mean', 'third'"),
+        (Lists, "step 'odd' gives column 'words' of type list<item: int64>; columns are text, numbers"),
+    ],
+)
+def test_columns_that_no_dataset_keeps_are_refused(
+    tmp_path: Path, step: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"odd": step})
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows_of(9)), documents={"steps": [{"use": "odd"}]})
+    with pytest.raises(ValueError, match=message):
+        build_here(settings)
+
+
+def test_a_source_keeps_no_column_of_a_steps_name(tmp_path: Path) -> None:
+    settings = told(tmp_path / "out", tmp_path / "a.jsonl")
+    settings["source"]["keep_columns"] = ["words"]
+    with pytest.raises(ValueError, match="gives the column 'words', and source 'source' keeps one of that name"):
+        BuildConfig.model_validate(settings)
+
+
+def test_documents_on_which_a_step_fails_have_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out as bad documents; the values of the others stay theirs."""
+
+    class Failing(Words):
+        def __call__(self, documents: pa.RecordBatch) -> Outcome:
+            if any(text.startswith("salt wind drop") for text in documents.column("text").to_pylist()):
+                raise RuntimeError("no")
+            return super().__call__(documents)
+
+    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"words": Failing, "twice": Twice})
+    rows = rows_of(30)
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), documents={"steps": STEPS, "on_bad": "skip"})
+    result = build_here(settings)
+    assert result.totals["documents"]["skipped"]["words.failed"] > 0
+    assert kept(result.path) == naive(rows)

@@ -1,0 +1,333 @@
+"""Vocabularies of one's own: which text they are trained on, and what is on the disk after each step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flat_tokens
+from flat_tokens import Ledger
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.stores.store import Store
+from flows.commands.main import main
+from flows.pipelines.retokenize import reruns
+from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
+from flows.runners.chosen import runner_without_server
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig
+from tasks.parts.input import sample_hashes
+from tasks.vocabularies import written
+from tasks.vocabularies.merges import definition_of, learn
+from tasks.vocabularies.request import VocabularyRequest
+from tests.faults.support import build_here, digests, write_notes
+
+WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "and", "back", "under", "moon", "été", "海", "<|endoftext|>"]
+
+
+@pytest.fixture(autouse=True)
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents are decoded some at a time."""
+    monkeypatch.setattr("tasks.vocabularies.texts.DOCUMENTS_AT_A_TIME", 16)
+    monkeypatch.setattr("tasks.vocabularies.texts.BATCH_TOKENS", 200)
+
+
+def text_of(number: int) -> str:
+    return " ".join(WORDS[(number * k) % len(WORDS)] for k in range(1, 4 + number % 23)) + f" {number}"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two JSONL files. Nothing changes them."""
+    home = tmp_path_factory.mktemp("train-tokenizer")
+    (home / "notes").mkdir()
+    for file in range(2):
+        rows = [{"id": f"d{i}", "text": text_of(i)} for i in range(150 * file, 150 * file + 150)]
+        (home / f"notes/{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+@pytest.fixture(scope="module")
+def published(home: Path) -> Path:
+    """A version of the notes, by bytes. Nothing changes it."""
+    return Path(build_here(settings_of(home, home / "out")).path)
+
+
+def settings_of(home: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    source = {"path": str(home / "notes"), "id_column": "id"}
+    common = {"name": "notes", "tokenizer": "bytes", "validation_fraction": 0.25}
+    return {**common, "output": str(output), "source": source, **changes}
+
+
+def request_of(*sizes: int, **changes: Any) -> VocabularyRequest:
+    return VocabularyRequest(vocab_sizes=sizes, **changes)
+
+
+def trained(settings: dict[str, Any], request: VocabularyRequest, to: Path, workers: int = 2) -> VocabularyResult:
+    with Threads(workers) as runner:
+        return train_on_sources(BuildConfig.model_validate(settings), request, f"{to}/{{name}}-{{size}}", runner)
+
+
+def on_version(path: Path, request: VocabularyRequest, to: Path, **changes: Any) -> VocabularyResult:
+    told = {"tokenizer": None, "trusted": False, "warn": lambda message: None, **changes}
+    return train_on_version(str(path), request, f"{to}/{{name}}-{{size}}", **told)
+
+
+def texts(path: Path, split: str = "train", seed: int | None = None, fraction: float = 1.0) -> list[str]:
+    """The texts of a split of a version by bytes, or of a sample of it."""
+    dataset = flat_tokens.open(path)
+    tokens = getattr(dataset, split)
+    key = open_array(dataset.store / f"documents/{split}/key", "uint64").read(0, tokens.seq_count)
+    taken = sample_hashes(key.copy(), seed or 0) < int(fraction * 2**64) if fraction < 1 else [True] * len(key)
+    return [bytes((tokens.sequence(i) - 1).tolist()).decode() for i in range(tokens.seq_count) if taken[i]]
+
+
+def expected(some: list[str], request: VocabularyRequest, size: int | None = None) -> bytes:
+    """The tokenizer.json of a training on these texts."""
+    merges = learn(some, request)
+    return definition_of(merges.first((size or request.vocab_sizes[-1]) - 1), request.regex, request.special_tokens)
+
+
+def test_sources_are_read_without_validation(home: Path, published: Path, tmp_path: Path) -> None:
+    request = request_of(300)
+    result = trained(settings_of(home, tmp_path / "out"), request, tmp_path / "to")
+    assert Path(tmp_path, "to/notes-300/tokenizer.json").read_bytes() == expected(texts(published), request)
+    assert result.documents == len(texts(published)) < 300
+    assert result.text_bytes == sum(len(text.encode()) for text in texts(published))
+
+
+def test_a_ladder_has_what_a_training_of_each_size_has(home: Path, tmp_path: Path) -> None:
+    """The text is read once for all of them; and they are cut from a trained one without any text."""
+    settings = settings_of(home, tmp_path / "out")
+    trained(settings, request_of(280, 300, 340), tmp_path / "ladder")
+    for size in (280, 300, 340):
+        trained(settings, request_of(size), tmp_path / "alone")
+    cut_trained(str(tmp_path / "ladder/notes-340"), (280, 300, 340), f"{tmp_path}/cut/{{name}}-{{size}}")
+    assert digests(tmp_path / "ladder") == digests(tmp_path / "alone") == digests(tmp_path / "cut")
+    assert len(digests(tmp_path / "ladder")) == 6
+
+
+def test_the_bytes_are_the_same_for_any_workers_and_any_order_of_files(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(330, fraction=0.5, seed=3)
+    renamed = tmp_path / "renamed"
+    (renamed / "notes").mkdir(parents=True)
+    for name, other in (("0.jsonl", "b.jsonl"), ("1.jsonl", "a.jsonl")):
+        shutil.copy(home / "notes" / name, renamed / "notes" / other)
+    tokenizers = set()
+    for number, (place, workers, parallel) in enumerate([(home, 1, "false"), (home, 4, "true"), (renamed, 2, "true")]):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+        to = tmp_path / f"to-{number}"
+        trained(settings_of(place, tmp_path / f"out-{number}", slice_bytes=4096 + 9000 * number), request, to, workers)
+        tokenizers.add((to / "notes-330/tokenizer.json").read_bytes())
+    assert len(tokenizers) == 1
+
+
+def test_a_sample_is_that_of_a_subset(published: Path, home: Path, tmp_path: Path) -> None:
+    request = request_of(290, fraction=0.5, seed=7)
+    sample = texts(published, seed=7, fraction=0.5)
+    assert 20 < len(sample) < len(texts(published)) - 20
+    trained(settings_of(home, tmp_path / "out"), request, tmp_path / "sources")
+    on_version(published, request, tmp_path / "version")
+    wanted = expected(sample, request)
+    for place in ("sources", "version"):
+        assert (tmp_path / place / "notes-290/tokenizer.json").read_bytes() == wanted
+    record = json.loads((tmp_path / "version/notes-290/training.json").read_bytes())
+    assert record["read"]["documents"] == len(sample)
+    assert record["trained_on"]["dataset"]["version"] == published.name
+    assert (record["trained_on"]["fraction"], record["trained_on"]["seed"]) == (0.5, 7)
+
+
+def test_a_version_is_decoded_without_its_special_tokens(home: Path, published: Path, tmp_path: Path) -> None:
+    """Trained on a version of a trained tokenizer: text that looks like a special token stays text."""
+    request = request_of(310)
+    trained(settings_of(home, tmp_path / "out"), request, tmp_path / "first")
+    tokenizer = str(tmp_path / "first/notes-310/tokenizer.json")
+    version = Path(build_here(settings_of(home, tmp_path / "again", tokenizer=tokenizer)).path)
+    with pytest.raises(ValueError, match="--trust-records"):
+        on_version(version, request, tmp_path / "second")
+    on_version(version, request, tmp_path / "second", tokenizer=tokenizer)
+    on_version(published, request, tmp_path / "third")
+    data = [(tmp_path / place / "notes-310/tokenizer.json").read_bytes() for place in ("first", "second", "third")]
+    assert data[0] == data[1] == data[2]
+
+
+@pytest.mark.parametrize("length", [24, 300])
+def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, tmp_path: Path, length: int) -> None:
+    """Against the rows of all batches, one after another: which documents are in them, in which epoch."""
+    train = flat_tokens.open(published).train
+    chosen = train.select(indices=[5, 3, 9, 3, *range(40, 90)])
+    sources = {"all": (train.packed(length), 1), "some": (chosen.packed(length), 1)}
+    ledger = Ledger.create(tmp_path / "run.json", sources, 4, seed=1)
+    mixture, step = ledger.mixture(), 30
+    seen: set[tuple[str, int, int]] = set()
+    views = {name: view for name, (view, _) in sources.items()}
+    spans = {name: [view.tokens.span(i) for i in range(view.tokens.seq_count)] for name, view in views.items()}
+    rows_before = dict.fromkeys(views, 0)
+    for number in range(step):
+        source, rows = mixture.indices(number)
+        for k, row in zip(source.tolist(), rows.tolist(), strict=True):
+            name = mixture.names[k]
+            epoch, rows_before[name] = rows_before[name] // len(views[name]), rows_before[name] + 1
+            start, stop = row * views[name].length, (row + 1) * views[name].length
+            seen |= {(name, i, epoch) for i, (first, last) in enumerate(spans[name]) if first < stop and start < last}
+    every = {"all": texts(published)}
+    every["some"] = [every["all"][int(i)] for i in chosen.numbers]
+    wanted = [every[name][document] for name, document, _ in sorted(seen)]
+    opened = Ledger.open(tmp_path / "run.json", views=views)
+    request = request_of(320)
+    result = train_on_run(opened, step, request, f"{tmp_path}/to/{{size}}", None, False, lambda message: None)
+    assert result.documents == len(wanted)
+    assert (tmp_path / "to/320/tokenizer.json").read_bytes() == expected(wanted, request)
+
+
+def test_what_was_trained_before_is_not_trained_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, request = settings_of(home, tmp_path / "out"), request_of(280, 300)
+    first = trained(settings, request, tmp_path / "to")
+    monkeypatch.setattr("flows.pipelines.train_tokenizer.learn", None)
+    again = trained(settings, request, tmp_path / "to")
+    assert (first.was_done, again.was_done) == (False, True)
+    assert again.vocabularies == first.vocabularies
+    assert again.headline.endswith("of text, there before")
+    for other in (request_of(280, pattern="gpt2"), request_of(280, fraction=0.5), request_of(280, special_tokens=("<s>",))):
+        with pytest.raises(ValueError, match=r"tokenizer\.json: was trained on other text, or with other settings\. .*--to"):
+            trained(settings, other, tmp_path / "to")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of writes before the process is killed: before it begins one, or after it."""
+    left, put = [0], Store.put
+
+    def put_or_die(store: Store, key: str, data: bytes) -> Any:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return put(store, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", put_or_die)
+        yield left
+
+
+def test_after_a_kill_no_vocabulary_is_half(home: Path, published: Path, tmp_path: Path, kills: list[int]) -> None:
+    """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill."""
+    kills[0] = 1 << 30
+    request = request_of(280, 300)
+    on_version(published, request, tmp_path / "whole")
+    for writes in range(4):
+        to = tmp_path / f"killed-{writes}"
+        kills[0] = writes
+        with pytest.raises(Killed):
+            on_version(published, request, to)
+        for found in to.rglob("tokenizer.json"):
+            written.read(str(found.parent))
+        kills[0] = 1 << 30
+        on_version(published, request, to)
+        assert digests(to) == digests(tmp_path / "whole")
+
+
+def test_what_a_kill_left_half_written_is_removed(published: Path, tmp_path: Path) -> None:
+    left = tmp_path / "to/notes-280/.tokenizer.json.0123abcd.part"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"{")
+    (other := left.with_name(".mine.part")).write_bytes(b"")
+    on_version(published, request_of(280), tmp_path / "to")
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_roots_bind_where_vocabularies_are_written(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(tmp_path / "allowed"))
+    on_version(published, request_of(280), tmp_path / "allowed")
+    with pytest.raises(ValueError, match="FLAT_TOKENS_OUTPUT_ROOTS"):
+        on_version(published, request_of(280), tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_vocabulary_that_the_text_has_no_merges_for_is_refused(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
+        trained(settings_of(home, tmp_path / "out"), request_of(60_000), tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_what_cannot_be_trained_or_cut_is_refused(home: Path, published: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pattern '\(':"):
+        on_version(published, request_of(300, pattern="("), tmp_path / "to")
+    with pytest.raises(ValueError, match=r"is one directory for 2 vocabularies\. Put \{size\} in it"):
+        train_on_version(str(published), request_of(280, 300), str(tmp_path / "one"), None, False, print)
+    prompts = {"path": str(home / "notes"), "prompt_column": "id", "completion_column": "text"}
+    with pytest.raises(ValueError, match=r"has prompts with completions.*train-tokenizer OUTPUT"):
+        trained(settings_of(home, tmp_path / "out", source=prompts), request_of(300), tmp_path / "to")
+    flat_tokens.write_dataset(tmp_path / "plain", [flat_tokens.TokenBatch.from_sequences([[1, 2]])])
+    (tmp_path / "plain/manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"is not a dataset with a manifest.*Import it first"):
+        on_version(tmp_path / "plain", request_of(300), tmp_path / "to")
+    on_version(published, request_of(300), tmp_path / "to")
+    with pytest.raises(ValueError, match="has 300 ids, of which 400 cannot be cut"):
+        cut_trained(str(tmp_path / "to/notes-300"), (400,), str(tmp_path / "cut"))
+    with pytest.raises(ValueError, match="is not a vocabulary of train-tokenizer"):
+        cut_trained(str(home), (300,), str(tmp_path / "cut"))
+    tokenizer = tmp_path / "to/notes-300/tokenizer.json"
+    tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
+    with pytest.raises(ValueError, match=r"training\.json: does not describe the vocabulary next to it"):
+        cut_trained(str(tokenizer), (280,), str(tmp_path / "cut"))
+
+
+def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home: Path, published: Path, tmp_path: Path) -> None:
+    on_version(published, request_of(300), tmp_path / "to")
+    config = BuildConfig.model_validate(settings_of(home, home / "out"))
+    place = f"{tmp_path}/{{tokenizer}}"
+    with reruns(config, [str(tmp_path / "to/notes-300")], place, runner_without_server) as (configs, rerun):
+        (result,) = map(rerun, configs)
+    dataset = flat_tokens.open(result.path)
+    assert Path(result.path).parents[1].name == "notes-300"
+    assert dataset.manifest["provenance"]["tokenizer"]["highest_id"] == 299
+    assert dataset.token_bytes[299] == 0
+    ids = dataset.train.slice(0, dataset.train.token_count) >> 1
+    before = flat_tokens.open(published).train
+    assert int(dataset.token_bytes[ids].sum()) == before.token_count
+
+
+def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_notes(tmp_path / "notes.jsonl", 40)
+    config = tmp_path / "dataset.yaml"
+    config.write_text(json.dumps(settings_of(tmp_path, tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")})))
+    to = f"{tmp_path}/vocabularies/{{name}}-{{size}}"
+    common = ["--to", to, "--no-server", "--quiet"]
+    assert main(["train-tokenizer", str(config), "--vocab-size", "270,280", *common]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("2 vocabularies, 270 and 280 ids, of ")
+    assert "vocabularies/notes-270  270 ids, " in told
+    trained_one = str(tmp_path / "vocabularies/notes-280")
+    assert main(["train-tokenizer", "--from", trained_one, "--vocab-size", "260", "--json", *common]) == 0
+    (cut,) = json.loads(capsys.readouterr().out)["vocabularies"]
+    assert (cut["vocab_size"], cut["merges"]) == (260, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vocab-size", "300"], "takes one of CONFIG_OR_DATASET, --run and --from"),
+        (["x", "--from", "y", "--vocab-size", "300"], "takes one of"),
+        (["--run", "x.json", "--vocab-size", "300"], "--run and --step belong together"),
+        (["--from", "y", "--pattern", "gpt2", "--vocab-size", "300"], "--from reads no text: pattern"),
+        (["x", "--vocab-size", "many"], "--vocab-size many: 'many' is not a whole number"),
+        (["x", "--vocab-size", "12"], "greater than 256"),
+        (["x", "--set", "a=b", "--vocab-size", "300"], "--set changes a configuration file"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train-tokenizer", *arguments, "--no-server"]) == 1
+    assert message in capsys.readouterr().err
