@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -11,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
+
+if TYPE_CHECKING:
+    from tests.terminal import Terminal
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -32,15 +37,42 @@ os.environ.update(
     PREFECT_LOGGING_LEVEL="WARNING",
 )
 os.environ.pop("PREFECT_API_URL", None)
+# Else every process that a test starts compiles the modules anew: half of the time that it takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if (SHARED / "vocab").exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab" / "tiktoken_cache"))
 
 settings.load_profile(FEW)
 
+gc.disable()  # until all tests are collected: what importing makes stays
+
+
+def pytest_collection_finish() -> None:
+    _try_tokenizers_here()
+    _freeze()
+
+
+def _try_tokenizers_here() -> None:
+    """A trial in a process of its own takes two seconds. The tests of trials have it so."""
+    if (tokenizers := sys.modules.get("tasks.tokenize.tokenizers")) is not None:
+        from tasks.tokenize.trial import fault_of, is_from_a_file
+
+        tokenizers.try_out = lambda config: fault_of(config) if is_from_a_file(config.name) else None
+
+
+def _freeze() -> None:
+    """What collecting has made stays until the end. It is left out of every later search for cycles: those of tests, of the
+    libraries, and of forked processes, which would copy all that they look at.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 class _Together(LoadScopeScheduling):
-    """Tests that share what takes long to make run in one process: those of a file with fixtures for the whole module, and
-    all files that use the Prefect server. Any other test runs where there is time.
+    """Tests that share what takes long to make or to import run in one process: those of a file with fixtures for the whole
+    module, all files that use the Prefect server, and all that use torch or jax. Any other test runs where there is time.
 
     xdist's own marker for this, xdist_group, does nothing with pytest 9.2.
     """
@@ -48,7 +80,16 @@ class _Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         text = _source(path)
-        return "prefect_server" if "prefect_server" in text else path if 'scope="module"' in text else nodeid
+        if "prefect_server" in text:
+            return "prefect_server"
+        return "torch" if '"torch"' in text or '"jax"' in text else path if 'scope="module"' in text else nodeid
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """Forget what has ended: xdist counts all that a process was ever given, once for every test."""
+        super().mark_test_complete(node, item_index, duration)
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
 
 
 @functools.cache
@@ -67,6 +108,13 @@ def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "faults" not in request.path.parts:
             patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Variables that a command sets in this process are gone with the test."""
+    with mock.patch.dict(os.environ):
         yield
 
 
@@ -150,6 +198,20 @@ def reference() -> Path:
 def vocabularies() -> Path:
     """The real gpt2, r50k, cl100k and o200k vocabularies, which tiktoken finds through TIKTOKEN_CACHE_DIR."""
     return _shared("vocab")
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Runs commands in this process, which stays as it is."""
+    from tests.terminal import Terminal
+
+    monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "7")  # as a command sets it that has a server
+    monkeypatch.setattr("flows.commands.main.log_to_terminal", lambda: None)
+    monkeypatch.setattr("flows.watch.terminal.EVERY_SECONDS", 600.0)  # no line of progress, however slow the machine is
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    return Terminal(capsys)
 
 
 @pytest.fixture(scope="session")

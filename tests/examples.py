@@ -1,4 +1,4 @@
-"""How much is tried: a fifth of the examples of a property, and the first of a long list of cases; all in ``make test-slow``."""
+"""How much is tried: a tenth of the examples of a property, and the first of a long list of cases; all in ``make test-slow``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ALL, FEW = "all", "few"
-SHARE = 5
+SHARE = 10
 
 _common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 settings.register_profile(ALL, _common, max_examples=100)
@@ -18,9 +18,13 @@ settings.register_profile(FEW, _common, max_examples=100 // SHARE)
 
 def examples(count: int) -> settings:
     """Try a property with *count* examples, not with 100."""
-    return settings(max_examples=count if settings.get_current_profile_name() == ALL else max(count // SHARE, 3))
+    return settings(max_examples=count if settings.get_current_profile_name() == ALL else max(count // SHARE, 2))
 
 
-def first_fast(cases: Iterable[Any], fast: int = 1) -> list[Any]:
-    """Cases for ``parametrize``, of which those behind the first are slow tests. Names are given by ``ids``."""
-    return [case if k < fast else pytest.param(case, marks=pytest.mark.slow) for k, case in enumerate(cases)]
+def first_fast(cases: Iterable[Any], fast: int = 1, *, several: bool = False) -> list[Any]:
+    """Cases for ``parametrize``, of which those behind the first are slow tests. Names are given by ``ids``. *several*: each case
+    has the values of several names.
+    """
+    return [
+        case if k < fast else pytest.param(*(case if several else [case]), marks=pytest.mark.slow) for k, case in enumerate(cases)
+    ]

@@ -27,10 +27,13 @@ TABLES = (
     "peers",
     "refresh",
     "duplicates",
+    "near_duplicates",
+    "decontamination",
     "startup",
     "scaling",
     "layouts",
     "sources",
+    "opening",
     "engines",
     "orchestration",
     "groups",
@@ -42,7 +45,17 @@ TABLES = (
 """Modules of this package in the order of the page. The docstring of each is its title and prose. ``measure(bench)`` returns the
 tables; ``PACKAGES`` are those whose versions matter.
 """
-WITHOUT_TEXT = {"duplicates", "orchestration", "object_stores", "reading", "from_store", "exports"}
+WITHOUT_TEXT = {
+    "opening",
+    "duplicates",
+    "near_duplicates",
+    "decontamination",
+    "orchestration",
+    "object_stores",
+    "reading",
+    "from_store",
+    "exports",
+}
 ROUNDS = 3
 GIGABYTES = 1.0
 QUICK_GIGABYTES = 0.004

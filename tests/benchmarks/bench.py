@@ -137,7 +137,9 @@ It waits for those whom the process left behind, too: a pool's processes are chi
 def run_whole(command: Sequence[object], environment: Mapping[str, str] | None = None, status: int = 0) -> Whole:
     """Run a program from the root of the repository. RuntimeError, with its last words, where it ends with another *status*."""
     words = [str(word) for word in command]
-    settings = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | dict(environment or {})
+    # A process that may not keep bytecode compiles every module anew, which none does that users start.
+    left_out = ("PREFECT_API_URL", "PYTHONDONTWRITEBYTECODE")
+    settings = {name: value for name, value in os.environ.items() if name not in left_out} | dict(environment or {})
     read, write = os.pipe()
     with os.fdopen(read) as report, tempfile.TemporaryFile("w+") as said:
         try:

@@ -46,7 +46,9 @@ def measure(bench: Bench) -> list[Grid]:
             rows.append([name, made.slices, len(bucket.proxy.requests), asked, f"{asked / made.slices:.1f}"])
             Store.at(made.path).remove("")
         small = [
-            of_small_files(bucket, count, place, scratch) for count in FILE_COUNTS for place in ("the store", "a local disk")
+            of_small_files(bucket, bench.size(count, count // 100), place, scratch)
+            for count in FILE_COUNTS
+            for place in ("the store", "a local disk")
         ]
     bench.fresh("object-store")
     header = ["files", "output", "requests", "GET of a file", "other GET", "HEAD", "PUT", "POST", "DELETE"]

@@ -81,18 +81,19 @@ PEERS = {
 }
 
 
-def installed(home: Path, peer: str) -> Path:
-    """The interpreter of a peer's environment below *home*, installed where it is not. CalledProcessError where it cannot be."""
-    name = PEERS[peer].environment
-    directory = home / name
+def installed(home: Path, name: str, more: Sequence[str]) -> Path:
+    """The interpreter of a peer's environment below *home*, by the name of its pins, with *more* packages, installed where it is
+    not. CalledProcessError where it cannot be.
+    """
+    directory = home / "-".join([name, *(package.partition("==")[0] for package in more)])
     interpreter, done = directory / "bin" / "python", directory / "installed.txt"
     pins = HERE / "peers" / f"{name}.txt"
     if not done.exists() or done.read_bytes() != pins.read_bytes():
         shutil.rmtree(directory, ignore_errors=True)
         pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         commands = [python("-m", "venv", directory), [*pip, "--no-deps", "--require-hashes", "--requirement", pins]]
-        if PEERS[peer].more:
-            commands.append([*pip, *PEERS[peer].more])
+        if more:
+            commands.append([*pip, *more])
         for command in commands:
             subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True)
         shutil.copyfile(pins, done)
@@ -123,7 +124,7 @@ def measure(bench: Bench) -> list[Grid]:
     absent = []
     for name, peer in PEERS.items() if not bench.no_installs else ():
         try:
-            interpreter = installed(bench.scratch / "environments", name)
+            interpreter = installed(bench.scratch / "environments", peer.environment, peer.more)
         except subprocess.CalledProcessError as error:
             absent.append([peer.name, f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}"])
             continue

@@ -243,6 +243,64 @@ def loader(bench: Bench, scratch: Path) -> Grid:
     return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens"], rows, above)
 
 
+PACKS = """
+import sys, time, numpy as np, flat_tokens
+from flat_tokens import FillInMiddle, ShuffledLoader
+class Taken:
+    "The tokens of a view's rows, by np.take from a raw file."
+    def __init__(self, view, path): self.view, self.raw = view, np.memmap(path, np.uint32, "r")
+    def __len__(self): return len(self.view)
+    def batch(self, rows):
+        starts, counts = self.view.token_ranges(rows)
+        before = np.cumsum(counts) - counts
+        return {"tokens": np.take(self.raw, np.repeat(starts - before, counts) + np.arange(counts.sum()))}
+train = flat_tokens.open(sys.argv[1]).train
+rows, options = {
+    "packed": (train.packed, {}),
+    "greedy": (train.packed_documents, {"too_long": "cut"}),
+    "best": (train.packed_documents, {"fit": "best", "too_long": "cut"}),
+    "crop": (train.packed_documents, {"fit": "crop"}),
+    "keep": (train.packed_documents, {"fit": "crop", "on_crop": "keep"}),
+}[sys.argv[2]]
+fim = FillInMiddle(0.5, 0.5, 1, 2, 3) if sys.argv[3] == "fim" else None
+view = rows(2048, **options, fim=fim)
+share = view.fill.share
+view = Taken(view, sys.argv[5]) if sys.argv[3] == "take" else view
+loader = ShuffledLoader(view, 512, seed=0, epochs=None)
+steps, seconds, busy = int(sys.argv[4]), [], []
+for pass_ in range(4):
+    begin, used = time.perf_counter(), time.process_time()
+    for batch in loader.steps(0, steps, prefetch=4, threads=2):
+        pass
+    seconds.append(time.perf_counter() - begin)
+    busy.append(time.process_time() - used)
+print(min(seconds[1:]) / steps, min(busy[1:]) / steps, share)
+"""
+
+
+def packs(bench: Bench, scratch: Path) -> Grid:
+    """Packs and fill in the middle, by two threads. A pack has 24 bytes a place: tokens, labels, positions, documents. The figure
+    counts four of them, those of `tokens`, and no padding.
+    """
+    views = {
+        "`packed`": ("packed", ""),
+        "`packed`, half of the documents filled in the middle": ("packed", "fim"),
+        "`packed_documents`": ("greedy", ""),
+        '`packed_documents(fit="best")`': ("best", ""),
+        '`packed_documents(fit="crop")`': ("crop", ""),
+        'the same, `on_crop="keep"`': ("keep", ""),
+        "the same, half of the documents filled in the middle": ("keep", "fim"),
+        "the tokens of `crop` alone, by `np.take` of a raw file": ("crop", "take"),
+    }
+    rows = []
+    for name, arguments in views.items():
+        command = python("-c", PACKS, scratch / "mmap", *arguments, bench.size(60, 3), scratch / "tokens.bin")
+        seconds, busy, share = map(float, run_whole(command, {"PYTHONPATH": str(ROOT)}).out.split())
+        rows.append([name, f"{seconds * 1e3:.2f}", f"{busy * 1e3:.2f}", f"{BATCH * LENGTH * share * 4 / seconds / 1e9:.2f}"])
+    above = f"Batches of {BATCH} x {LENGTH:,} places to a consumer, by two threads, `mmap`:"
+    return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens, without padding"], rows, above)
+
+
 def mixed(bench: Bench, scratch: Path, passes: int) -> Grid:
     """The same two sources, mixed in several ways. Steps behind all edits."""
     view = flat_tokens.open(scratch / "mmap").train.packed(LENGTH)
@@ -357,7 +415,7 @@ def remote(scratch: Path, passes: int) -> Grid:
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), mixed(bench, scratch, passes)]
-    grids += [opening(bench, scratch), remote(scratch, passes)]
+    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), packs(bench, scratch)]
+    grids += [mixed(bench, scratch, passes), opening(bench, scratch), remote(scratch, passes)]
     bench.fresh("reading")
     return grids

@@ -1,8 +1,9 @@
 """Shapes of sources.
 
 The same text as 20,000 text files of 4 kB, as 2,000 files of JSON lines or Parquet, and as one file of each, cl100k_base; and
-100,000 small files. The *script* of 15 lines (`tests/benchmarks/short_script.py`) has a pool of two, tiktoken and `np.save`. Wall
-time, processor time (user and system), peak memory, and the most files and directories that the output had while the build ran;
+100,000 small files. The *script* of 15 lines (`tests/benchmarks/short_script.py`) has a pool of two, tiktoken and `np.save`.
+*Reading* opens and reads each file, in one thread, and does nothing with it (`tests/benchmarks/read_files.py`). Wall time,
+processor time (user and system), peak memory, and the most files and directories that the output had while the build ran;
 median of the rounds. Then the same text as one Parquet file, with what a build may have besides: *written* is the bytes that the
 processes wrote for a byte of the version.
 """
@@ -134,6 +135,7 @@ def measure(bench: Bench) -> list[Grid]:
             here = config(f"{name}-{kind}", {"path": str(directory)})
             label = f"build of {count:,} {kind} file{'s' if count > 1 else ''}"
             rows.append(measured(bench, flows("build", here), output, afresh).cells(label))
+            rows.append(measured(bench, python(HERE / "read_files.py", directory), None).cells("reading the same, no more"))
     many = bench.fresh("shapes-many")
     for number in range(bench.size(MANY_FILES, 300)):
         path = many / f"{number // 1000:03d}/{number:06d}.txt"

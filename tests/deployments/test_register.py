@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from uuid import uuid4
 
 import jsonschema
@@ -26,6 +26,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.utilities.schema_tools.validation import validate
+from pydantic import BaseModel
 
 from deployments.arguments import arguments as command_line
 from deployments.register import (
@@ -73,8 +74,10 @@ def test_the_deployments_that_there_are() -> None:
         "build",
         "publish",
         "reject",
+        "forget",
         "refresh",
         "retokenize",
+        "train-tokenizer",
         "export",
         "verify",
         "fetch-group",
@@ -123,6 +126,23 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{kind}.{name}", field
 
 
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a value of this type may hold, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from models_in(field.annotation)
+    for argument in get_args(annotation):
+        yield from models_in(argument)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_no_result_of_a_flow_has_a_field_named_keys(name: str) -> None:
+    """Prefect looks for futures in ``dict(result)``, which takes anything with ``keys`` for a mapping: the run would fail."""
+    result = get_type_hints(load_flow(DEPLOYMENTS[name]).fn)["return"]
+    assert [model.__name__ for model in models_in(result) if "keys" in model.model_fields] == []
+
+
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_every_field_of_a_run_form_has_help(name: str) -> None:
     """In words, without marks of reStructuredText, which the form would show as they are."""
@@ -148,7 +168,7 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
     assert fields["BuildConfig.runner"]["enum"] == ["threads", "groups", "ray"]
     assert fields["BuildConfig.verify_level"]["enum"] == ["quick", "full"]
     assert fields["DocumentPolicy.on_bad"]["enum"] == ["error", "skip", "replace"]
-    assert fields["Source.format"]["enum"] == ["auto", "parquet", "jsonl", "text", "arrow", "csv"]
+    assert fields["Source.format"]["enum"] == ["auto", "parquet", "jsonl", "text", "arrow", "csv", "warc", "tar"]
     assert (fields["BuildConfig.validation_fraction"]["minimum"], fields["BuildConfig.validation_fraction"]["maximum"]) == (0, 1)
     workers = {"minimum": 1, "maximum": 256, "type": "integer", "title": "Workers"}  # empty, not switched to None
     assert {name: value for name, value in fields["BuildConfig.workers"].items() if name != "description"} == workers

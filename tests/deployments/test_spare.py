@@ -174,12 +174,13 @@ def waiting() -> Iterator[subprocess.Popen[bytes]]:
     """The real engine.py, before there is a run."""
     command = [sys.executable, str(CHECKOUT / "deployments" / "engine.py"), str(CHECKOUT), "spare"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT__")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT__", "PREFECT_LOGGING"))}
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
         yield process
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_real_one_ends_in_silence_when_its_worker_has_ended(waiting: subprocess.Popen[bytes]) -> None:
     assert waiting.communicate(timeout=100) == (b"", b"")
     assert waiting.returncode == 0

@@ -23,7 +23,7 @@ def keys_under(heading: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("heading", "model", "apart"),
     [
-        ("# Configuration", BuildConfig, {"documents"}),
+        ("# Configuration", BuildConfig, {"documents", "split"}),
         ("A source", Source, set()),
         ("Many workers", GroupPolicy, set()),
     ],

@@ -8,6 +8,7 @@ import gzip
 import json
 import pickle
 import random
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,10 @@ def prepare_retokenize(here: Path, command: Command) -> None:
     command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
 
 
+def prepare_train_tokenizer(here: Path, command: Command) -> None:
+    command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 8)), "--no-server")
+
+
 def prepare_rollback(here: Path, command: Command) -> None:
     """Three versions."""
     for seed in range(3):
@@ -99,6 +104,23 @@ def prepare_gc(here: Path, command: Command) -> None:
         (out / left).parent.mkdir(parents=True, exist_ok=True)
         (out / left).write_text("{}")
     (out / "_quarantine" / "damaged").mkdir(parents=True)
+
+
+def prepare_forget(here: Path, command: Command) -> None:
+    """A pinned version and a later one, which drop duplicates, and a copy of a source file."""
+    notes = [write_notes(here / "in" / f"{name}.jsonl", 4) for name in ("a", "b")]
+    for some in (notes[:1], notes):
+        command("build", config(here, "new", *some, documents={"duplicates": "drop"}), "--no-server")
+        if some == notes[:1]:
+            command("pin", str(here / "out"))
+    (here / "ids").write_text("a-1\nb-2\n")
+    (here / "out" / "_cache" / "files").mkdir(parents=True, exist_ok=True)
+    (here / "out" / "_cache" / "files" / f"{'0' * 64}.raw").write_text("text")
+
+
+def without_chance() -> None:
+    """Let the list of what is forgotten be the same in each run."""
+    secrets.token_hex = lambda count=None: "5a" * (count or 8)
 
 
 def prepare_two(here: Path, command: Command) -> None:
@@ -229,8 +251,16 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
         functools.partial(prepare_streamed, made=rows_of, documents={"duplicates": "drop"}),
         small_objects,
     ),
+    "build, streamed, near-duplicates dropped": (
+        functools.partial(prepare_streamed, made=rows_of, documents={"near_duplicates": {"threshold": 0.8}}),
+        small_objects,
+    ),
     "build, streamed, kept columns": (
         functools.partial(prepare_streamed, made=rows_of, source={"keep_columns": ["n"]}),
+        small_objects,
+    ),
+    "build, streamed, three splits": (
+        functools.partial(prepare_streamed, made=rows_of, source={"keep_columns": ["n"]}, split={"by": "n"}, test_fraction=0.3),
         small_objects,
     ),
     "build, streamed, processes": (functools.partial(prepare_streamed, made=rows_of), small_objects_by_processes),
@@ -276,7 +306,21 @@ CASES = {
                 *("--output", str(here / "other")),
             ],
         ),
+        Case(
+            "train-tokenizer",
+            prepare_train_tokenizer,
+            lambda here: [
+                *("train-tokenizer", str(here / "out"), "--no-server", "--vocab-size", "260,264"),
+                *("--to", str(here / "tokenizers" / "{size}")),
+            ],
+        ),
         Case("rollback", prepare_rollback, lambda here: ["rollback", str(here / "out"), first_version(here)]),
+        Case(
+            "forget",
+            prepare_forget,
+            lambda here: ["forget", str(here / "out"), "--ids", str(here / "ids"), "--reason", "asked", "--no-server", "--quiet"],
+            patch=without_chance,
+        ),
         Case("gc", prepare_gc, lambda here: ["gc", str(here / "out"), "--keep", "1", "--days", "0", "--delete"]),
         Case(
             "merge",

@@ -42,6 +42,7 @@ HANGS_AFTER = 60.0
 """Seconds; a trial takes a fraction of one. One that still works, as on a busy machine, is given more."""
 
 Facts = dict[str, str]
+CERTIFICATE = re.compile(r"forgotten/\d{8}T\d{6}-[0-9a-f]{8}(?=\.)")
 KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.table)?$")
 """What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another."""
 
@@ -63,6 +64,8 @@ def facts_of(here: Path) -> Facts:
     for name, entry in entries(here):
         if {"runs", "_quarantine"} & set(name.split("/")) or name.endswith("lock") or KNOWN_FILES.search(name):
             continue
+        if CERTIFICATE.search(name):
+            name = CERTIFICATE.sub("forgotten/CERTIFICATE", name)
         if entry.is_symlink():
             facts[name] = os.readlink(entry.path)
         elif entry.is_dir():
@@ -90,9 +93,15 @@ def fact_of(name: str, data: bytes) -> str:
             return "no JSON"
         former = {state: [one["version"] for one in value.get(state, ())] for state in ("former", "withdrawn")}
         return json.dumps({**value, **former})
+    if base == "list.json" and directories.endswith("forgotten"):
+        value = json.loads(data)
+        requests = [{**one, "id": "", "at": "", "by": ""} for one in value["requests"]]
+        return json.dumps({**value, "requests": requests, "pending": bool(value["pending"])})
+    if "forgotten/CERTIFICATE" in name:
+        return "certificate"
     if base == "latest.json.hmac" or ("origins" in directories.split("/") and base.endswith(".hmac")):
         return "signature"  # of times, too: readers check it
-    if {"origins", "pins"} & set(directories.split("/")):
+    if base == "held.json" or {"origins", "pins"} & set(directories.split("/")):
         return re.sub(r'"(at|looked_up|stamp|location)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
     return hashlib.sha256(data).hexdigest()
 

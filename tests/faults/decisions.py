@@ -1,9 +1,11 @@
-"""Histories of versions that wait: sources lose documents, refreshes hold versions, people approve and reject, pin, roll back and
-collect garbage, and any of it is killed. ``latest`` names nothing that neither a gate nor a person let through.
+"""Histories of versions that wait: sources lose documents, refreshes hold versions, people approve and reject, pin, roll back,
+forget documents and collect garbage, and any of it is killed. ``latest`` names nothing that neither a gate nor a person let
+through, and no byte of a forgotten document's own tokens is found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -11,6 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import zstandard
+
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.forgotten import read_forgotten
+from flat_tokens.keys import document_keys
+from flat_tokens.reader import open_split
+from flat_tokens.stores.store import Store
+from flat_tokens.tools.remains import FRAME
 from tests.faults.cases import Words
 from tests.faults.commands import MARKERS, Flaw, differences
 from tests.faults.histories import Histories, History
@@ -20,11 +31,11 @@ from tests.faults.support import version_digests
 STEPS = 14
 """Commands in a history."""
 KILLED = 0.5
-CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40}
+CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40, "forget": 300}
 """A command is killed at one of so many changes of the disk, or is not; others have fewer."""
 FEW_CHANGES = 25
 OFTEN = ("refresh", "refresh", "refresh", "refresh", "approve", "approve", "rollback", "rollback")
-CHOICES = (*OFTEN, "build", "reject", "pin", "gc")
+CHOICES = (*OFTEN, "build", "reject", "pin", "gc", "forget", "forget")
 
 
 class State(NamedTuple):
@@ -60,6 +71,45 @@ def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
+def successors(out: Path) -> dict[str, str]:
+    """Versions that lost forgotten documents, by those which took their places."""
+    return dict(_json(out / "forgotten" / "list.json").get("successors", {}))
+
+
+def forgotten(out: Path, ids: list[str]) -> set[str]:
+    """Those of *ids* that are forgotten, by the list of an output."""
+    data = [one.encode() for one in ids]
+    keys = document_keys(np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]))
+    gone = read_forgotten(Store.at(out)).those(keys)
+    return {one for one, is_gone in zip(ids, gone.tolist(), strict=True) if is_gone}
+
+
+def places_of(out: Path, ids: set[str]) -> Iterator[str]:
+    """Objects below an output with tokens of documents that no other one has, as they are or within frames of zstd."""
+    marks = [(np.frombuffer(f"ext {one}: ".encode(), np.uint8).astype("<u4") + 1) * np.uint32(2) for one in sorted(ids)]
+    for path in (path for path in sorted(out.rglob("*")) if path.is_file() and ids):
+        data = path.read_bytes()
+        parts = [data]
+        at = data.find(FRAME)
+        while at >= 0:
+            with contextlib.suppress(zstandard.ZstdError):
+                parts.append(zstandard.ZstdDecompressor().decompressobj().decompress(data[at:]))
+            at = data.find(FRAME, at + 1)
+        for one, mark in zip(sorted(ids), marks, strict=True):
+            if any(mark.tobytes() in part for part in parts):
+                yield f"{path.relative_to(out)} has document {one}"
+
+
+def documents_of(version: Path) -> dict[str, list[tuple[int, bytes]]]:
+    """Keys and tokens of all documents of a version, in order."""
+    found = {}
+    for name in ("train", "validation"):
+        split = open_split(Store.at(version) / name)
+        keys = open_array(Store.at(version) / f"documents/{name}/key", "uint64").read(0, split.seq_count)
+        found[name] = [(int(key), split.sequence(i).tobytes()) for i, key in enumerate(keys)]
+    return found
+
+
 def counts(out: Path, version: str) -> dict[str, int]:
     """Documents of each source."""
     totals = _json(out / "versions" / version / "manifest.json")["totals"]["documents"]["by_source"]
@@ -79,11 +129,14 @@ class Decisions(Histories):
         history = History(self._here, seed, variant, gates=True)
         chance, out, flaws = random.Random(f"decisions {seed}"), self._here / "out", list[Flaw]()
         names = list[str]()
+        self._asked = set[str]()
         history.change()
         for number in range(STEPS):
             step = chance.choice(CHOICES) if number else "refresh"
             if step in ("refresh", "build") and number:
                 (history.change, history.lose, history.lose, history.restore)[chance.randrange(4)]()
+            if step == "forget" and (State.of(out).version is None or not history.unique):
+                step = "refresh"
             if (candidate := State.of(out).candidate) and candidate not in names:
                 names.append(candidate)
             if step == "approve" and chance.random() < 0.3:  # what was the candidate is none any more
@@ -109,6 +162,11 @@ class Decisions(Histories):
             case "approve" | "reject":
                 named = [chance.choice(names)] if names and chance.random() < 0.5 else []
                 return [step, out, *named, "--why", f"because {step}", "--no-server", "--quiet"]
+            case "forget":
+                asked = chance.sample(history.unique, min(2, len(history.unique)))
+                self._asked |= {*asked}
+                (self._here / "ids").write_text("".join(f"{one}\n" for one in asked))
+                return ["forget", out, "--ids", str(self._here / "ids"), "--reason", "asked", "--no-server", "--quiet"]
             case "gc":
                 return ["gc", out, "--keep", "1", "--days", "0", "--delete"]
             case _:
@@ -121,6 +179,12 @@ class Decisions(Histories):
         ended = self._run(words, fault)
         after, when = State.of(out), f"{when}: {step}"
         flaws = [*self._looked(when)]
+        if step == "forget" and fault is None:
+            gone = forgotten(out, sorted(self._asked))
+            flaws += [Flaw("bytes", f"{when}: {place}") for place in places_of(out, gone)]
+            # Of an earlier one that was killed before its list was written, nobody knows.
+            asked = {*(self._here / "ids").read_text().split()}
+            flaws += [Flaw("bytes", f"{when}: {one} is not forgotten") for one in sorted(asked - gone)]
         if wrong := self._wrong_move(step, before, of_before, after, out):
             flaws.append(Flaw("pointer", f"{when}: latest went from {before.version} to {after.version}: {wrong}"))
         if after.candidate and not any((out / "versions" / after.candidate / marker).exists() for marker in MARKERS):
@@ -135,19 +199,35 @@ class Decisions(Histories):
         """Why ``latest`` may not have moved so; nothing where it may."""
         now = after.version
         if now == before.version:
-            return "" if after.sequence == before.sequence else f"its number went from {before.sequence} to {after.sequence}"
+            # A successor takes the place of an earlier version in the pointer, too.
+            is_renamed = (before.former, before.withdrawn) != (after.former, after.withdrawn)
+            return (
+                ""
+                if after.sequence == before.sequence or is_renamed
+                else f"its number went from {before.sequence} to {after.sequence}"
+            )
         if now is None or after.sequence <= before.sequence:
             return f"its number went from {before.sequence} to {after.sequence}"
-        is_approved = before.decision == "approved" and before.candidate == now
+        replaced = successors(out)
+        if step in ("forget", "refresh", "build") and before.version is not None and replaced.get(before.version) == now:
+            return ""  # the same without documents that are forgotten
+        of_candidate = (before.candidate, replaced.get(before.candidate or ""))
+        is_approved = before.decision == "approved" and now in of_candidate
+        before = before._replace(
+            rejected=(*before.rejected, *(replaced.get(one, one) for one in before.rejected)),
+            withdrawn=(*before.withdrawn, *(replaced.get(one, one) for one in before.withdrawn)),
+        )
         match step:
             case "refresh" if now in before.rejected or now in before.withdrawn:
                 return "it was rejected, or withdrawn"
-            case "build" if now == before.candidate and not is_approved:
+            case "build" if now in of_candidate and not is_approved:
                 return "it waits"
             case "build":  # no gate of its own
                 return "it was rejected" if now in before.rejected else ""
             case "refresh":
-                return "" if is_approved or lets_through(of_before, counts(out, now)) else "no gate let it through"
+                # A forgetting that was killed is brought to its end first: the gates look at what is left of the version.
+                former = counts(out, successor) if (successor := replaced.get(before.version or "")) else of_before
+                return "" if is_approved or lets_through(former, counts(out, now)) else "no gate let it through"
             case "approve":
                 return "" if now == before.candidate else "it did not wait"
             case "rollback":
@@ -157,7 +237,7 @@ class Decisions(Histories):
     def _wrong_status(self, when: str, step: str, words: Words, before: State, after: State, ended: Ended) -> Iterator[Flaw]:
         """What is wrong with how an undisturbed command ended."""
         status = ended.value.status if ended.value is not None else None
-        if step in ("refresh", "gc") and status:
+        if step in ("refresh", "gc", "forget") and status:
             yield Flaw("message", f"{when}: it failed: {ended.output}")
         if step in ("approve", "reject"):
             named = words[2] if words[2] != "--why" else None
@@ -173,16 +253,30 @@ class Decisions(Histories):
         shutil.rmtree(self._here / "anew", ignore_errors=True)
         self._run(self._words(history), None)
         self._run(["approve", str(out), "--why", "the last one", "--no-server", "--quiet"], None)
+        gone = forgotten(out, sorted({*self._asked, *history.ids})) if (out / "forgotten").exists() else set[str]()
         settings = json.loads(Path(history.settings("anew")).read_text())
+        if gone >= {*history.ids}:  # a source without files is refused
+            yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))
+            return
+        if gone:
+            history.write_without(gone, "in-anew")
+            settings["source"] = {**settings["source"], "path": str(self._here / "in-anew")}
         Path(history.settings("anew")).write_text(json.dumps({**settings, "publish": {"defaults": False}}))
         ended = self._run(["refresh", str(self._here / "anew.json"), "--no-server"], None)
         if ended.value is None or ended.value.status:
             yield Flaw("message", f"from nothing, it failed: {ended.output}{ended.error}")
             return
         anew, now = _json(self._here / "anew" / "latest.json")["version"], State.of(out)
+        if gone:
+            yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))
+            is_chosen = now.withdrawn or now.rejected  # what the sources give may be one of these
+            versions = out / "versions" / str(now.version), self._here / "anew" / "versions" / anew
+            if not is_chosen and documents_of(versions[0]) != documents_of(versions[1]):
+                yield Flaw("bytes", f"the end: {now.version} has not the documents of the sources without {sorted(gone)}")
+            anew = now.version
         if now.version != anew and anew not in (*now.withdrawn, *now.rejected):
             yield Flaw("pointer", f"the end: latest is {now.version}, but the sources give {anew}")
-        elif now.version == anew:
+        elif now.version == anew and not gone:
             yield from differences(*(version_digests(self._here / name, anew) for name in ("out", "anew")))
         lines = (out / "runs" / "refreshes.jsonl").read_text().splitlines() if (out / "runs/refreshes.jsonl").exists() else []
         decided = [one["decision"] for one in map(json.loads, lines) if one.get("decision")]

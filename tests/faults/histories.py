@@ -124,10 +124,25 @@ class History:
         self._write()
 
     def _write(self) -> None:
-        shutil.rmtree(self.here / "in", ignore_errors=True)
-        (self.here / "in").mkdir(parents=True)
+        self.write_without(set(), "in")
+
+    @property
+    def unique(self) -> list[str]:
+        """Ids of documents that have the text of no other one: it begins ``text ID:``."""
+        return [one.id for rows in self._files.values() for one in rows if one.text.startswith(f"text {one.id}: ")]
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of all documents."""
+        return [one.id for rows in self._files.values() for one in rows]
+
+    def write_without(self, ids: set[str], directory: str) -> None:
+        """Write the sources without some documents, and without files that have no others."""
+        shutil.rmtree(self.here / directory, ignore_errors=True)
+        (self.here / directory).mkdir(parents=True)
         for name, documents in self._files.items():
-            self._put(self.here / "in" / f"{name}.{self.ending}", documents)
+            if kept := [one for one in documents if one.id not in ids]:
+                self._put(self.here / directory / f"{name}.{self.ending}", kept)
 
     def _put(self, path: Path, documents: list[Document]) -> None:
         rows = [one._asdict() for one in documents]

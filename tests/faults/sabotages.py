@@ -64,8 +64,8 @@ SABOTAGES = (
     Sabotage(
         "a slice of a span that was given up has ended",
         "tasks/assemble/sink.py",
-        "                raise BrokenStreamError\n        train, validation",
-        "                continue\n        train, validation",
+        "                raise BrokenStreamError\n        ranges = {split",
+        "                continue\n        ranges = {split",
         f"{SINK}::test_a_slice_whose_span_is_given_up_has_not_ended",
     ),
     Sabotage(
@@ -86,7 +86,7 @@ SABOTAGES = (
     Sabotage(
         "the digests of an unfinished version's tokens are not looked at",
         "tasks/parts/unfinished.py",
-        '            if f"{BLAKE3}{digest.hexdigest()}" != told:\n',
+        '            if f"{BLAKE3}{digest.hexdigest()}" != recorded:\n',
         "            if False:\n",
         f"{SINK}::test_damage_is_found",
     ),

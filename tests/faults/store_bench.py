@@ -120,12 +120,24 @@ def prepare_gc(here: Path, output: str, do: Do) -> None:
     do("put", f"{output}/_cache/files/{'0' * 64}.raw")
 
 
+def prepare_approval(here: Path, output: str, do: Do) -> None:
+    """A version, and one that waits, since the source lost most of its documents."""
+    notes = write_notes(here / "in" / "a.jsonl", 8)
+    do("build", config(here, output, "new", notes), "--no-server")
+    write_notes(notes, 2)
+    do("refresh", str(here / "new.json"), "--no-server")
+
+
 def build(name: str) -> Callable[[Path, str], Words]:
     return lambda here, _: ["build", str(here / f"{name}.json"), "--no-server"]
 
 
 def refresh(name: str) -> Callable[[Path, str], Words]:
     return lambda here, _: ["refresh", str(here / f"{name}.json"), "--no-server", "--keep", "1", "--days", "0"]
+
+
+def approval(_: Path, output: str) -> Words:
+    return ["approve", output, "--why", "seen"]
 
 
 def collection(_: Path, output: str) -> Words:
@@ -152,6 +164,8 @@ PAIRS: dict[str, tuple[Callable[[Path, str, Do], None], tuple[Callable[[Path, st
     "gc and the build of a version that it removes": (prepare_gc, (collection, build("a"))),
     "gc and the build of a new version": (prepare_build, (collection, build("new"))),
     "two collections": (prepare_gc, (collection, collection)),
+    "two approvals": (prepare_approval, (approval, approval)),
+    "an approval and a refresh that finds what waits": (prepare_approval, (approval, refresh("new"))),
 }
 """Commands at the same moment."""
 

@@ -22,7 +22,6 @@ from tests.faults.support import (
     digests,
     pointer,
     receipts,
-    run_command,
     settings_of,
     shards_stay,
     staged,
@@ -30,6 +29,7 @@ from tests.faults.support import (
     version_digests,
     write_notes,
 )
+from tests.terminal import Terminal
 
 Damage = Callable[[Path], None]
 
@@ -168,25 +168,25 @@ def test_what_has_no_receipt_is_replaced(built: tuple[Settings, str, dict[str, s
     assert {path.name.rpartition("-")[0] for path in output.glob("_quarantine/*-*")} == {other}
 
 
-def foreign(root: Path, keys: list[str]) -> None:
+def foreign(root: Path, key: str, other: str) -> None:
     """The receipt of another shard, objects and all."""
-    shutil.rmtree(root / "_cache" / keys[0])
-    shutil.copytree(root / "_cache" / keys[1], root / "_cache" / keys[0])
+    shutil.rmtree(root / "_cache" / key)
+    shutil.copytree(root / "_cache" / other, root / "_cache" / key)
 
 
-def renamed(root: Path, keys: list[str]) -> None:
+def renamed(root: Path, key: str, other: str) -> None:
     """The receipt of another shard, under this one's name."""
-    other = json.loads((root / "_cache" / keys[1] / "receipt.json").read_bytes())
-    other.pop("sha256")
-    lying = TokenShard.model_validate({**other, "key": keys[0]})
-    (root / "_cache" / keys[0] / "receipt.json").write_bytes(receipt_json(lying))
+    facts = json.loads((root / "_cache" / other / "receipt.json").read_bytes())
+    facts.pop("sha256")
+    lying = TokenShard.model_validate({**facts, "key": key})
+    (root / "_cache" / key / "receipt.json").write_bytes(receipt_json(lying))
 
 
-def pointing_out(name: str) -> Callable[[Path, list[str]], None]:
+def pointing_out(name: str) -> Callable[[Path, str, str], None]:
     """A receipt, right in all else, with an object that lies elsewhere."""
 
-    def write(root: Path, keys: list[str]) -> None:
-        path = root / "_cache" / keys[0] / "receipt.json"
+    def write(root: Path, key: str, other: str) -> None:
+        path = root / "_cache" / key / "receipt.json"
         facts = json.loads(path.read_bytes())
         facts.pop("sha256")
         (root / "outside").write_bytes(b"outside")
@@ -196,9 +196,9 @@ def pointing_out(name: str) -> Callable[[Path, list[str]], None]:
     return write
 
 
-def junk(content: bytes) -> Callable[[Path, list[str]], None]:
-    def write(root: Path, keys: list[str]) -> None:
-        (root / "_cache" / keys[0] / "receipt.json").write_bytes(content)
+def junk(content: bytes) -> Callable[[Path, str, str], None]:
+    def write(root: Path, key: str, other: str) -> None:
+        (root / "_cache" / key / "receipt.json").write_bytes(content)
 
     return write
 
@@ -213,36 +213,39 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        foreign,
-        renamed,
-        pointing_out("../../outside"),
-        pointing_out("encoded_tokens/../../../outside"),
-        pointing_out("{root}/outside"),
-        pointing_out("encoded_tokens"),
-        pointing_out("nul\0"),
-        pointing_out(""),
-        junk(b""),
-        junk(b"null"),
-        junk(b"[]"),
-        junk(b"{}"),
-        junk(b"\xff\xfe"),
-        junk(b"[" * 100_000),
-        junk(b'{"sha256": ' + b"9" * 5000 + b"}"),
-        junk(pickle.dumps(Bomb(Path("ran")))),
-    ],
-)
+SPOILT = [
+    foreign,
+    renamed,
+    pointing_out("../../outside"),
+    pointing_out("encoded_tokens/../../../outside"),
+    pointing_out("{root}/outside"),
+    pointing_out("encoded_tokens"),
+    pointing_out("nul\0"),
+    pointing_out(""),
+    junk(b""),
+    junk(b"null"),
+    junk(b"[]"),
+    junk(b"{}"),
+    junk(b"\xff\xfe"),
+    junk(b"[" * 100_000),
+    junk(b'{"sha256": ' + b"9" * 5000 + b"}"),
+    junk(pickle.dumps(Bomb(Path("ran")))),
+]
+
+
+@pytest.mark.parametrize("those", [SPOILT[::2], SPOILT[1::2]], ids=len)
 def test_a_receipt_that_lies_is_not_believed(
     built: tuple[Settings, str, dict[str, str]],
     output: Path,
-    spoil: Callable[[Path, list[str]], None],
+    those: list[Callable[[Path, str, str], None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keys = sorted(receipts(output))
-    spoil(output, keys)
-    check_mended(built, output, {keys[0]}, caplog)
+    """Each of those of several shards."""
+    *keys, other = sorted(receipts(output))
+    lying = dict(zip(keys[: len(those)], those, strict=True))
+    for key, spoil in lying.items():
+        spoil(output, key, other)
+    check_mended(built, output, set(lying), caplog)
 
 
 def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
@@ -273,17 +276,17 @@ def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
 
 @pytest.mark.parametrize("damage", [cut_off, remove])
 def test_a_rerun_over_a_shortened_version_says_so(
-    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, tmp_path: Path
+    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, tmp_path: Path, terminal: Terminal
 ) -> None:
     settings, version, _ = built
     damage(output / "versions" / version / "train/encoded_tokens/c/0")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**settings, "output": str(output)}))
-    failed = run_command(config)
-    assert failed.returncode == 1
-    assert len(failed.stderr.splitlines()) == 1
-    assert "train/encoded_tokens/c/0" in failed.stderr
-    assert version in failed.stderr
+    status, _, errors = terminal("build", config, "--no-server")
+    assert status == 1
+    assert len(errors.splitlines()) == 1
+    assert "train/encoded_tokens/c/0" in errors
+    assert f"Restore the version from a copy, or move {output}/versions/{version} elsewhere and build again." in errors
 
 
 @pytest.mark.parametrize(
@@ -318,14 +321,14 @@ def test_a_junk_pointer_is_a_clear_error(built: tuple[Settings, str, dict[str, s
 
 
 def test_a_junk_pointer_fails_the_command_in_one_line(
-    built: tuple[Settings, str, dict[str, str]], output: Path, tmp_path: Path
+    built: tuple[Settings, str, dict[str, str]], output: Path, tmp_path: Path, terminal: Terminal
 ) -> None:
     (output / "latest.json").write_bytes(b"{}")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**built[0], "output": str(output)}))
-    failed = run_command(config)
-    assert failed.returncode == 1
-    assert failed.stderr.splitlines() == [
+    status, _, errors = terminal("build", config, "--no-server")
+    assert status == 1
+    assert errors.splitlines() == [
         f"build failed: {output}/latest.json: is not a pointer to a version. Restore it or remove it, and run again."
     ]
 

@@ -23,6 +23,7 @@ from tests.faults.support import (
     version_digests,
     write_notes,
 )
+from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -169,10 +170,11 @@ def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: P
     ]
 
 
-def test_output_that_is_no_directory_is_refused_in_one_line(settings: Settings, tmp_path: Path) -> None:
+def test_output_that_is_no_directory_is_refused_in_one_line(settings: Settings, tmp_path: Path, terminal: Terminal) -> None:
     (tmp_path / "file").write_text("in the way")
-    failed = run_command(write_config({**settings, "output": str(tmp_path / "file" / "out")}, tmp_path))
-    assert failed.returncode == 1
-    assert failed.stderr.splitlines() == [
+    config = write_config({**settings, "output": str(tmp_path / "file" / "out")}, tmp_path)
+    status, _, errors = terminal("build", config, "--no-server")
+    assert status == 1
+    assert errors.splitlines() == [
         f"build failed: cannot write to output {tmp_path}/file/out: Not a directory. Choose another output."
     ]

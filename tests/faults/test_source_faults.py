@@ -69,7 +69,7 @@ def test_files_of_a_spoiled_web_server_come_whole(between: Proxy, root: Path, tm
 def test_readers_of_a_spoiled_web_server_read_right(between: Proxy, layout: flat_tokens.LayoutName) -> None:
     expected = np.concatenate(sequences())
     rows = np.random.default_rng(1).permutation(len(expected) // 256)[:40]
-    for seed in SEEDS:
+    for seed in SEEDS[:2]:
         between.spoil = at_random(seed)
         packed = flat_tokens.open(f"{between.url}/{layout}").train.packed(256)
         assert packed.batch(rows).targets.tolist() == [expected[row * 256 : (row + 1) * 256].tolist() for row in rows]
@@ -93,7 +93,7 @@ def test_files_of_a_spoiled_hub_come_whole(tmp_path: Path, monkeypatch: pytest.M
     with serve(tmp_path / "hub") as hub, proxy(hub.url) as between:
         between.stall_seconds = 0.5
         commit = hub.commit("org/name", names)
-        for seed in SEEDS:
+        for seed in SEEDS[:3]:
             isolate(monkeypatch, between.url, tmp_path / f"home-{seed}")
             between.spoil = at_random(seed)
             pinned = resolve_hub(Source(hub=HubDataset(path="org/name")), 0)

@@ -1,0 +1,142 @@
+"""Near-duplicates.
+
+`documents.near_duplicates` on text with planted copies, 1 to 30 % of whose words are other ones, here and there or in one
+passage, next to datatrove's MinHash with its own settings, 14 buckets of 8 hashes, on the same files. The truth is a naive
+program's: the exact sets of runs of five words of all pairs, from a similarity of 0.8 on. *recall*, *precision*: of links: a
+cluster of n documents has n - 1. datatrove compares nothing but buckets, so it has pairs well below the threshold, too; a build
+decides by an estimate that is off by 0.025 in a long text, and takes what is less than that below the threshold. `find` is what a
+build does for it: reading, signatures, clusters. Whole processes with one thread, alternately; medians.
+
+Below, clusters of made-up signatures, one in ten a near copy. Peak memory is with the file of signatures, 256 bytes each, as far
+as the system keeps it in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.duplicates import copies_of
+from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, Grid, Whole, python, spread
+from tests.benchmarks.peers import installed
+from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
+
+PACKAGES = ("numpy", "pyarrow")
+THRESHOLD, COPIES, FILES = 0.8, 0.1, 8
+FIND = """
+import glob, json, sys, numpy as np, pyarrow as pa, pyarrow.parquet as pq
+from tasks.assemble.clusters import clusters
+from tasks.text.signatures import signatures
+found = []
+for path in sorted(glob.glob(sys.argv[1] + "/*.parquet")):
+    for batch in pq.ParquetFile(path).iter_batches(1000, columns=["text"]):
+        found.append(signatures(batch["text"].cast(pa.large_string()), bytes(32), 5))
+print(json.dumps(clusters(np.concatenate(found), float(sys.argv[2])).tolist()))
+"""
+MADE_UP = """
+import sys, numpy as np
+from tasks.assemble.clusters import clusters
+count, path, rng = int(sys.argv[1]), sys.argv[2], np.random.default_rng(0)
+with open(path, "wb") as file:
+    for start in range(0, count, 100_000):
+        some = rng.integers(0, 1 << 63, (100_000, 32), np.uint64) & np.uint64(0x7F7F7F7F7F7F7F7F)
+        some[1::10] = some[::10]
+        some[1::10, :4] = some[2::10, :4]
+        file.write(some.data)
+labels = clusters(np.memmap(path, np.uint64, "r").reshape(-1, 32), 0.8)
+print(int((labels != np.arange(count)).sum()))
+"""
+
+
+def measure(bench: Bench) -> list[Grid]:
+    paths = sorted((SHARED / "corpus").glob("*.parquet")) or bench.share(0.1).paths
+    texts = [text for path in paths[: bench.size(None, 1)] for text in pq.read_table(path)["text"].to_pylist()]
+    texts = planted(texts[: bench.size(None, 1500)], round(COPIES * len(texts[: bench.size(None, 1500)])))
+    directory = _written(bench, texts)
+    truth = similar_pairs(shingles_of(texts), THRESHOLD)
+    output, theirs = bench.fresh("near-output"), bench.fresh("near-theirs")
+    commands: dict[str, Sequence[object]] = {
+        "find": python("-c", FIND, directory, THRESHOLD),
+        "build with it": _build(bench, directory, output, {"near_duplicates": {"threshold": THRESHOLD}}),
+        "build without": _build(bench, directory, output, {}),
+    }
+    rows = []
+    try:
+        if not bench.no_installs:
+            peer = HERE / "peers" / "near_duplicates_with_datatrove.py"
+            commands["datatrove"] = [installed(bench.scratch / "environments", "datatrove", ()), peer, directory, theirs, 1]
+    except subprocess.CalledProcessError as error:
+        rows.append(
+            ["datatrove", f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}", *["–"] * 4]
+        )
+    runs: dict[str, list[Whole]] = {name: [] for name in commands}
+    quality = {}
+    for number in range(bench.times):
+        for name, command in commands.items():
+            runs[name].append(bench.run(command, clear=[output, theirs], environment={"PYTHONPATH": str(ROOT)}))
+            if number == 0 and name != "build without":
+                quality[name] = right_links(_clusters(name, runs[name][0], output, theirs, directory), truth)
+    for name, found in runs.items():
+        shares = [f"{share:.3f}" for share in quality.get(name, ())] or ["–", "–"]
+        cpu, peak = statistics.median(run.cpu for run in found), max(run.peak for run in found)
+        rows.append([name, spread([run.seconds for run in found]), f"{cpu:.1f}", f"{peak / 1e6:,.0f}", *shares])
+    about = f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:,.0f} MB, {len(truth):,} pairs."
+    return [Grid(["", "s", "processor, s", "peak memory, MB", "recall", "precision"], rows, about), _memory(bench)]
+
+
+def _memory(bench: Bench) -> Grid:
+    rows = []
+    for count in bench.size((1_000_000, 10_000_000), (100_000,)):
+        path = bench.fresh("near-signatures")
+        run = bench.run(python("-c", MADE_UP, count, path), environment={"PYTHONPATH": str(ROOT)})
+        path.unlink()
+        rows.append([f"{count:,}", f"{int(run.out):,}", f"{run.seconds:.0f}", f"{run.cpu:.0f}", f"{run.peak / 1e6:,.0f}"])
+    return Grid(["documents", "near copies", "s", "processor, s", "peak memory, MB"], rows)
+
+
+def _written(bench: Bench, texts: Sequence[str]) -> Path:
+    directory = bench.fresh("near-text")
+    directory.mkdir()
+    length = -(-len(texts) // FILES)
+    for i in range(FILES):
+        part = texts[i * length : (i + 1) * length]
+        table = pa.table({"id": [f"{i}-{row}" for row in range(len(part))], "text": part})
+        pq.write_table(table, directory / f"{i:03d}.parquet", row_group_size=1000)
+    return directory
+
+
+def _build(bench: Bench, directory: Path, output: Path, documents: dict[str, object]) -> list[str]:
+    source = {"path": str(directory), "id_column": "id"}
+    config = {"output": str(output), "source": source, "tokenizer": "bytes", "documents": documents, "workers": 1}
+    path = bench.scratch / f"near-{len(documents)}.json"
+    path.write_text(json.dumps({**config, "validation_fraction": 0}))
+    return python("-m", "flows", "build", path, "--no-server", "--json", "--quiet")
+
+
+def _clusters(name: str, run: Whole, output: Path, theirs: Path, directory: Path) -> list[list[int]]:
+    """The clusters that a program found, by the numbers of their documents."""
+    counts = [pq.ParquetFile(path).metadata.num_rows for path in sorted(directory.glob("*.parquet"))]
+    firsts, found = np.cumsum([0, *counts]).tolist(), dict[object, set[int]]()
+    if name == "find":
+        for number, first in enumerate(json.loads(run.out)):
+            found.setdefault(first, set()).add(number)
+    elif name == "datatrove":
+        for i, first in enumerate(firsts[:-1]):
+            path = theirs / "clusters" / f"{i:06d}.clusters"
+            for document, cluster in np.fromfile(path, "<u4").reshape(-1, 2).tolist() if path.exists() else ():
+                found.setdefault(cluster, set()).add(first + document)
+    else:
+        for copy in copies_of(open_corpus(str(output))):
+            assert copy.place.file is not None
+            assert copy.of.file is not None
+            of = firsts[copy.of.file.number] + copy.of.row
+            found.setdefault(of, {of}).add(firsts[copy.place.file.number] + copy.place.row)
+    return [sorted(mine) for mine in found.values() if len(mine) > 1]

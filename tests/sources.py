@@ -1,0 +1,164 @@
+"""Sources of every format with columns, and what a version of them must hold: computed here by itself, from the rows."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+import flat_tokens
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import columns_of
+from flat_tokens.keys import document_keys
+from flat_tokens.manifest import SPLITS
+from tasks.output.target import SplitRule
+
+Rows = list[dict[str, Any]]
+
+
+def as_text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def write_rows(path: Path, rows: Rows, group: int = 7, codec: str = "zstd") -> Path:
+    """Rows in the format that the name says. *group*: rows of a row group, or of a batch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group, compression=codec)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=group)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as opened:
+            lines = csv.writer(opened)
+            lines.writerow(rows[0])
+            lines.writerows(map(as_text, row.values()) for row in rows)
+    else:
+        data = "".join(map(as_line, rows)).encode()
+        if ".tar" in path.suffixes:
+            data = as_archive(rows, group)
+        elif ".warc" in path.suffixes:
+            data = b"".join(map(as_record, rows))
+        compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+        path.write_bytes(compress(data))
+    return path
+
+
+def write_partitioned(directory: Path, rows: Rows, names: Sequence[str], ending: str) -> list[Rows]:
+    """Rows in files below *directory*, one for each set of values of the columns *names*, which its directories give. The rows of
+    each file with these, in the files' order.
+    """
+    found: dict[str, Rows] = {}
+    for row in rows:
+        values = ((name, "__HIVE_DEFAULT_PARTITION__" if row[name] is None else quote(row[name], "")) for name in names)
+        found.setdefault("/".join(f"{name}={value}" for name, value in values), []).append(row)
+    for place, some in found.items():
+        write_rows(directory / place / f"x.{ending}", [{k: v for k, v in row.items() if k not in names} for row in some])
+    return [found[place] for place in sorted(found)]
+
+
+def as_line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def as_archive(rows: Rows, group: int) -> bytes:
+    """Rows as members: alternately some as lines of one, each as one of JSON, and each as one of text next to one of JSON."""
+    members: list[tuple[str, str]] = []
+    for number, start in enumerate(range(0, len(rows), group)):
+        some = rows[start : start + group]
+        if number % 3 == 0:
+            members.append((f"{start:06}.jsonl", "".join(map(as_line, some))))
+            continue
+        for i, row in enumerate(some, start):
+            if number % 3 == 2:
+                members += [(f"{i:06}.jpg", "\0"), (f"{i:06}.txt", row["text"])]
+                row = {name: value for name, value in row.items() if name != "text"}
+            members.append((f"{i:06}.json", json.dumps(row)))
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, text in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return written.getvalue()
+
+
+def as_record(row: dict[str, Any]) -> bytes:
+    """A row as a record of WET: its id, text and url."""
+    text = row["text"].encode()
+    headers = {
+        "WARC-Type": "conversion",
+        "WARC-Record-ID": row["id"],
+        "WARC-Target-URI": row.get("url"),
+        "Content-Length": len(text),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value is not None)
+    return b"WARC/1.0\r\n" + lines.encode() + b"\r\n" + text + b"\r\n\r\n"
+
+
+class Held(NamedTuple):
+    """A document of a version: its file and row, its tokens, which of them count, and its columns."""
+
+    file: int
+    row: int
+    ids: list[int]
+    mask: list[int] | None
+    columns: dict[str, Any]
+
+
+def held(path: str) -> dict[str, list[Held]]:
+    """The documents of a version by split, when ``verify`` has found nothing wrong with it."""
+    flat_tokens.verify(path, "full")
+    dataset = flat_tokens.open(path)
+    found = {}
+    for name in SPLITS:
+        split = getattr(dataset, name)
+        count = split.seq_count
+        arrays = (open_array(dataset.store / f"documents/{name}/{of}", "uint64") for of in ("file", "row"))
+        numbers = [array.read(0, count).tolist() for array in arrays]
+        columns = columns_of(dataset.store, dataset.manifest, name)
+        values = columns.take(np.arange(count), list(columns.kinds)).to_pylist() if columns.kinds else [{}] * count
+        ids = [split.sequence(i).tolist() for i in range(count)]
+        masks = [split.mask(*split.span(i)).tolist() if split.loss_mask else None for i in range(count)]
+        found[name] = [Held(*of) for of in zip(*numbers, ids, masks, values, strict=True)]
+    return found
+
+
+def expected(
+    files: Sequence[Rows],
+    *,
+    fraction: float,
+    prompt: str | None = None,
+    columns: Sequence[str] = (),
+    least_bytes: int = 0,
+    once: bool = False,
+) -> dict[str, list[Held]]:
+    """The documents of byte tokens that rows with ``id`` and ``text`` make. *prompt*: the column that comes before the text and
+    does not count. *least_bytes*: shorter texts are left out. *once*: so is whatever repeats an earlier document.
+    """
+    found: dict[str, list[Held]] = {name: [] for name in SPLITS}
+    seen = set[tuple[bytes, bytes]]()
+    for file, rows in enumerate(files):
+        for number, row in enumerate(rows):
+            before, text = (row[prompt] if prompt else "").encode(), row["text"].encode()
+            if len(before + text) < least_bytes or (once and (before, text) in seen):
+                continue
+            seen.add((before, text))
+            ids = [value + 1 for value in before + text]
+            mask = [0] * len(before) + [1] * len(text) if prompt else None
+            key = document_keys(np.frombuffer(row["id"].encode(), np.uint8), np.array([0, len(row["id"].encode())]))
+            split = SPLITS[int(SplitRule(fraction=fraction, seed=0).draws(key)[0])]
+            found[split].append(Held(file, number, ids, mask, {name: row[name] for name in columns}))
+    return found
