@@ -1,19 +1,23 @@
 """Source formats.
 
 The text of the first table's smallest size in every source format, one file on one thread, beside a floor that reads the same
-file with the same library and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, `split` for plain text; `isal` and
-`zstandard` unpack to a file first, as a build does. `documents` is what a build's tokenizer gets: checked Unicode, a key for
-every document, the faults of single rows. `tokens` tokenizes these, too. cl100k_base by the fast engine, which has seen the text;
-warm page cache, in turn, the best of the rounds. Processor time says the same where other processes share the machine.
+file and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, fastwarc for WARC (conversion records), `tarfile` for tar (a
+`.txt` member a document), `split` for plain text; `isal` and `zstandard` unpack to a file first, as a build does. `documents` is
+what a build's tokenizer gets: checked Unicode, a key for every document, the faults of single rows. `tokens` tokenizes these,
+too. cl100k_base by the fast engine, which has seen the text; warm page cache, in turn, the best of the rounds. Processor time
+says the same where other processes share the machine.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import io
+import itertools
 import json
+import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 import zstandard
+from fastwarc.warc import ArchiveIterator, WarcRecordType
 from isal import igzip
 
 from flat_tokens.text.formats import FORMATS, FileFormat, unpacked
@@ -36,10 +41,10 @@ from tests.benchmarks.build import SHARES
 from tests.benchmarks.corpus import as_json_lines
 from tests.slices import slices_of
 
-PACKAGES = ("pyarrow", "isal", "zstandard")
+PACKAGES = ("pyarrow", "fastwarc", "isal", "zstandard")
 SLICE_BYTES = 128_000_000
-
-
+KEYS: dict[FileFormat, str | None] = {"text": None, "tar": "key"}
+"""Columns of the documents' keys, where it is not `id`."""
 OPENERS: dict[str, Callable[[Path], Any]] = {".gz": igzip.open, ".zst": zstandard.open}
 
 
@@ -54,6 +59,14 @@ def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]
     with paths["csv"].open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "id"), *((row["text"], row["id"]) for row in rows)])
     paths["text"].write_bytes(b"\0".join(row["text"].encode() for row in rows))
+    with paths["warc"].open("wb") as file:
+        file.writelines(as_conversion(row["id"], row["text"].encode()) for row in rows)
+    with tarfile.open(paths["tar"], "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number, row in enumerate(rows):
+            content = row["text"].encode()
+            member = tarfile.TarInfo(f"{number:08}.txt")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     lines.rename(paths["jsonl"])
     found: dict[str, tuple[FileFormat, Path]] = {
         "parquet, zstd" if kind == "parquet" else kind: (kind, paths[kind]) for kind in FORMATS
@@ -65,6 +78,12 @@ def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]
         packed.write_bytes(pack(paths["jsonl"].read_bytes()))
         found[f"jsonl{ending}"] = "jsonl", packed
     return found
+
+
+def as_conversion(key: object, text: bytes) -> bytes:
+    """A record of WET."""
+    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <{key}>\r\nContent-Type: text/plain\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%s\r\n\r\n" % (len(text), text)
 
 
 def floor_of_parquet(path: Path) -> Iterator[pa.Array]:
@@ -98,9 +117,24 @@ def floor_of_csv(path: Path) -> Iterator[pa.Array]:
 
 
 def floor_of_text(path: Path) -> Iterator[pa.Array]:
-    texts = path.read_bytes().split(b"\0")
-    for start in range(0, len(texts), 1000):
-        yield pa.array(texts[start : start + 1000], pa.large_string())
+    yield from by_thousands(path.read_bytes().split(b"\0"))
+
+
+def floor_of_warc(path: Path) -> Iterator[pa.Array]:
+    with path.open("rb") as file:
+        records = ArchiveIterator(file, record_types=WarcRecordType.conversion)
+        yield from by_thousands(record.reader.read() for record in records)
+
+
+def floor_of_tar(path: Path) -> Iterator[pa.Array]:
+    with tarfile.open(path) as archive:
+        yield from by_thousands(archive.extractfile(member).read() for member in archive)
+
+
+def by_thousands(texts: Iterable[bytes]) -> Iterator[pa.Array]:
+    rest = iter(texts)
+    while some := list(itertools.islice(rest, 1000)):
+        yield pa.array(some, pa.large_string())
 
 
 FLOORS: dict[FileFormat, Callable[[Path], Iterator[pa.Array]]] = {
@@ -109,13 +143,15 @@ FLOORS: dict[FileFormat, Callable[[Path], Iterator[pa.Array]]] = {
     "jsonl": floor_of_json_lines,
     "csv": floor_of_csv,
     "text": floor_of_text,
+    "warc": floor_of_warc,
+    "tar": floor_of_tar,
 }
 
 
 def sides_of(kind: FileFormat, path: Path, encode: Encode) -> dict[str, Callable[[], None]]:
     """What is timed for a file: the floor, the documents that a build makes of it, and their tokens."""
     source = Source(
-        path=str(path), id_column=None if kind == "text" else "id", document_separator="\0" if kind == "text" else None
+        path=str(path), id_column=KEYS.get(kind, "id"), document_separator="\0" if kind == "text" else None
     )
     digest = f"{0:064}"  # nobody looks at it here
     plain = path.with_suffix("") if path.suffix in OPENERS else path
