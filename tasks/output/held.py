@@ -284,8 +284,10 @@ def _decide(
             if now.decision.what != what:
                 raise ValueError(f"{root.url}: {now.decision.by} {now.decision.what} version {found.version} just now.")
             return held
-        if what == "approved" and read_pointer(root).sequence != found.sequence:
-            raise ValueError(f"{root.url}: latest has just moved. Refresh again.")
+        pointer = read_pointer(root)
+        # A pointer that names this version was moved by another approval, whose decision is in the record by now: the swap fails.
+        if what == "approved" and pointer.sequence != found.sequence and pointer.version != found.version:
+            raise ValueError(f"{root.url}: latest has just moved to {pointer.version}. Refresh again.")
         rejected = held.rejected
         if what == "rejected":
             others = (one for one in rejected if one.version != found.version)

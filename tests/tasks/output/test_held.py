@@ -21,7 +21,7 @@ from tasks.garbage import Policy, collect
 from tasks.gates import Finding
 from tasks.output.held import Candidate, approve, candidate_of, hold, read_held, reject
 from tasks.output.history import read_history
-from tasks.output.pointer import manifest_digest, move, read_pointer
+from tasks.output.pointer import Seen, manifest_digest, move, read_pointer
 from tasks.output.versions import list_versions, roll_back
 from tests.faults.support import build_here, settings_of, write_notes
 
@@ -147,6 +147,23 @@ def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[.
     assert {one.decision for one in said} == {decision}
     assert read_pointer(at.root).version == (at.waits if decision.what == "approved" else at.latest)
     assert len([one for one in read_history(at.root) if one.decision]) == 1
+
+
+def test_an_approval_beside_another_one_is_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A store has no lock that machines share: the other approval is made whole between two of this one's reads."""
+    at = At(f"memory://held/{uuid.uuid4().hex}", tmp_path)
+    look, others = tasks.output.held.look, ["another"]
+
+    def late(root: Store, key: str) -> Seen:
+        seen = look(root, key)
+        if others:
+            approve(root, None, "looked at it", by=others.pop())
+        return seen
+
+    monkeypatch.setattr(tasks.output.held, "look", late)
+    decided = approve(at.root, None, "looked at it, too", by="one")
+    assert (decided.was_decided, decided.decision.by, decided.pointer.version) == (True, "another", at.waits)
+    assert [one.decision.by for one in read_history(at.root) if one.decision] == ["another"]
 
 
 def test_an_approval_that_is_killed_behind_the_decision_is_finished(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
