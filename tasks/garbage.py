@@ -210,8 +210,9 @@ def remove_held_shards(root: Store) -> None:
         if busy is None:
             versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
             held = {shard.key for version in versions for shard in read_index(root, version).published}
-            gone = [_shard(key, 0, HELD) for key in stored_shards(root) if key in held]
-            gone += unneeded_objects(root, {key for key in stored_shards(root) if key not in held})
+            shards = stored_shards(root)
+            gone = [_shard(key, 0, HELD) for key in shards if key in held]
+            gone += unneeded_objects(root, {key for key in shards if key not in held})
             list(pool.map(functools.partial(_remove, root), gone))
             _tidy(root)
 

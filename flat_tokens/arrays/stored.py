@@ -52,8 +52,10 @@ READ_BYTES = 16 << 20
 """Larger reads are done in steps of this many bytes."""
 MERGED_GAP = 1 << 16
 """Ranges of one object that are closer than this are read by one request: a request costs more than these bytes."""
-MERGED_BYTES = (4 << 20) + 4096
-"""The most that one request reads, so that large reads use several streams: 4 MiB of items, and their checksums."""
+MERGED_BYTES, CHECKSUM_BYTES = 4 << 20, 4096
+"""The most that one request reads of an array that is read at random, so that large reads use several streams, and their
+checksums. Of an array that is read once, READ_BYTES.
+"""
 
 WAITED_SECONDS = 30e-6
 SECONDS_AN_ITEM = 4e-9
@@ -118,6 +120,7 @@ class StoredArray:
         if is_cached := isinstance(store, CachedStore):
             store = store.in_chunks(self._chunk_bytes + 4, spec.chunks_per_object * 16 + 4) if raw and in_order else store
         self.store, self._merged_gap = store, 0 if is_cached else MERGED_GAP
+        self._merged_bytes = (READ_BYTES if store.read_once else MERGED_BYTES) + CHECKSUM_BYTES
         self._is_raw, self._is_mapped = raw, raw and store.is_local and not store.read_once
         self._in_parts = None if isinstance(spec, ArraySpec) or not spec.decodes_parts else spec
         """The specification, if a part of a chunk can be decoded without the rest."""
@@ -318,6 +321,13 @@ class StoredArray:
             for some in range(0, short.shape[1], RANGES_AT_A_TIME):
                 _copy_windows(content, short[:, some : some + RANGES_AT_A_TIME], out)
         self._note(perf_counter() - begin, items, reads)
+
+    def read_indexes(self, start: int, stop: int) -> None:
+        """Read the indexes of the shards that have items ``start:stop``, at once, as far as an object store has them: of threads
+        that read parts of the same shard, each would ask for its index.
+        """
+        if self._spec.index is not None and not self.store.is_local and not (self._is_raw and self._in_order):
+            self._fetch_indexes(list(range(start // self._object_length, -(-stop // self._object_length))))
 
     def units_of(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[Unit]:
         """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
@@ -679,7 +689,8 @@ class StoredArray:
         for k in order:
             i, offset, size = ranges[k]
             here, begin, end = requests[-1] if requests else (-1, 0, 0)
-            if here == i and offset <= end + self._merged_gap and (offset + size <= begin + MERGED_BYTES or offset + size <= end):
+            is_near = here == i and offset <= end + self._merged_gap
+            if is_near and (offset + size <= begin + self._merged_bytes or offset + size <= end):
                 requests[-1] = (i, begin, max(end, offset + size))
             else:
                 requests.append((i, offset, offset + size))

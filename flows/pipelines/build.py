@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from flat_tokens.forgotten import read_forgotten
 from flat_tokens.manifest import CLUSTER, TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
@@ -49,7 +48,7 @@ from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.equal_texts import can_count, equal_texts_apart
-from tasks.finalize.naming import leaving_out, name_of
+from tasks.finalize.naming import leaving_out, list_left_out, name_of
 from tasks.finalize.provenance import Provenance, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, match_totals, source_totals
 from tasks.gates import Gate
@@ -160,7 +159,7 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
-        version = name_of(output.root, made_of, layout).version
+        version = name_of(output.root, output.forgotten, made_of, layout).version
         if not is_published(output.root, version, layout):
             return None
         if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
@@ -242,7 +241,7 @@ def build_version(
 ) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of = leaving_out(output.root, provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs))
+    made_of = leaving_out(output.forgotten, provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs))
     layout = layout_of(config, output.root)
     asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
@@ -259,7 +258,7 @@ def build_version(
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
                     warn_of_separators(config, text.files)
-                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats)
+                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, list_left_out(made_of))
                     slices = {recipe.key(slice_): slice_ for slice_ in text.slices}  # equal slices are tokenized once
                     stored = StoredSlices.look_up(target.root, slices)
                     sample = partial(first_texts, config, workspace, stored.missing)
@@ -419,9 +418,16 @@ def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
 
 
 def make_recipe(
-    config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice], chats: tuple[Chat | None, ...]
+    config: BuildConfig,
+    workspace: Workspace,
+    tokenizer: Tokenizer,
+    slices: list[Slice],
+    chats: tuple[Chat | None, ...],
+    forgotten: str,
 ) -> Recipe:
-    """The recipe of the build's shards, with the engine that a sample of its own documents allows."""
+    """The recipe of the build's shards, with the engine that a sample of its own documents allows. *forgotten*: the digest of the
+    list of forgotten documents, which it leaves out.
+    """
     samples, text_bytes = sample_texts(config, workspace, slices), sum(slice_.text_bytes for slice_ in slices)
     texts = [text for of in samples.values() for text in of]
     fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
@@ -438,7 +444,7 @@ def make_recipe(
         by_reference=by_reference,
         steps=config.documents.opened().described,
         split_by=config.split.by,
-        forgotten=read_forgotten(workspace.root).sha256,
+        forgotten=forgotten,
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.forgotten import read_forgotten
 from flat_tokens.manifest import TOKEN_BYTES, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
@@ -26,7 +25,7 @@ from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
-from tasks.finalize.naming import leaving_out
+from tasks.finalize.naming import leaving_out, list_left_out
 from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
 from tasks.output.forgotten import read_record_of
@@ -54,8 +53,8 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
         with timed("examine", output.seconds):
             listed = listed_in(request)
             inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
-            made_of = leaving_out(output.root, derived(request, inputs, settings_of(request, listed)))
-            kinds, forgotten = kept_columns(inputs), read_forgotten(output.root).sha256
+            made_of = leaving_out(output.forgotten, derived(request, inputs, settings_of(request, listed)))
+            kinds, forgotten = kept_columns(inputs), list_left_out(made_of)
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):

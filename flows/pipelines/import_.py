@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Files
 from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
@@ -16,7 +15,7 @@ from flows.pipelines.publish import Published, check_apart, layout_of, opened, p
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
 from tasks.derive.imports import ImportPart, has_loss_mask, open_import, parts_of, provenance, stamps
 from tasks.derive.request import ImportRequest
-from tasks.finalize.naming import leaving_out
+from tasks.finalize.naming import leaving_out, list_left_out
 from tasks.finalize.provenance import Provenance, card
 from tasks.finalize.seal import VersionDraft, document_totals, source_totals
 from tasks.models import TokenShard, digest_of
@@ -53,8 +52,8 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             before = stamps(files.store, files.keys)
             meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
-            made_of = leaving_out(output.root, provenance(request, found, stored, tokenizer))
-            layout, forgotten = layout_of(request, output.root), read_forgotten(output.root).sha256
+            made_of = leaving_out(output.forgotten, provenance(request, found, stored, tokenizer))
+            layout, forgotten = layout_of(request, output.root), list_left_out(made_of)
 
         rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
         reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}

@@ -31,6 +31,7 @@ from tasks.finalize.provenance import provenance
 from tasks.finalize.seal import is_published
 from tasks.gates import Facts, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
+from tasks.output.forgotten import read_record_of
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.target import DOCUMENT_ARRAYS
@@ -125,14 +126,16 @@ def plan(config: BuildConfig) -> Plan:
     workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
     looked = look_into(config, pinned, workspace, workers)
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    recipe = make_recipe(config, workspace, tokenizer, [part for parts in looked.slices for part in parts], chats)
+    record = read_record_of(root)
+    slices = [part for parts in looked.slices for part in parts]
+    recipe = make_recipe(config, workspace, tokenizer, slices, chats, record.forgotten.sha256 if record else "")
     starting = clock() - begun - looked.seconds  # a build does all of this, too
     forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 
     whole, found = forecast.whole, files_of(pinned)
     complete = len(looked.files) == len(found)
     made_of = provenance(config, pinned, looked.files, tokenizer, chats) if complete else None
-    version = None if made_of is None else name_of(root, made_of, layout).version
+    version = None if made_of is None else name_of(root, record, made_of, layout).version
     published = version is not None and is_published(root, version, layout)
     # Tokens are compressed by one thread a span.
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))

@@ -35,6 +35,7 @@ from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
+from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
 from tasks.output.history import Decision
 from tasks.output.leases import building
@@ -106,14 +107,16 @@ P = TypeVar("P", bound=Published)
 
 @dataclass
 class OpenOutput:
-    """An output to publish a version at, opened once. ``pointer``: as it was then. ``anyway``: why a person publishes the version
-    whatever its gates say. ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
+    """An output to publish a version at, opened once. ``pointer``: as it was then. ``forgotten``: the record of forgotten
+    documents, to which nobody adds any meanwhile. ``anyway``: why a person publishes the version whatever its gates say.
+    ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
     """
 
     request: Request
     root: Store
     scratch: Path
     pointer: Pointer
+    forgotten: ForgottenRecord | None = None
     anyway: str | None = None
     lineage: Lineage | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -263,7 +266,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
             # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
             for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
                 sweep(home)
-            yield OpenOutput(request, root, scratch, pointer, anyway, lineage)
+            yield OpenOutput(request, root, scratch, pointer, read_record_of(root), anyway, lineage)
         meter.begin("clean up")
         remove_held_shards(root)
         meter.begin("done")
@@ -296,7 +299,7 @@ def publication(
     is called with its name, the *gates* look at it, if there may be any, and ``latest`` points at it, unless they hold it.
     *keeps_waiting*: see ``Publication.pass_gates``.
     """
-    root, named = output.root, name_of(output.root, made_of, layout)
+    root, named = output.root, name_of(output.root, output.forgotten, made_of, layout)
     version = named.version
     is_there = is_published(root, version, layout)
     with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
@@ -308,7 +311,7 @@ def publication(
                 _check_published(root, version)
             if gates is not None:
                 here.pass_gates(gates, keeps_waiting=keeps_waiting)
-            note_name(root, named)
+            note_name(root, output.forgotten, named)
             here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
 
 

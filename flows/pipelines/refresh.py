@@ -153,7 +153,8 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
     text = Text.of(config, pinned, [cut[file] for file in found]) if len(cut) == len(found) else None
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
-    return SourcesNow(pinned, files, text, tokenizer, name_of(root, made_of, layout_of(config, root)))
+    named = name_of(root, output.forgotten, made_of, layout_of(config, root))
+    return SourcesNow(pinned, files, text, tokenizer, named)
 
 
 def outcome_before(

@@ -8,7 +8,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.store import Store
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
-from tasks.output.forgotten import change_record, read_record_of
+from tasks.output.forgotten import ForgottenRecord, change_record
 
 FORGOTTEN = "forgotten"
 """Key of the documents in a provenance: how many the list has by which they were left out, and its digest."""
@@ -24,30 +24,33 @@ class VersionName(NamedTuple):
     names: frozenset[str]
 
 
-def leaving_out(root: Store, made_of: P) -> P:
-    """The provenance of what is made at an output: without the documents that this has forgotten."""
-    record = read_record_of(root)
+def leaving_out(record: ForgottenRecord | None, made_of: P) -> P:
+    """The provenance of what is made at an output: without the documents that this has forgotten, by its *record*."""
     if record is None or not (sha256 := record.forgotten.sha256):
         return made_of
     facts = {"count": len(record.forgotten.digests), "sha256": sha256}
     return made_of.model_copy(update={"documents": {**made_of.documents, FORGOTTEN: facts}})
 
 
-def name_of(root: Store, made_of: Provenance, layout: LayoutName) -> VersionName:
-    """The name of the version that *made_of* gives at an output. That which is there already, without the forgotten documents, is
-    the same version, whatever was forgotten since.
+def list_left_out(made_of: Provenance) -> str:
+    """The digest of the list by whose documents it was left out what was forgotten. Empty if nothing was."""
+    return str(made_of.documents.get(FORGOTTEN, {}).get("sha256", ""))
+
+
+def name_of(root: Store, record: ForgottenRecord | None, made_of: Provenance, layout: LayoutName) -> VersionName:
+    """The name of the version that *made_of* gives at an output with a *record* of forgotten documents. That which is there
+    already, without the forgotten documents, is the same version, whatever was forgotten since.
     """
     plain = {key: value for key, value in made_of.documents.items() if key != FORGOTTEN}
-    base, record = build_id(made_of.model_copy(update={"documents": plain}), layout), read_record_of(root)
+    base = build_id(made_of.model_copy(update={"documents": plain}), layout)
     if record is None:
         return VersionName(base, base, frozenset({base}))
     known = record.versions.get(base)
-    version = known if known and is_published(root, known, layout) else build_id(leaving_out(root, made_of), layout)
+    version = known if known and is_published(root, known, layout) else build_id(leaving_out(record, made_of), layout)
     return VersionName(version, base, frozenset({base, version, *([known] if known else [])}))
 
 
-def note_name(root: Store, named: VersionName) -> None:
+def note_name(root: Store, record: ForgottenRecord | None, named: VersionName) -> None:
     """Note the name of a version that was made where documents are forgotten."""
-    record = read_record_of(root)
     if record is not None and record.versions.get(named.base) != named.version:
         change_record(root, lambda now: now.model_copy(update={"versions": {**now.versions, named.base: named.version}}))

@@ -34,7 +34,7 @@ from tasks.models import Split
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.target import Target
 from tasks.parts.part import DocumentCounts, ShardPart
-from tasks.parts.stored import document_spec
+from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
 from tasks.shards.index import IndexEntry, write_index
 from tasks.text.documents import EXAMPLES
@@ -66,8 +66,9 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
     store, layout, assembled = target.store, target.layout, draft.assembled
     totals = split_totals(assembled, target.splits)
-    totals["documents"] = draft.documents(repeated_keys(store, layout, totals, Path(target.workspace.staging)))
     objects = [*draft.others, *(stored for part in assembled.written for stored in part.objects)]
+    known = known_below(store, objects)
+    totals["documents"] = draft.documents(repeated_keys(known, layout, totals, Path(target.workspace.staging)))
     for split in target.splits:
         objects += _split_metadata(target, split, totals[split])
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
@@ -115,8 +116,9 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
     if seen:
         meter.begin("verify", bytes_to_check(store))
     faults = list(check_objects(store, sorted(objects), besides, "full" if seen else "quick", 2, seen))
+    known = known_below(store, objects)
     for name in splits_of(totals):
-        split = open_split(store / name)
+        split = open_split(known / name)
         if (split.token_count, split.seq_count) != (totals[name]["token_count"], totals[name]["seq_count"]):
             faults.append(f"{name} has {split.token_count} tokens in {split.seq_count} sequences, not {totals[name]}")
         if seen:

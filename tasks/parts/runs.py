@@ -33,8 +33,8 @@ class Reads(NamedTuple):
 
 
 FROM_DISK = Reads(1 << 18, 8, ahead=2)
-FROM_STORE = Reads(1 << 20, None)
-"""A request of an object store takes as long as reading some megabytes."""
+FROM_STORE = Reads(1 << 22, None, ahead=2)
+"""A request of an object store takes as long as reading some megabytes, and costs the same for sixteen."""
 
 
 class _Block(NamedTuple):
@@ -72,7 +72,7 @@ def read_runs(
     if not len(begins):
         return
     buffers = deque(np.empty((reads.ahead + 1, reads.block), source.numpy_dtype))
-
+    source.read_indexes(int(begins[0]), int(ends[-1]))
     with ThreadPoolExecutor(reads.ahead) as readers:
         under_way: deque[tuple[_Block, Future[npt.NDArray[Any]]]] = deque()
         for block in _blocks(begins, ends, reads, source.length):

@@ -126,6 +126,14 @@ class KnownStore(Store):
         return found
 
 
+def known_below(store: Store, objects: Iterable[StoredObject]) -> Store:
+    """The store, where the small ones of *objects* are read whole, each by one request, and checked. A local one as it is."""
+    if store.is_local:
+        return store
+    known = {store.path(stored.key): stored for stored in objects}
+    return KnownStore(**vars(store), known=known, turn=hash(store.root) % TURNS)
+
+
 def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[StoredObject]:
     """Size and digest of *objects* as they are now. The small ones of a remote store are read together, and kept."""
     small = {} if store.is_local else {stored.key: stored for stored in objects if _is_small(stored)}

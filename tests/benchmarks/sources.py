@@ -150,9 +150,7 @@ FLOORS: dict[FileFormat, Callable[[Path], Iterator[pa.Array]]] = {
 
 def sides_of(kind: FileFormat, path: Path, encode: Encode) -> dict[str, Callable[[], None]]:
     """What is timed for a file: the floor, the documents that a build makes of it, and their tokens."""
-    source = Source(
-        path=str(path), id_column=KEYS.get(kind, "id"), document_separator="\0" if kind == "text" else None
-    )
+    source = Source(path=str(path), id_column=KEYS.get(kind, "id"), document_separator="\0" if kind == "text" else None)
     digest = f"{0:064}"  # nobody looks at it here
     plain = path.with_suffix("") if path.suffix in OPENERS else path
 

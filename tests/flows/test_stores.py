@@ -95,13 +95,13 @@ def notes(path: Path, count: int) -> Path:
 
 
 def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One for the tokens, and those of the version, of what is found and of what is removed again."""
+    """One for the 16 MB of tokens, and those of the version, of what is found and of what is removed again."""
     with BUCKETS["s3"](monkeypatch) as bucket:
         source = Store.at(f"{bucket.url}/in")
         for number in range(8):
-            source.put(f"{number % 2}/{number}.txt", f"note {number}".encode())
+            source.put(f"{number % 2}/{number}.txt", (f"note {number}: " + "salt wind " * 50_000).encode())
         bucket.proxy.requests.clear()
-        run(f"{bucket.url}/out", tmp_path / "scratch", source={"path": source.url})
+        run(f"{bucket.url}/out", tmp_path / "scratch", source={"path": source.url}, slice_bytes=64_000_000)
         paths = [path.partition("?")[0] for _, path, _ in bucket.proxy.requests]
     assert len([path for path in paths if path.endswith(".txt")]) == 8
     assert len(paths) - 8 <= 101, "\n".join(paths)
