@@ -124,7 +124,7 @@ lock: ## Pin every dependency with its hashes; the lock names no package index.
 	echo "torch; sys_platform == 'never'" > $(VENV)-lock/no-torch
 	for peer in datatrove datasets megatron; do \
 		$(COMPILE) --override $(VENV)-lock/no-torch --constraint requirements.lock \
-			tests/benchmarks/peers/$$peer.in --output-file tests/benchmarks/peers/$$peer.txt || exit 1; \
+			tests/benchmarks/peer_programs/$$peer.in --output-file tests/benchmarks/peers/$$peer.txt || exit 1; \
 	done
 	rm -r $(VENV)-lock
 

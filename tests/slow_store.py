@@ -12,7 +12,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 
-class SlowStore(AbstractFileSystem):
+class SlowStore(AbstractFileSystem):  # type: ignore[misc]
     """Requests for ranges of objects: in ``requests``, and after ``seconds(number, path)`` of waiting."""
 
     protocol = "slow"
@@ -24,7 +24,7 @@ class SlowStore(AbstractFileSystem):
 
     @classmethod
     def reset(cls, seconds: Callable[[int, str], float] = lambda number, path: 0.0) -> None:
-        cls.requests, cls.seconds, cls.most_at_once = [], staticmethod(seconds), 0  # type: ignore[assignment]
+        cls.requests, cls.seconds, cls.most_at_once = [], staticmethod(seconds), 0
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:

@@ -99,7 +99,7 @@ def programs(bench: Bench, text: Planted) -> Iterator[tuple[str, list[object]]]:
         interpreter = installed(bench.scratch / "environments", "datatrove", OTHERS)
     except subprocess.CalledProcessError:
         return
-    program = HERE / "peers" / "decontaminate_with_datatrove.py"
+    program = HERE / "peer_programs" / "decontaminate_with_datatrove.py"
     for name, words in (("datatrove, words between spaces", "spaces"), ("datatrove, spaCy's words", "spacy")):
         yield name, [interpreter, program, text.directory, text.questions, words]
 

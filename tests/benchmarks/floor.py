@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import awkward as ak
 import gigatoken
@@ -89,7 +90,7 @@ def as_awkward(column: pa.StringArray, offsets: np.ndarray) -> ak.Array:
     return ak.Array(strings)
 
 
-def encode(tokenizer: gigatoken.Tokenizer, documents: ak.Array) -> np.ndarray:
+def encode(tokenizer: gigatoken.Tokenizer, documents: ak.Array) -> Any:
     """uint32[tokens]: id*2+1 where a token starts a document, id*2 elsewhere, in the tokenizer's own memory."""
     encoded = tokenizer.encode_batch(documents, parallel=False).layout
     tokens, offsets = encoded.content.data, np.asarray(encoded.offsets)

@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,7 +50,7 @@ def parent(output: str, groups: int, slices: int) -> None:
     from tasks.output.staging import Workspace
     from tasks.shards.recipe import Recipe
 
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
 
     def timed(owner: Any, name: str, what: str) -> None:

@@ -71,7 +71,7 @@ def measure(bench: Bench) -> list[Grid]:
     rows = []
     try:
         if not bench.no_installs:
-            peer = HERE / "peers" / "near_duplicates_with_datatrove.py"
+            peer = HERE / "peer_programs" / "near_duplicates_with_datatrove.py"
             commands["datatrove"] = [installed(bench.scratch / "environments", "datatrove", ()), peer, directory, theirs, 1]
     except subprocess.CalledProcessError as error:
         rows.append(

@@ -1,13 +1,13 @@
 """Other ways to the same tokens.
 
 The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess
-and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peers/*.txt`, with a process or a thread a
-core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as its users
-run it; it holds all tokens in memory, checks and resumes nothing, and has no split.
-The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron reads
-JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
-documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
-is one special token for the peers, and ordinary text for the build.
+and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peer_programs/*.txt`, with a process or a
+thread a core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as
+its users run it; it holds all tokens in memory, checks and resumes nothing, and has no split. The text is one file of 125 MB, a
+single slice, whose batches all threads of the build tokenize. Megatron reads JSON lines; writing these is not counted. Whole
+processes, in turn, warm page cache; medians (least to greatest). `same documents`: how many of the documents have exactly the
+build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>` is one special token for the peers, and ordinary text
+for the build.
 """
 
 from __future__ import annotations
@@ -87,11 +87,14 @@ def installed(home: Path, name: str, more: Sequence[str]) -> Path:
     """
     directory = home / "-".join([name, *(package.partition("==")[0] for package in more)])
     interpreter, done = directory / "bin" / "python", directory / "installed.txt"
-    pins = HERE / "peers" / f"{name}.txt"
+    pins = HERE / "peer_programs" / f"{name}.txt"
     if not done.exists() or done.read_bytes() != pins.read_bytes():
         shutil.rmtree(directory, ignore_errors=True)
         pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        commands = [python("-m", "venv", directory), [*pip, "--no-deps", "--require-hashes", "--requirement", pins]]
+        commands: list[Sequence[object]] = [
+            python("-m", "venv", directory),
+            [*pip, "--no-deps", "--require-hashes", "--requirement", pins],
+        ]
         if more:
             commands.append([*pip, *more])
         for command in commands:
@@ -129,7 +132,14 @@ def measure(bench: Bench) -> list[Grid]:
             absent.append([peer.name, f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}"])
             continue
         source = lines if peer.json_lines else text.directory
-        commands[name] = [interpreter, HERE / "peers" / f"with_{name}.py", source, bench.vocabulary, theirs, os.cpu_count()]
+        commands[name] = [
+            interpreter,
+            HERE / "peer_programs" / f"with_{name}.py",
+            source,
+            bench.vocabulary,
+            theirs,
+            os.cpu_count(),
+        ]
     runs: dict[str, list[Whole]] = {name: [] for name in commands}
     same: dict[str, tuple[int, int]] = {}
     warm([*text.paths, lines])

@@ -95,7 +95,7 @@ def right_links(found: Iterable[Sequence[int]], truth: Iterable[tuple[int, int]]
         for some in (
             joined(within),
             joined(truth),
-            (list(mine) for _, mine in itertools.groupby(sorted(home, key=home.get), home.get)),
+            (list(mine) for _, mine in itertools.groupby(sorted(home, key=home.__getitem__), home.__getitem__)),
         )
     )
     return right / max(true, 1), right / max(all_, 1)

@@ -15,7 +15,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -88,6 +90,11 @@ def best(sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> dic
     return times
 
 
+def packed_by_zarr(array: Any, i: int) -> Any:
+    """Packed sequence *i* of an array that zarr has opened."""
+    return array[i * LENGTH : (i + 1) * LENGTH]
+
+
 def each(read: Callable[[int], object], items: list[int]) -> tuple[Callable[[], object], int]:
     def run() -> None:
         for i in items:
@@ -115,10 +122,10 @@ def warm(scratch: Path, passes: int) -> list[Grid]:
     sides = {"np.memmap, slice and copy": each(lambda i: raw[i * LENGTH : (i + 1) * LENGTH].copy(), rows)}
     sides["`mmap`: `slice`"] = each(lambda i: layouts["mmap"].slice(i * LENGTH, (i + 1) * LENGTH), rows)
     sides["`mmap`: `packed[i]`"] = each(packed["mmap"].__getitem__, rows)
-    sides["`mmap`: zarr"] = each(lambda i: arrays["mmap"][i * LENGTH : (i + 1) * LENGTH], few)
+    sides["`mmap`: zarr"] = each(partial(packed_by_zarr, arrays["mmap"]), few)
     for name in ("compact", "zarr2", "reference"):
         sides[f"`{name}`: `packed[i]`"] = each(packed[name].__getitem__, some if name == "compact" else few)
-        sides[f"`{name}`: zarr"] = each(lambda i, name=name: arrays[name][i * LENGTH : (i + 1) * LENGTH], few[:50])
+        sides[f"`{name}`: zarr"] = each(partial(packed_by_zarr, arrays[name]), few[:50])
     one = compared(f"One random packed sequence of {LENGTH:,} tokens, warm page cache:", best(sides, passes))
 
     batches = [order[k : k + BATCH] for k in range(0, len(order), BATCH)]
@@ -170,7 +177,7 @@ def cold(scratch: Path, passes: int) -> Grid:
             packed[0]
             raw = np.memmap(scratch / "tokens.bin", "<u4", "r")
             if "MADV_RANDOM" in name:
-                raw._mmap.madvise(mmap.MADV_RANDOM)
+                raw._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
             begin = time.perf_counter()
             if "batch" in name:
                 for k in range(0, len(rows), 64):

@@ -128,7 +128,7 @@ def floor_of_warc(path: Path) -> Iterator[pa.Array]:
 
 def floor_of_tar(path: Path) -> Iterator[pa.Array]:
     with tarfile.open(path) as archive:
-        yield from by_thousands(archive.extractfile(member).read() for member in archive)
+        yield from by_thousands(file.read() for member in archive if (file := archive.extractfile(member)) is not None)
 
 
 def by_thousands(texts: Iterable[bytes]) -> Iterator[pa.Array]:

@@ -51,7 +51,9 @@ def byte_level(ranks: Mapping[bytes, int], pattern: str, normalizer: str | None 
         halves = [(token[:i], token[i:]) for i in range(1, len(token))]
         # As transformers converts them: every way to make the token of two, by the ranks of these.
         found = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
-        merges += [tuple(map(written, pair)) for pair in sorted(found, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))]
+        merges += [
+            (written(one), written(other)) for one, other in sorted(found, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        ]
     vocabulary = {written(token): rank for token, rank in ranks.items()}
     made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
     if normalizer is not None:
