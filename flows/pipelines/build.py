@@ -70,7 +70,14 @@ from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.doubts import is_doubted
-from tasks.tokenize.engines import Tokenizer, engine_of, forget_what_was_learned, may_use_fast_engine, try_fast_engine
+from tasks.tokenize.engines import (
+    Tokenizer,
+    engine_of,
+    forget_what_was_learned,
+    import_ahead,
+    may_use_fast_engine,
+    try_fast_engine,
+)
 from tasks.tokenize.masks import chats_by_reference
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -130,9 +137,13 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
             loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
             config = pin_sets(config, output.root)
             pinned = pin_sources(config, output.root)
-            if is_much(files_of(pinned)):
+            found = files_of(pinned)
+            if is_much(found):
                 loading.result()  # a wrong tokenizer is an error before so much is fetched
-            text = Text.of(config, pinned, download(config, files_of(pinned), runner, output.root))
+            known = known_files(found, config.sources, config.slice_bytes, [output.root])
+            if not all(known):
+                beside.submit(import_ahead, loading)
+            text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
             tokenizer = loading.result()
         return build_version(config, text, tokenizer, runner, output)
 

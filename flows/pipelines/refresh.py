@@ -36,7 +36,7 @@ from tasks.output.paths import version_store
 from tasks.output.pointer import Pointer, is_dataset, publish, read_pointer
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.chat import chats_of
-from tasks.tokenize.engines import Tokenizer
+from tasks.tokenize.engines import Tokenizer, import_ahead
 
 Outcome = Literal["published", "unchanged", "withdrawn", "rejected", "held", "still held"]
 
@@ -145,6 +145,8 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         uncut = {} if all(known) or config.documents.compares else files_of_origin(root, latest)
         needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
         fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
+        if not all(cuts):
+            beside.submit(import_ahead, loading)
         if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
             loading.result()  # a wrong tokenizer is an error before so much is fetched
         cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))

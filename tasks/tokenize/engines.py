@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import threading
 import time
@@ -95,6 +96,12 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
     together = concatenate(part.ids for part in parts)
     masks = [part.mask for part in parts if part.mask is not None]
     return together._replace(mask=np.concatenate(masks)) if masks else together
+
+
+def import_ahead(loading: Future[Tokenizer]) -> None:
+    """Import what the fast engine of a tokenizer needs, if it has one: half a second, spent while the caller has other work."""
+    if loading.exception() is None and loading.result().make_fast is not None:
+        importlib.import_module("awkward")
 
 
 def gigatoken_encode(tokenizer: Any) -> Encode:

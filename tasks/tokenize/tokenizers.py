@@ -7,7 +7,6 @@ per document. Text that looks like a special token is ordinary text in every eng
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -72,8 +71,6 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
         )
     if fault:
         raise ValueError(fault)
-    if tokenizer.make_fast is not None:
-        importlib.import_module("awkward")  # half a second, spent where the caller may have other work under way
     return tokenizer
 
 
