@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,9 @@ from flows.pipelines.build import BuildResult, build, result_if_up_to_date
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import settings_of, write_notes
+
+LATE = ("awkward", "gigatoken", "pandas", "prefect", "datasets")
+BUILD = f"import sys; from flows.commands.main import main; main(sys.argv[1:]); print([n for n in {LATE} if n in sys.modules])"
 
 
 @pytest.fixture
@@ -52,3 +61,19 @@ def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig,
     made(config)
     monkeypatch.setattr("flows.pipelines.build.LOOKED_INTO", 10)
     assert look(config) is None
+
+
+def test_what_only_tokenizing_needs_is_not_imported(tmp_path: Path) -> None:
+    """The fast engine takes half a second to import, which is as long as all else that such a build does."""
+    ranks = tmp_path / "bytes.tiktoken"
+    ranks.write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
+    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6))
+    configuration = tmp_path / "build.json"
+    configuration.write_text(json.dumps({**settings, "tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}))
+    command = [sys.executable, "-c", BUILD, "build", str(configuration), "--no-server", "--quiet"]
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
+    run = partial(subprocess.run, command, capture_output=True, text=True, check=True, env=environment)
+    first, _, again = (run().stdout for _ in range(3))  # a file that was written just before is read twice
+    assert first.endswith("['awkward', 'gigatoken']\n")
+    assert "nothing to do" in again
+    assert again.endswith("[]\n")
