@@ -20,38 +20,38 @@ Reason = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 
 def run(
-    decide: Callable[[Store, str | None, str, str], Decided], output: str, why: str, version: str | None, by: str | None
+    decide: Callable[[Store, str | None, str, str], Decided], output: str, reason: str, version: str | None, by: str | None
 ) -> Decided:
     with credentials():
         root = Store.at(output)
         found = read_held(root).candidate
         name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
         with showing_progress(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
-            decided = decide(root, version, why, by or f"who started run {flow_run().name}")
+            decided = decide(root, version, reason, by or f"who started run {flow_run().name}")
     return ended(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
 
 
 @flow(name="approve-version", flow_run_name="approve for {output}", persist_result=False)
-def approve_version(output: Output, why: Reason, version: str | None = None, by: str | None = None) -> Decided:
+def approve_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> Decided:
     """Let latest name the version that waits for a person.
 
     Args:
         output: Where the version waits.
-        why: For whoever looks at the runs later.
+        reason: For whoever looks at the runs later.
         version: The one that waits, or how its name begins: then no other one is approved.
         by: Who decides; this run without it.
     """
-    return run(approve, output, why, version, by)
+    return run(approve, output, reason, version, by)
 
 
 @flow(name="reject-version", flow_run_name="reject for {output}", persist_result=False)
-def reject_version(output: Output, why: Reason, version: str | None = None, by: str | None = None) -> Decided:
+def reject_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> Decided:
     """Leave latest where it is. Refreshes leave the version that waits alone from now on.
 
     Args:
         output: Where the version waits.
-        why: For whoever looks at the runs later.
+        reason: For whoever looks at the runs later.
         version: The one that waits, or how its name begins: then no other one is rejected.
         by: Who decides; this run without it.
     """
-    return run(reject, output, why, version, by)
+    return run(reject, output, reason, version, by)

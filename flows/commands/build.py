@@ -356,7 +356,7 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
 def ways_to_decide(held: Candidate, path: str) -> list[str]:
     """The commands that decide of a version which waits at *path*, or at an output."""
     output = shlex.quote(path.removesuffix(f"/{VERSIONS}/{held.version}"))
-    return [f"python -m flows {what} {output} {held.version[:8]} --why REASON" for what in ("approve", "reject")]
+    return [f"python -m flows {what} {output} {held.version[:8]} --reason TEXT" for what in ("approve", "reject")]
 
 
 def plan_text(made: Plan) -> list[str]:

@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     ):
         decide = add_on_output(name, run_decide, about, RUNNING)
         decide.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the one that waits")
-        decide.add_argument("--why", required=True, metavar="REASON", help="for whoever looks at the runs later")
+        decide.add_argument("--reason", required=True, metavar="TEXT", help="for whoever looks at the runs later")
         decide.add_argument("--by", metavar="NAME", help="who decides (default: who runs the command)")
     forget = add_on_output("forget", run_forget, "Take documents out of all versions, and leave them out from now on.", RUNNING)
     forget.add_argument("--keys", dest="key_list", metavar="FILE", help="their keys: 16 hexadecimal digits a line, or .npy")
@@ -176,14 +176,14 @@ def versions_text(versions: list[Version]) -> list[str]:
 def run_decide(options: argparse.Namespace) -> None:
     from tasks.output.held import approve, reject, who
 
-    root, version, why, by = output_at(options), options.version, options.why, options.by
-    if not why.strip():
-        raise ValueError("--why needs a reason, for whoever looks at the runs later")
+    root, version, reason, by = output_at(options), options.version, options.reason, options.by
+    if not reason.strip():
+        raise ValueError("--reason needs a text, for whoever looks at the runs later")
     decide = {"approve": approve, "reject": reject}[options.command]
-    decision = {"output": root.url, "version": version, "why": why, "by": by or who()}
+    decision = {"output": root.url, "version": version, "reason": reason, "by": by or who()}
 
     def pipeline(_: None) -> Decided:
-        return decide(root, version, why, by or who())
+        return decide(root, version, reason, by or who())
 
     decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **decision)
     facts = {

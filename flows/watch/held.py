@@ -81,7 +81,9 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
     """The page in Markdown. *forms*: links that decide. Tables have few columns: the UI cuts off the right of wide ones."""
     where = link(f"{output.rstrip('/')}/{VERSIONS}/{held.version}")
     beside = f"Latest is {code(held.before)}" if held.before else "Nothing is published yet"
-    commands = [f"python -m flows {what} {shlex.quote(output)} {held.version[:8]} --why REASON" for what in ("approve", "reject")]
+    commands = [
+        f"python -m flows {what} {shlex.quote(output)} {held.version[:8]} --reason TEXT" for what in ("approve", "reject")
+    ]
     return page(
         f"# {as_markdown(name)}: a version waits for a person",
         f"Version {code(held.version)} at {where}: {held.documents:,} documents, {held.tokens:,} tokens. {beside}, and stays so "

@@ -216,7 +216,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     if (held := candidate_of(root, seen)) is not None and held.version == version:
         raise ValueError(
             f"{root.url}: version {version} waits for a person. Decide: python -m flows approve {shlex.quote(root.url)} "
-            f"{version[:8]} --why REASON, or reject"
+            f"{version[:8]} --reason TEXT, or reject"
         )
     verify(version_store(root, version).url)
 

@@ -545,7 +545,7 @@ def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approv
     assert form[1] == service.deployment("approve")["id"]
     told = json.loads(unquote(form[2]))
     assert told["output"] == output
-    approved = service.ended(service.start_run("approve", {**told, "why": "it is smaller now"}).json()["id"])
+    approved = service.ended(service.start_run("approve", {**told, "reason": "it is smaller now"}).json()["id"])
     assert approved["state_type"] == "COMPLETED"
     assert latest(Path(output)) == Path(output, "versions", told["version"])
     assert refreshed(2)["state_name"] == "Unchanged"

@@ -161,7 +161,7 @@ class Decisions(Histories):
                 return [step, *self._words(history)[1:]]
             case "approve" | "reject":
                 named = [chance.choice(names)] if names and chance.random() < 0.5 else []
-                return [step, out, *named, "--why", f"because {step}", "--no-server", "--quiet"]
+                return [step, out, *named, "--reason", f"because {step}", "--no-server", "--quiet"]
             case "forget":
                 asked = chance.sample(history.unique, min(2, len(history.unique)))
                 self._asked |= {*asked}
@@ -240,7 +240,7 @@ class Decisions(Histories):
         if step in ("refresh", "gc", "forget") and status:
             yield Flaw("message", f"{when}: it failed: {ended.output}")
         if step in ("approve", "reject"):
-            named = words[2] if words[2] != "--why" else None
+            named = words[2] if words[2] != "--reason" else None
             mine = before.candidate if named in (None, before.candidate) else None
             done = {"approve": "approved", "reject": "rejected"}[step]
             if mine and before.decision is None and (status or after.decision != done):
@@ -252,7 +252,7 @@ class Decisions(Histories):
         """The sources give what a build from nothing gives, as soon as a person lets it through."""
         shutil.rmtree(self._here / "anew", ignore_errors=True)
         self._run(self._words(history), None)
-        self._run(["approve", str(out), "--why", "the last one", "--no-server", "--quiet"], None)
+        self._run(["approve", str(out), "--reason", "the last one", "--no-server", "--quiet"], None)
         gone = forgotten(out, sorted({*self._asked, *history.ids})) if (out / "forgotten").exists() else set[str]()
         settings = json.loads(Path(history.settings("anew")).read_text())
         if gone >= {*history.ids}:  # a source without files is refused

@@ -137,7 +137,7 @@ def refresh(name: str) -> Callable[[Path, str], Words]:
 
 
 def approval(_: Path, output: str) -> Words:
-    return ["approve", output, "--why", "seen"]
+    return ["approve", output, "--reason", "seen"]
 
 
 def collection(_: Path, output: str) -> Words:

@@ -271,7 +271,7 @@ def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset)
     assert "| b, removed | 17 |" in text
     for title in ("Documents by source", "Tokens by source", "Documents by length in tokens"):
         assert f"![{title}](data:image/svg+xml" in text
-    assert f"python -m flows approve {dataset.output} {held.version[:8]} --why REASON" in text
+    assert f"python -m flows approve {dataset.output} {held.version[:8]} --reason TEXT" in text
 
 
 def test_a_plan_tells_which_gates_would_stop(dataset: Dataset) -> None:
