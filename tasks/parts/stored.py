@@ -121,7 +121,7 @@ class KnownStore(Store):
             missing = {key: stored for key, stored in wanted.items() if key not in found}
             for (key, stored), data in zip(missing.items(), _ask(super().read_ranges, missing), strict=True):
                 if isinstance(data, bytes) and _kept.keep(data, stored.kind) != stored.digest:
-                    raise ValueError(f"{self.path(key)}: is not what its receipt says. Run the build again: it is rebuilt.")
+                    raise ValueError(f"{self.path(key)}: is not what was written. Run the build again: it is rebuilt.")
                 found[key] = data
         return found
 

@@ -95,7 +95,7 @@ def test_what_is_not_what_its_receipt_says_is_refused(root: Store, now: bytes) -
     stored = (root / "shard").put("a", fresh("some bytes!"))
     (root / "shard").put("a", now)
     for _ in range(2):
-        with pytest.raises(ValueError, match="shard/a: is not what its receipt says"):
+        with pytest.raises(ValueError, match="shard/a: is not what was written"):
             known(root, stored).read_ranges(["shard/a"], [0], [3])
 
 
