@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
+from flat_tokens.arrays.threads import share
 from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.options import one_of
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
 BYTES_AT_ONCE = 2 << 20
-"""Of raw chunks that are written together."""
+"""Of chunks that are written together."""
 
 
 class ArrayWriter:
@@ -75,16 +76,20 @@ class ArrayWriter:
                 self._end_object(self._writer)
 
     def settle(self) -> None:
-        """Make all items so far survive a power loss and the end of this process: those of the open object in its unfinished
-        file, where item i of a raw array is word i + i // chunk_length, as in the whole object.
+        """Make the items so far survive a power loss and the end of this process: those of the open object in its unfinished
+        file, where each chunk is where the whole object has it. Of a raw array that is all of them: item i is word
+        i + i // chunk_length. Of a compressed one it is those of whole chunks.
         """
-        if self._writer is not None:
-            self._writer.settle(self._pending[: self._pending_count])
+        rest = self._pending[: 0 if self._spec.is_compressed else self._pending_count]
+        if self._writer is not None and (self._writer.size or len(rest)):
+            self._writer.settle(rest)
 
     def _emit(self, writer: ObjectWriter, items: npt.NDArray[Any]) -> None:
-        """Write whole chunks. Raw ones go together: each call gives the interpreter's lock away, and has to wait for it."""
+        """Write whole chunks. Raw ones go together: each call gives the interpreter's lock away, and has to wait for it. Others
+        are compressed on all processors.
+        """
         chunks = np.ascontiguousarray(items).reshape(-1, self._spec.chunk_length)
-        if self._spec.zstd_level is None:
+        if not self._spec.is_compressed:
             data = chunks.view(np.uint8)
 
             def fill(rows: npt.NDArray[np.uint8], first: int) -> None:
@@ -96,10 +101,15 @@ class ArrayWriter:
             self._index += [(writer.size + i * size, size) for i in range(count)]
             writer.write_rows(count, size, fill)
             return
-        for chunk in chunks:
-            offset = writer.size
-            writer.write(self._spec.encode_chunk(chunk))
-            self._index.append((offset, writer.size - offset))
+        encoded = [b""] * len(chunks)
+
+        def encode(some: range) -> None:
+            encoded[some.start : some.stop] = [self._spec.encode_chunk(chunks[i]) for i in some]
+
+        share(encode, len(chunks))
+        for one in encoded:
+            self._index.append((writer.size, len(one)))
+            writer.write(one)
 
     def _end_object(self, writer: ObjectWriter) -> None:
         self._writer = None

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
@@ -153,12 +154,15 @@ class PublishedLocation(Model):
 
 
 class TokenRange(Model):
-    """Tokens ``first:stop`` of a split, the digest of their bytes, and that of their loss mask, if there is one."""
+    """Tokens ``first:stop`` of a split, the digest of their bytes, and that of their loss mask, if there is one. The last
+    ``tail`` of them are in an object of the shard.
+    """
 
     first: int = Field(ge=0)
     count: int = Field(ge=0)
     digest: str
     mask_digest: str = ""
+    tail: int = Field(0, ge=0)
 
     @property
     def stop(self) -> int:
@@ -172,6 +176,7 @@ class UnfinishedLocation(Model):
 
     version: Name
     attempt: Name
+    layout: LayoutName = "mmap"
     train: TokenRange
     validation: TokenRange
     test: TokenRange | None = Field(None, description="Of a version that has one")

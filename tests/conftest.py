@@ -166,7 +166,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    node.config.stash[ABSENT] = Counter(node.workeroutput["absent"] if error is None else {})
+    node.config.stash[ABSENT] = Counter(node.workeroutput.get("absent", {}) if error is None else {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

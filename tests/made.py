@@ -122,8 +122,10 @@ def small(name: LayoutName, tokens: int, starts: int) -> Layout:
         lengths = ((tokens, tokens), (starts, starts))
     else:
         lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
+    chunk, has_blocks = lengths[0][1], spec.encoded_tokens.block_length is not None
+    block = chunk // (2 - chunk % 2) if has_blocks else None
     return Layout(
         name,
-        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level),
+        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level, block),
         ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
     )

@@ -48,6 +48,13 @@ def encode_blocks(items: npt.NDArray[Any], block_length: int, level: int) -> byt
     return b"".join([header, offsets.tobytes(), *(part for block in blocks for part in (INT32.pack(len(block)), block))])
 
 
+def buffer_size(stored: memoryview) -> int:
+    """The size that a buffer says of itself, whatever comes after it. ValueError where it is cut off."""
+    if len(stored) < HEADER.size or not HEADER.size <= (size := HEADER.unpack_from(stored)[-1]) <= len(stored):
+        raise ValueError("it is cut off")
+    return int(size)
+
+
 def decode_block(stored: memoryview, n: int, size: int, block_size: int) -> Any:
     """Block *n* of a buffer of *size* decompressed bytes: a buffer of *block_size* bytes. ValueError if it is damaged."""
     try:

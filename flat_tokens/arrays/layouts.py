@@ -61,6 +61,10 @@ class ArraySpec:
         return self.object_length // self.chunk_length
 
     @property
+    def is_compressed(self) -> bool:
+        return self.zstd_level is not None
+
+    @property
     def index(self) -> ShardIndex | None:
         return ShardIndex() if self.zarr_format == 3 else None
 

@@ -341,7 +341,7 @@ def open_sink(assembler: Assembler, target: Target, text: Text, recipe: Recipe, 
         return None
     numbered = reversed([*enumerate(text.slices)])  # the first of equal slices counts
     order = {recipe.key(slice_): (number, slice_.split) for number, slice_ in numbered}
-    streams = may_stream(target.root, target.layout, recipe.documents, here=here)
+    streams = may_stream(target.root, recipe.documents, here=here)
     return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads")
 
 

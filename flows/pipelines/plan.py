@@ -141,7 +141,7 @@ def plan(config: BuildConfig) -> Plan:
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
     dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config)
-    streamed = may_stream(root, layout, config.documents, here=config.runner == "threads")
+    streamed = may_stream(root, config.documents, here=config.runner == "threads")
     beside = BESIDE_BYTES + (SIGNATURE_BYTES if recipe.signed else 0)
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)

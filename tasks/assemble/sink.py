@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.store import BLAKE3
@@ -21,7 +22,8 @@ from tasks.models import Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
-from tasks.shards.stream import TASK, BrokenStreamError
+from tasks.parts.unfinished import Tail
+from tasks.shards.stream import TASK, BrokenStreamError, Streamed
 
 
 class VersionSink:
@@ -126,8 +128,9 @@ class VersionSink:
 class _SplitSink:
     """The tokens of a slice that go to one split, while they arrive."""
 
-    def __init__(self, writer: SpanWriter, masked: bool) -> None:
-        self._writer, self._first, self._count = writer, writer.end_of_tokens, 0
+    def __init__(self, writer: SpanWriter, spec: ArraySpec, masked: bool) -> None:
+        self._writer, self._spec, self._first, self._count = writer, spec, writer.end_of_tokens, 0
+        self._last = Tail(np.empty(0, np.uint32), np.empty(0, np.uint8) if masked else None)  # at most a chunk
         self._digest, self._mask_digest = blake3(), blake3() if masked else None
         self._spans: dict[int, SpanInProgress] = {}
 
@@ -137,6 +140,8 @@ class _SplitSink:
             mask = np.ones(len(tokens), np.uint8) if mask is None else mask
             self._mask_digest.update(mask.data)
         self._count += len(tokens)
+        if self._spec.is_compressed:
+            self._last = self._last.followed_by(tokens, mask, self._spec.chunk_length)
         for span in self._writer.stream(tokens, highest, mask):
             self._spans[id(span)] = span
 
@@ -147,10 +152,19 @@ class _SplitSink:
         return marks
 
     @property
+    def _tail_length(self) -> int:
+        """Tokens of the slice in a compressed chunk that is not whole."""
+        return min((self._first + self._count) % self._spec.chunk_length, self._count) if self._spec.is_compressed else 0
+
+    @property
+    def tail(self) -> Tail:
+        return self._last.last(self._tail_length)
+
+    @property
     def range(self) -> TokenRange:
         mask = f"{BLAKE3}{self._mask_digest.hexdigest()}" if self._mask_digest is not None else ""
         digest = f"{BLAKE3}{self._digest.hexdigest()}"
-        return TokenRange(first=self._first, count=self._count, digest=digest, mask_digest=mask)
+        return TokenRange(first=self._first, count=self._count, digest=digest, mask_digest=mask, tail=self._tail_length)
 
 
 class VersionStream:
@@ -160,7 +174,8 @@ class VersionStream:
         self, writers: Mapping[Split, SpanWriter], target: Target, all_in: Split | None, pass_on: Callable[[], object]
     ) -> None:
         self._target, self._all_in, self._pass_on = target, all_in, pass_on
-        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], target.masked) for split in target.splits}
+        spec, masked = target.specs.encoded_tokens, target.masked
+        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], spec, masked) for split in target.splits}
         self.location: UnfinishedLocation | None = None
 
     def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
@@ -179,8 +194,8 @@ class VersionStream:
                 sink.append(tokens, 2 * batch.max_token_id + 1, mask[0] if mask else None)
         return numbers
 
-    def end(self) -> UnfinishedLocation:
-        """Wait until all tokens would survive the end of this process. Return where they are."""
+    def end(self) -> Streamed:
+        """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
         marks = [mark for sink in self._sinks.values() for mark in sink.begin_to_settle()]
         self._pass_on()
         for mark, span in marks:
@@ -193,5 +208,6 @@ class VersionStream:
                 raise BrokenStreamError
         ranges = {split: sink.range for split, sink in self._sinks.items()}
         target = self._target
-        self.location = UnfinishedLocation.model_validate({"version": target.name, "attempt": target.workspace.attempt, **ranges})
-        return self.location
+        where = {"version": target.name, "attempt": target.workspace.attempt, "layout": target.layout}
+        self.location = UnfinishedLocation.model_validate({**where, **ranges})
+        return Streamed(self.location, tuple(sink.tail for sink in self._sinks.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -91,12 +91,22 @@ def runs_in_memory(
     parts: Sequence[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[Any]]:
     """The items of the same runs where they are in memory, in parts in order."""
-    borders = np.cumsum([0, *map(len, parts)])
+    return runs_of_parts([*map(len, parts)], parts.__getitem__, begins, ends)
+
+
+def runs_of_parts(
+    counts: Sequence[int],
+    part: Callable[[int], npt.NDArray[Any]],
+    begins: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+) -> Iterator[npt.NDArray[Any]]:
+    """The items of the same runs, of consecutive parts of *counts* items. *part* gives one by its number, when it is needed."""
+    borders = np.cumsum([0, *counts])
     firsts = np.searchsorted(ends, borders[:-1], "right").tolist()
     lasts = np.searchsorted(begins, borders[1:], "left").tolist()
-    for part, begin, end, first, last in zip(parts, borders[:-1].tolist(), borders[1:].tolist(), firsts, lasts, strict=True):
+    for i, (begin, end, first, last) in enumerate(zip(borders[:-1].tolist(), borders[1:].tolist(), firsts, lasts, strict=True)):
         if first < last:
-            yield from _of_block(_Block(begin, end, first, last), part, begins, ends)
+            yield from _of_block(_Block(begin, end, first, last), part(i), begins, ends)
 
 
 def _of_block(

@@ -1,14 +1,15 @@
 """Documents whose tokens are in the unfinished version that they were made for, and nowhere else.
 
-Such a shard has one object of its own: the entries of its documents. Its receipt says where the tokens are, a range in each
+Such a shard has an object of its own with the entries of its documents. Its receipt says where the tokens are, a range in each
 split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is complete; then it moves to its
-place.
+place. Its chunks are where the whole object has them, one after another. A compressed chunk is there when it is whole: until
+then, what a slice has of it is in one more object of its shard, the tails of its tokens.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,21 +17,20 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.codecs import buffer_size
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
 from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
 from tasks.config import DocumentPolicy
 from tasks.models import Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key
-from tasks.parts.documents import Documents, TokenArrays, shard_places
-from tasks.parts.runs import runs_in_memory
+from tasks.parts.documents import Documents, Runs, TokenArrays, shard_places
+from tasks.parts.runs import runs_of_parts
 from tasks.parts.stored import shard_columns
 
-STREAMED: LayoutName = "mmap"
-"""The layout that tokens are streamed into: a part of a raw object can be read before it is complete."""
 CHECKSUM_BYTES = 4
-"""After each chunk of an object."""
+"""After each raw chunk of an object."""
 ENTRIES = "entries"
 """Below a streamed shard: all keys of its documents, all rows, all lengths, and the number of each one's split; then all split
 keys, where it has them."""
@@ -41,17 +41,18 @@ COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("split", np.dtype("u1")),
 )
 SPLIT_KEYS = ("split_key", np.dtype("<u8"))
+TAILS = "tails"
+"""Below a streamed shard: the tail of its tokens in each split, as uint32; then their loss masks, where it has them."""
 
 
-def may_stream(root: Store, layout: LayoutName, documents: DocumentPolicy, *, here: bool) -> bool:
+def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
     """Whether tokens go straight into the version, so that slices have no shards of their own. Not where
 
     - other machines tokenize, rather than this one (*here*);
-    - the output is remote, or the layout compresses its objects: a killed build would lose what an object has before it is
-    complete;
+    - the output is remote: a killed build would lose what an object has before it is complete;
     - documents are compared with each other: the next build may need one that this version leaves out.
     """
-    return here and root.is_local and layout == STREAMED and not documents.compares
+    return here and root.is_local and not documents.compares
 
 
 class ShardEntries(NamedTuple):
@@ -64,6 +65,27 @@ class ShardEntries(NamedTuple):
     length: npt.NDArray[np.uint64]
     split: npt.NDArray[np.integer[Any] | np.bool_]
     split_key: npt.NDArray[np.uint64] | None = None
+
+
+class Tail(NamedTuple):
+    """Tokens in a compressed chunk that is not whole, and so not in the version yet: encoded, uint32[n]; and their loss mask,
+    uint8[n], if the dataset has one.
+    """
+
+    tokens: npt.NDArray[np.uint32]
+    mask: npt.NDArray[np.uint8] | None
+
+    def last(self, count: int) -> Tail:
+        """The last *count* of its tokens, or all."""
+        first = max(len(self.tokens) - count, 0)
+        return Tail(self.tokens[first:], None if self.mask is None else self.mask[first:])
+
+    def followed_by(self, tokens: npt.NDArray[np.uint32], mask: npt.NDArray[np.uint8] | None, count: int) -> Tail:
+        """The last *count* tokens, once these have followed."""
+        if len(tokens) >= count:
+            return Tail(tokens, mask).last(count)
+        masks = None if mask is None or self.mask is None else np.concatenate([self.mask, mask])
+        return Tail(np.concatenate([self.tokens, tokens]), masks).last(count)
 
 
 def _columns(has_split_keys: bool) -> list[tuple[str, np.dtype[Any]]]:
@@ -93,6 +115,31 @@ def read_entries(root: Store, shard: TokenShard) -> ShardEntries:
     return ShardEntries(*found)
 
 
+def write_tails(store: Store, tails: Sequence[Tail]) -> StoredObject:
+    """Write the tails of a streamed shard."""
+    with store.create(TAILS) as written:
+        for tail in tails:
+            written.write(np.ascontiguousarray(tail.tokens, "<u4"))
+        for tail in tails:
+            written.write(b"" if tail.mask is None else np.ascontiguousarray(tail.mask))
+    return written.stored
+
+
+def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> npt.NDArray[Any]:
+    """The tail of the array *name* in a split. ValueError where there are not as many tokens as the receipt says."""
+    assert shard.unfinished is not None
+    counts = [shard.unfinished.of(one).tail for one in shard.unfinished.splits]
+    before, size = sum(counts[: shard.unfinished.splits.index(split)]), 4 + shard.masked
+    key = f"{shard_key(shard.key)}/{TAILS}"
+    data = root.read(key) if any(counts) else b""
+    if len(data) != sum(counts) * size:
+        raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {sum(counts)} tokens")
+    count = shard.unfinished.of(split).tail
+    if name == LOSS_MASK:
+        return np.frombuffer(data, np.uint8, count, 4 * sum(counts) + before)
+    return np.frombuffer(data, "<u4", count, 4 * before)
+
+
 def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLocation) -> Documents:
     """The documents of a streamed shard."""
     entries = read_entries(root, shard)
@@ -102,9 +149,8 @@ def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLoc
         begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
 
     def arrays(split: Split) -> TokenArrays:
-        tokens = partial(runs_in_memory, list(unfinished_items(root, location, split, "encoded_tokens")))
-        masks = list(unfinished_items(root, location, split, LOSS_MASK)) if shard.masked else None
-        return TokenArrays(tokens, masks if masks is None else partial(runs_in_memory, masks))
+        tokens = _runs(unfinished_items(root, shard, split, "encoded_tokens"))
+        return TokenArrays(tokens, _runs(unfinished_items(root, shard, split, LOSS_MASK)) if shard.masked else None)
 
     return Documents(
         entries.key,
@@ -118,27 +164,70 @@ def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLoc
     )
 
 
-def unfinished_items(root: Store, location: UnfinishedLocation, split: Split, name: str) -> Iterator[npt.NDArray[Any]]:
-    """The items of a slice in the array *name* of a split, as consecutive arrays, mapped from their objects. ValueError where an
-    object is missing, or ends before them.
+class Items(NamedTuple):
+    """Consecutive items of an array: how many there are, and how they are read."""
+
+    length: int
+    read: Callable[[], npt.NDArray[Any]]
+
+
+def _runs(items: Iterable[Items]) -> Runs:
+    parts = list(items)
+    return partial(runs_of_parts, [part.length for part in parts], lambda i: parts[i].read())
+
+
+def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) -> Iterator[Items]:
+    """The items of a slice in the array *name* of a split, in order, from their mapped objects. ValueError where an object is
+    missing, or ends before them.
     """
-    tokens, layout = location.of(split), LAYOUTS[STREAMED]
+    location = shard.unfinished
+    assert location is not None
+    layout, tokens = LAYOUTS[location.layout], location.of(split)
     spec = layout.loss_mask if name == LOSS_MASK else layout.encoded_tokens
-    length, chunk, size = spec.object_length, spec.chunk_length, spec.numpy_dtype.itemsize
-    for n in range(tokens.first // length, -(-tokens.stop // length)) if tokens.count else ():
-        begin, end = max(tokens.first - n * length, 0), min(tokens.stop - n * length, length)
+    length, chunk, stop = spec.object_length, spec.chunk_length, tokens.stop - tokens.tail
+    for n in range(tokens.first // length, -(-stop // length)) if tokens.first < stop else ():
+        begin, end = max(tokens.first - n * length, 0), min(stop - n * length, length)
         data = _mapped(root, location, split, name, n)
-        if len(data) < end * size + CHECKSUM_BYTES * ((end - 1) // chunk):
-            raise ValueError(f"object {n} of {split} of the unfinished version {location.version} ends before token {end:,}")
-        for c in range(begin // chunk, (end - 1) // chunk + 1):
-            first, stop = max(begin, c * chunk), min(end, (c + 1) * chunk)
-            # Item j of chunk c begins at byte j * size + c * CHECKSUM_BYTES of the file.
-            yield np.frombuffer(data, spec.numpy_dtype, stop - first, first * size + c * CHECKSUM_BYTES)
+        try:
+            bounds = _chunk_bounds(spec, data, -(-end // chunk), end)
+        except ValueError as error:
+            name = f"object {n} of {split} of the unfinished version {location.version}"
+            raise ValueError(f"{name} ends before token {end:,}") from error
+        for c in range(begin // chunk, -(-end // chunk)):
+            first, last = max(begin - c * chunk, 0), min(end - c * chunk, chunk)
+            yield Items(last - first, partial(_items, spec, data[bounds[c] : bounds[c + 1]], first, last))
+    if tokens.tail:
+        yield Items(tokens.tail, lambda: _read_tail(root, shard, split, name))
+
+
+def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> list[int]:
+    """Where each of the first *count* chunks of an object begins, and where the last one ends; that one has items up to *end*. A
+    compressed chunk says how long it is. ValueError where the object is shorter.
+    """
+    if spec.is_compressed:
+        bounds = [0]
+        for _ in range(count):
+            bounds.append(bounds[-1] + buffer_size(data[bounds[-1] :]))
+        return bounds
+    # Item j of chunk c begins at byte j * size + c * CHECKSUM_BYTES of the file.
+    size = spec.numpy_dtype.itemsize
+    stop = end * size + CHECKSUM_BYTES * (count - 1)
+    if len(data) < stop:
+        raise ValueError("it is cut off")
+    return [*range(0, stop, spec.chunk_length * size + CHECKSUM_BYTES), stop]
+
+
+def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int) -> npt.NDArray[Any]:
+    """Items ``first:stop`` of a chunk."""
+    if spec.is_compressed:
+        return spec.decode_chunk(stored)[first:stop]
+    return np.frombuffer(stored, spec.numpy_dtype, stop - first, first * spec.numpy_dtype.itemsize)
 
 
 def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n: int) -> memoryview:
     """An object of the version, whole or not. It moves to its place when it is complete, never back."""
-    whole = f"{version_key(location.version)}/{split}/{name}/{LAYOUTS[STREAMED].encoded_tokens.object_key(n)}"
+    object_key = LAYOUTS[location.layout].encoded_tokens.object_key(n)
+    whole = f"{version_key(location.version)}/{split}/{name}/{object_key}"
     for key in (unfinished_key(location.attempt, split, name, n), whole):
         try:
             with open_plain(root.path(key)) as file:
@@ -148,8 +237,10 @@ def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n:
     raise ValueError(f"object {n} of {split} of the unfinished version {location.version} is gone")
 
 
-def check_unfinished(root: Store, location: UnfinishedLocation) -> None:
+def check_unfinished(root: Store, shard: TokenShard) -> None:
     """ValueError where the tokens of a streamed shard, or their mask, are not what was written."""
+    location = shard.unfinished
+    assert location is not None
     for split in location.splits:
         wanted = location.of(split)
         for name, recorded in (
@@ -157,7 +248,7 @@ def check_unfinished(root: Store, location: UnfinishedLocation) -> None:
             *([(LOSS_MASK, wanted.mask_digest)] if wanted.mask_digest else []),
         ):
             digest = blake3()
-            for part in unfinished_items(root, location, split, name):
-                digest.update(part.view(np.uint8).data)
+            for items in unfinished_items(root, shard, split, name):
+                digest.update(items.read().view(np.uint8).data)
             if f"{BLAKE3}{digest.hexdigest()}" != recorded:
                 raise ValueError(f"its tokens in {split} of the unfinished version {location.version} are not what was written")

@@ -89,7 +89,7 @@ def _read_shard(root: Store, key: str) -> TokenShard | None:
             if now != stored:
                 raise ValueError(f"{stored.key} has {now.size} bytes, {now.digest_text}; not what was written")
         if shard.unfinished is not None:
-            check_unfinished(root, shard.unfinished)
+            check_unfinished(root, shard)
     except NO_OBJECT as error:
         if isinstance(error, FileNotFoundError) and not store.exists(RECEIPT):
             return None  # it went away meanwhile

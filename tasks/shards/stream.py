@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from flat_tokens.batch import TokenBatch
 from tasks.models import UnfinishedLocation
+from tasks.parts.unfinished import Tail
 
 TASK: ContextVar[object] = ContextVar("task", default=None)
 """A runner's task of several slices, whose results are used when it has ended. None where each slice is a task of its own."""
@@ -19,6 +20,13 @@ TASK: ContextVar[object] = ContextVar("task", default=None)
 
 class BrokenStreamError(Exception):
     """The objects that a slice is streamed into have been given up: it has to be stored as a shard."""
+
+
+class Streamed(NamedTuple):
+    """Where the tokens of a slice are in a version, and the tail of its tokens in each split."""
+
+    location: UnfinishedLocation
+    tails: tuple[Tail, ...]
 
 
 class SliceStream(Protocol):
@@ -30,8 +38,8 @@ class SliceStream(Protocol):
         """
         ...
 
-    def end(self) -> UnfinishedLocation:
-        """Wait until all tokens would survive the end of this process. Return where they are."""
+    def end(self) -> Streamed:
+        """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
         ...
 
 

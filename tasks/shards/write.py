@@ -30,7 +30,7 @@ from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
 from tasks.output.target import SPLIT_KEY
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, DocumentArrays, document_spec, open_arrays_at, open_split_keys
-from tasks.parts.unfinished import ShardEntries, write_entries
+from tasks.parts.unfinished import ShardEntries, write_entries, write_tails
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
@@ -219,7 +219,9 @@ class StreamedTokens:
     def end(self, *others: StoredObject) -> dict[str, Any]:
         """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
         entries = write_entries(self._store, self._parts)
-        return {"objects": tuple(sorted([entries, *others])), "unfinished": self._stream.end()}
+        location, tails = self._stream.end()
+        tail = [write_tails(self._store, tails)] if any(len(some.tokens) for some in tails) else []
+        return {"objects": tuple(sorted([entries, *tail, *others])), "unfinished": location}
 
 
 class StreamedShardWriter:

@@ -33,7 +33,7 @@ from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import ENTRIES, ShardEntries, check_unfinished, may_stream, write_entries
+from tasks.parts.unfinished import ENTRIES, TAILS, ShardEntries, check_unfinished, may_stream, write_entries, write_tails
 from tasks.shards.stream import TASK, BrokenStreamError
 from tests.examples import examples
 from tests.tasks.assemble.test_assembler import OnRequest
@@ -87,7 +87,7 @@ def opened(target: Target, shards: list[Shard] | None = None) -> Iterator[tuple[
     splits = [shard.all_in for shard in shards] if shards is not None else [None] * SLICES
     with Assembler(target) as assembler:
         assembler.write_with(lambda span: OnRequest(span, target, assembler))
-        streams = may_stream(target.root, target.layout, DocumentPolicy(), here=True)
+        streams = may_stream(target.root, DocumentPolicy(), here=True)
         sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=streams)
         assert sink is not None
         yield assembler, sink
@@ -119,8 +119,9 @@ def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_s
                 batch = batch._replace(loss_mask=mask_of(batch))
             in_validation = into.append(batch, keys_of(some))
             entries.append(ShardEntries(keys_of(some), 2 * rows.astype(np.uint64), np.diff(batch.seq_starts), in_validation))
-        objects = (write_entries(place.root / shard_key(part.shard.key), entries),)
-        facts = {"objects": objects, "unfinished": into.end(), "masked": target.masked}
+        store, streamed = place.root / shard_key(part.shard.key), into.end()
+        objects = write_entries(store, entries), write_tails(store, streamed.tails)
+        facts = {"objects": objects, "unfinished": streamed.location, "masked": target.masked}
     return part.model_copy(update={"shard": part.shard.model_copy(update=facts)})
 
 
@@ -151,20 +152,19 @@ def build(
 
 
 @examples(40)
-@given(datasets(), st.sets(st.integers(0, 5)), st.sampled_from([0, 0.3, 1]))
+@given(datasets(), st.sets(st.integers(0, 5)), st.sampled_from([0, 0.3, 1]), st.sampled_from(sorted(SMALL)))
 def test_the_arrays_are_those_of_stored_shards(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard], streamed: set[int], fraction: float
+    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard], streamed: set[int], fraction: float, layout: LayoutName
 ) -> None:
     """Whichever slices are streamed. Nothing of them is left."""
     rule = SplitRule(fraction=fraction, seed=1)
     with an_attempt(tmp_path_factory.mktemp("whole") / "out") as place:
-        found = build(shards, target_of(place, rule), {}, streamed)
+        found = build(shards, target_of(place, rule, layout), {}, streamed)
         if streamed >= set(range(len(shards))):  # else spans may have been left to tasks
             assert found.keys() == set(range(len(shards)))
-        check_arrays(model(shards, rule), "mmap", place)
+        check_arrays(model(shards, rule), layout, place)
         for number, shard in found.items():
-            assert shard.unfinished is not None
-            check_unfinished(place.root, shard.unfinished)  # in objects that are whole
+            check_unfinished(place.root, shard)  # in objects that are whole
             check_documents(shards[number], shard, place)
         assert not Path(place.root.path(UNFINISHED)).exists()
 
@@ -183,7 +183,7 @@ def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
         assert masks.tolist() == mask_of(expected).tolist()
 
 
-@examples(40)
+@examples(80)
 @given(
     datasets(),
     st.sets(st.integers(0, 5)),
@@ -191,6 +191,7 @@ def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     st.sampled_from([0, 0.3, 1]),
     st.integers(0, 6),
     st.booleans(),
+    st.sampled_from(sorted(SMALL)),
 )
 def test_what_is_not_finished_can_be_taken_from(
     tmp_path_factory: pytest.TempPathFactory,
@@ -200,20 +201,20 @@ def test_what_is_not_finished_can_be_taken_from(
     other_fraction: float,
     stop: int,
     masked: bool,
+    layout: LayoutName,
 ) -> None:
     """By an attempt at the same version, which goes on from there, or at one with another split; with a loss mask, too."""
     rule, other = SplitRule(fraction=fraction, seed=1), SplitRule(fraction=other_fraction, seed=1)
     at = tmp_path_factory.mktemp("unfinished") / "out"
     with an_attempt(at) as place:
-        former = target_of(place, rule, name=VERSION if rule == other else "another", masked=masked)
+        former = target_of(place, rule, layout, VERSION if rule == other else "another", masked=masked)
         known = build(shards, former, {}, streamed, stop)
     with an_attempt(at) as place:
         for number, shard in known.items():
-            assert shard.unfinished is not None
-            check_unfinished(place.root, shard.unfinished)
+            check_unfinished(place.root, shard)
             check_documents(shards[number], shard, place)
-        build(shards, target_of(place, other, masked=masked), known, streamed)
-        check_arrays(model(shards, other), "mmap", place)
+        build(shards, target_of(place, other, layout, masked=masked), known, streamed)
+        check_arrays(model(shards, other), layout, place)
 
 
 def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Workspace) -> None:
@@ -230,6 +231,33 @@ def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Workspace
         assert not Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0")).exists()
 
 
+def test_of_a_compressed_object_whole_chunks_survive_and_the_slice_keeps_the_rest(place: Workspace) -> None:
+    """Seven tokens of an object of eight: a chunk of four, and three tails, two of which follow the first slice's only one."""
+    target, shards = target_of(place, ALL_TRAIN, "compact"), [even(1, 5), even(1, 2)]
+    with opened(target) as (assembler, sink):
+        parts = []
+        for number, shard in enumerate(shards):
+            parts.append(stream(shard, number, sink, target))
+            assembler.add(parts[-1])
+        for shard, part, tail in zip(shards, parts, (1, 2), strict=True):
+            assert part.shard.unfinished is not None
+            assert part.shard.unfinished.train.tail == tail
+            assert Path(place.root.path(f"{shard_key(part.shard.key)}/{TAILS}")).stat().st_size == 4 * tail
+            check_documents(shard, part.shard, place)
+        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
+        chunk = TokenBatch.from_sequences([document.tokens for document in shards[0].documents]).encoded_tokens[:4]
+        assert path.read_bytes().rstrip(b"\0") == LAYOUTS["compact"].encoded_tokens.encode_chunk(chunk).rstrip(b"\0")
+
+
+def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
+    target = target_of(place, ALL_TRAIN, "compact")
+    with opened(target) as (_, sink):
+        shard = stream(even(1, 3), 0, sink, target).shard
+        os.truncate(place.root.path(f"{shard_key(shard.key)}/{TAILS}"), 8)
+        with pytest.raises(ValueError, match="tails: has 8 bytes, which are not those of 3 tokens"):
+            check(place, shard)
+
+
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Iterator[tuple[Workspace, TokenShard, Path]]:
     """A streamed shard of twelve tokens in train, whose attempt has ended, and the file that has the last four of them."""
@@ -241,8 +269,7 @@ def unfinished(tmp_path: Path) -> Iterator[tuple[Workspace, TokenShard, Path]]:
 
 
 def check(place: Workspace, shard: TokenShard) -> None:
-    assert shard.unfinished is not None
-    check_unfinished(place.root, shard.unfinished)
+    check_unfinished(place.root, shard)
 
 
 def test_damage_is_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
@@ -336,22 +363,13 @@ def test_a_slice_waits_for_the_one_that_its_thread_had_before(place: Workspace) 
         ({}, True),
         ({"here": False}, False),
         ({"root": Store.at("memory://there")}, False),
-        ({"layout": "compact"}, False),
-        ({"layout": "zarr2"}, False),
         ({"documents": DocumentPolicy(duplicates="drop")}, False),
     ],
-    ids=["plain", "other machines", "remote", "compact", "zarr2", "duplicates"],
+    ids=["plain", "other machines", "remote", "duplicates"],
 )
 def test_where_tokens_go_straight_into_the_version(place: Workspace, changed: dict[str, Any], streams: bool) -> None:
-    usual = {"root": place.root, "layout": "mmap", "documents": DocumentPolicy(), "here": True}
+    usual = {"root": place.root, "documents": DocumentPolicy(), "here": True}
     assert may_stream(**{**usual, **changed}) == streams
-
-
-@pytest.mark.parametrize("layout", ["compact", "zarr2"])
-def test_compressed_layouts_have_no_streams(place: Workspace, layout: LayoutName) -> None:
-    """A part of an object of theirs cannot be read."""
-    with opened(target_of(place, HALF, layout)) as (_, sink), sink.stream(key_of(0)) as into:
-        assert into is None
 
 
 def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None:
