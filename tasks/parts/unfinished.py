@@ -187,15 +187,17 @@ def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) ->
     length, chunk, stop = spec.object_length, spec.chunk_length, tokens.stop - tokens.tail
     for n in range(tokens.first // length, -(-stop // length)) if tokens.first < stop else ():
         begin, end = max(tokens.first - n * length, 0), min(stop - n * length, length)
-        data = _mapped(root, location, split, name, n)
+        label, data = (
+            f"object {n} of {split} of the unfinished version {location.version}",
+            _mapped(root, location, split, name, n),
+        )
         try:
             bounds = _chunk_bounds(spec, data, -(-end // chunk), end)
         except ValueError as error:
-            name = f"object {n} of {split} of the unfinished version {location.version}"
-            raise ValueError(f"{name} ends before token {end:,}") from error
+            raise ValueError(f"{label} ends before token {end:,}") from error
         for c in range(begin // chunk, -(-end // chunk)):
             first, last = max(begin - c * chunk, 0), min(end - c * chunk, chunk)
-            yield Items(last - first, partial(_items, spec, data[bounds[c] : bounds[c + 1]], first, last))
+            yield Items(last - first, partial(_items, spec, data[bounds[c] : bounds[c + 1]], first, last, label))
     if tokens.tail:
         yield Items(tokens.tail, lambda: _read_tail(root, shard, split, name))
 
@@ -217,10 +219,13 @@ def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> li
     return [*range(0, stop, spec.chunk_length * size + CHECKSUM_BYTES), stop]
 
 
-def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int) -> npt.NDArray[Any]:
-    """Items ``first:stop`` of a chunk."""
+def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int, label: str) -> npt.NDArray[Any]:
+    """Items ``first:stop`` of a chunk. ValueError, naming its object, where it is damaged."""
     if spec.is_compressed:
-        return spec.decode_chunk(stored)[first:stop]
+        try:
+            return spec.decode_chunk(stored)[first:stop]
+        except ValueError as error:
+            raise ValueError(f"a chunk of {label} {error}") from error
     return np.frombuffer(stored, spec.numpy_dtype, stop - first, first * spec.numpy_dtype.itemsize)
 
 

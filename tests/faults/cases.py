@@ -145,7 +145,8 @@ OBJECT_TOKENS = 256
 
 def small_objects() -> None:
     """From now on an object holds few tokens, so that slices cross its border; a slice has many batches, and few of them wait."""
-    LAYOUTS["mmap"] = small("mmap", OBJECT_TOKENS, 16)
+    for name in LAYOUTS:
+        LAYOUTS[name] = small(name, OBJECT_TOKENS, 16)
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1
@@ -263,6 +264,7 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
         functools.partial(prepare_streamed, made=rows_of, source={"keep_columns": ["n"]}, split={"by": "n"}, test_fraction=0.3),
         small_objects,
     ),
+    "build, streamed, compact": (functools.partial(prepare_streamed, made=rows_of, layout="compact"), small_objects),
     "build, streamed, processes": (functools.partial(prepare_streamed, made=rows_of), small_objects_by_processes),
     "build, streamed, many small files": (prepare_many_files, small_objects),
 }
