@@ -36,6 +36,16 @@ from tasks.text.signatures import NUMBERS
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
 
+
+def shard_layout(*, is_kept: bool) -> Layout:
+    """The layout of a token shard. One that is kept next to its versions is compressed: it is read at most once a build, and
+    stays for as long as they do.
+    """
+    if not is_kept:
+        return SHARD_LAYOUT
+    return SHARD_LAYOUT._replace(encoded_tokens=replace(SHARD_LAYOUT.encoded_tokens, zstd_level=1))
+
+
 COLUMNS = "documents/columns.parquet"
 """Below a token shard: the kept columns of its documents."""
 WHOLE_BYTES = 4 << 20
@@ -227,16 +237,17 @@ def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     """The metadata that this code writes for a shard."""
-    yield from SHARD_LAYOUT.encoded_tokens.metadata(shard.token_count).values()
-    yield from SHARD_LAYOUT.seq_starts.metadata(shard.written + 1).values()
-    yield from document_spec(SHARD_LAYOUT).metadata(shard.written).values()
+    layout = shard_layout(is_kept=shard.is_compared)
+    yield from layout.encoded_tokens.metadata(shard.token_count).values()
+    yield from layout.seq_starts.metadata(shard.written + 1).values()
+    yield from document_spec(layout).metadata(shard.written).values()
     if shard.has_digests:
-        yield from document_spec(SHARD_LAYOUT).metadata(2 * shard.written).values()
+        yield from document_spec(layout).metadata(2 * shard.written).values()
     if shard.signed is not None:
-        yield from document_spec(SHARD_LAYOUT).metadata(NUMBERS * shard.written).values()
+        yield from document_spec(layout).metadata(NUMBERS * shard.written).values()
     if shard.masked:
-        yield from SHARD_LAYOUT.loss_mask.metadata(shard.token_count).values()
-    yield from group_metadata(SHARD_LAYOUT.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()
+        yield from layout.loss_mask.metadata(shard.token_count).values()
+    yield from group_metadata(layout.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()
 
 
 def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:

@@ -29,7 +29,7 @@ from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
 from tasks.output.target import SPLIT_KEY
-from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, DocumentArrays, document_spec, open_arrays_at, open_split_keys
+from tasks.parts.stored import COLUMNS, DocumentArrays, document_spec, open_arrays_at, open_split_keys, shard_layout
 from tasks.parts.unfinished import ShardEntries, write_entries, write_tails
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
@@ -185,13 +185,14 @@ def staging_shard(
     texts, with split keys if it *has_split_keys*, *signed* with signatures of the texts in an array of that name. The block
     appends to it.
     """
-    store, spec = staging_of(key, workspace), document_spec(SHARD_LAYOUT)
+    store, layout = staging_of(key, workspace), shard_layout(is_kept=digested or signed is not None)
     names = {name: name for name in DocumentArrays._fields}
     names |= {"digest": "digest"} if digested else {}
     names |= {"text_bytes": "text_bytes"} if digested or signed else {}
     names |= {"split_key": SPLIT_KEY} if has_split_keys else {}
     names |= {"signature": signed} if signed else {}
-    with FlatTokensWriter(store, SHARD_LAYOUT, masked) as tokens, contextlib.ExitStack() as stack:
+    with FlatTokensWriter(store, layout, masked) as tokens, contextlib.ExitStack() as stack:
+        spec = document_spec(layout)
         arrays = {of: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for of, name in names.items()}
         yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
 

@@ -150,7 +150,7 @@ def small_objects() -> None:
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1
-    tasks.parts.stored.SHARD_LAYOUT = tasks.shards.write.SHARD_LAYOUT = LAYOUTS["mmap"]
+    tasks.parts.stored.SHARD_LAYOUT = LAYOUTS["mmap"]
     tasks.assemble.span_writer.ARRAYS_WAITING = tasks.assemble.span_writer.MARKS_TOGETHER = 2
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 

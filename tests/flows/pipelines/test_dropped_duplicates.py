@@ -31,6 +31,7 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
+from tasks.parts.stored import SHARD_LAYOUT
 from tests.examples import examples, first_fast
 from tests.faults.support import build_here, receipts, unpublish, version_digests
 from tests.flows.through_json import Elsewhere
@@ -324,6 +325,21 @@ def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, mo
     found = collect(Store.at(tmp_path / "out"), Policy(grace_days=0)).garbage
     assert "unfinished version" in {item.kind for item in found}
     assert documents_of(build_here(settings)) == [(0, 0, "same"), (0, 1, "a")]
+
+
+def test_shards_next_to_a_version_are_small_and_raw_ones_of_a_former_program_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path / "a.jsonl", ["salt and wind " * 2000, "same", "same"])
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.shards.write.shard_layout", lambda *, is_kept: SHARD_LAYOUT)
+        former = build_here(told(tmp_path / "out", path, slice_bytes=10**6))
+    again = build_here(told(tmp_path / "out", path, slice_bytes=10**6, split_seed=5))
+    assert (again.slices_reused, again.text_bytes_tokenized) == (1, 0)
+    assert documents_of(again) == documents_of(former)
+    assert documents_of(build_here(told(tmp_path / "new", path, slice_bytes=10**6))) == documents_of(former)
+    small, raw = (next(tmp_path.glob(f"{name}/_cache/*/encoded_tokens/c/0")).stat().st_size for name in ("new", "out"))
+    assert raw > 4 * 28_008 > 2 * small
 
 
 def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path: Path) -> None:
