@@ -115,17 +115,19 @@ def read_docs(path: Path | str) -> dict[str, list[Doc]]:
     return found
 
 
-def small(name: LayoutName, tokens: int, starts: int) -> Layout:
-    """A layout whose objects hold *tokens* tokens and *starts* entries."""
+def small(name: LayoutName, tokens: int, starts: int, *, in_blocks: bool = False) -> Layout:
+    """A layout whose objects hold *tokens* tokens and *starts* entries. *in_blocks*: compressed chunks have blocks, as those of
+    the real layouts, which say how long they are.
+    """
     spec = LAYOUTS[name]
     if spec.zarr_format == 2:
         lengths = ((tokens, tokens), (starts, starts))
     else:
         lengths = ((tokens, max(tokens // 2, 1)), (starts, max(starts // 2, 1)))
-    chunk, has_blocks = lengths[0][1], spec.encoded_tokens.block_length is not None
-    block = chunk // (2 - chunk % 2) if has_blocks else None
+    chunk, level = lengths[0][1], spec.encoded_tokens.zstd_level
+    block = chunk // (2 - chunk % 2) if in_blocks and level is not None else None
     return Layout(
         name,
-        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], spec.encoded_tokens.zstd_level, block),
+        ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], level, block),
         ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
     )

@@ -28,6 +28,8 @@ from numcodecs.zstd import Zstd
 HEADER = struct.Struct("<4B3I")
 BEGINS = (2, 1, 0x90, 1)
 """Blosc 1, zstd's first version; zstd, blocks that are one stream each; items of one byte, which no flag can shuffle."""
+RUN_OF_A_BYTE = 1
+"""Type of a block of zstd, which has that byte."""
 INT32, TWO_INT32 = struct.Struct("<i"), struct.Struct("<2i")
 EMPTY_FRAME = b"\x50\x2a\x4d\x18" + bytes(4)
 """A frame that zstd skips."""
@@ -53,6 +55,26 @@ def buffer_size(stored: memoryview) -> int:
     if len(stored) < HEADER.size or not HEADER.size <= (size := HEADER.unpack_from(stored)[-1]) <= len(stored):
         raise ValueError("it is cut off")
     return int(size)
+
+
+def frame_size(stored: memoryview) -> int:
+    """The size of the zstd frame at the beginning, by its blocks, whatever comes after it. ValueError where it is cut off.
+    RFC 8878, section 3.1.1.
+    """
+    if len(stored) < 5:
+        raise ValueError("it is cut off")
+    flags = stored[4]
+    single_segment, has_checksum = flags >> 5 & 1, flags >> 2 & 1
+    at = 5 + (1 - single_segment) + (0, 1, 2, 4)[flags & 3] + (single_segment, 2, 4, 8)[flags >> 6]
+    is_last = 0
+    while not is_last and at + 3 <= len(stored):
+        block = int.from_bytes(stored[at : at + 3], "little")
+        is_last, kind, size = block & 1, block >> 1 & 3, block >> 3
+        at += 3 + (1 if kind == RUN_OF_A_BYTE else size)
+    at += 4 * has_checksum
+    if not is_last or at > len(stored):
+        raise ValueError("it is cut off")
+    return at
 
 
 def decode_block(stored: memoryview, n: int, size: int, block_size: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -126,6 +127,10 @@ class ArraySpec:
             return codecs.encode_blocks(items, self.block_length, self.zstd_level)
         return bytes(Zstd(level=self.zstd_level, checksum=True).encode(items))
 
+    def chunk_size(self, stored: memoryview) -> int:
+        """Bytes of the compressed chunk that is at the beginning, whatever comes after it. ValueError where it is cut off."""
+        return codecs.frame_size(stored) if self.block_length is None else codecs.buffer_size(stored)
+
     def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
         """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is wrong."""
         size = self.chunk_length * self.numpy_dtype.itemsize
@@ -200,5 +205,28 @@ def group_metadata(zarr_format: Literal[2, 3], attributes: dict[str, Any]) -> di
 
 
 def to_json(value: Any, indent: int | None = 2) -> bytes:
-    """JSON in one fixed form: equal values give equal bytes."""
-    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
+    """JSON in one fixed form, that of ``json.dumps``: equal values give equal bytes."""
+    text = _encoder(", ")(value) if indent is None else _indented(value, "\n", " " * indent)
+    return (text + "\n").encode()
+
+
+def _indented(value: Any, newline: str, step: str) -> str:
+    """What ``json.dumps`` gives with an indent, which it makes in Python. Here C makes whatever has no containers within."""
+    if not isinstance(value, dict | list | tuple) or not value:
+        return _encoder(", ")(value)
+    inner = newline + step
+    items = value.values() if isinstance(value, dict) else value
+    if not any(isinstance(item, dict | list | tuple) for item in items):
+        text = _encoder("," + inner)(value)
+        return text[0] + inner + text[1:-1] + newline + text[-1]
+    parts = [_indented(item, inner, step) for item in items]
+    if isinstance(value, dict):
+        keys = [_encoder(", ")({key: 0})[1:-4] for key in value]  # {"key": 0}
+        parts = [f"{key}: {part}" for key, part in zip(keys, parts, strict=True)]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return begin + inner + ("," + inner).join(parts) + newline + end
+
+
+@functools.cache
+def _encoder(separator: str) -> Callable[[Any], str]:
+    return json.JSONEncoder(ensure_ascii=False, separators=(separator, ": ")).encode

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from flat_tokens.arrays.codecs import buffer_size
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
 from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.reading import open_plain
@@ -209,7 +208,7 @@ def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> li
     if spec.is_compressed:
         bounds = [0]
         for _ in range(count):
-            bounds.append(bounds[-1] + buffer_size(data[bounds[-1] :]))
+            bounds.append(bounds[-1] + spec.chunk_size(data[bounds[-1] :]))
         return bounds
     # Item j of chunk c begins at byte j * size + c * CHECKSUM_BYTES of the file.
     size = spec.numpy_dtype.itemsize

@@ -146,7 +146,7 @@ OBJECT_TOKENS = 256
 def small_objects() -> None:
     """From now on an object holds few tokens, so that slices cross its border; a slice has many batches, and few of them wait."""
     for name in LAYOUTS:
-        LAYOUTS[name] = small(name, OBJECT_TOKENS, 16)
+        LAYOUTS[name] = small(name, OBJECT_TOKENS, 16, in_blocks=True)
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1

@@ -15,12 +15,14 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+import zstandard
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName, group_metadata
+from flat_tokens.arrays.codecs import frame_size
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName, group_metadata, to_json
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
@@ -121,6 +123,32 @@ def test_metadata_is_what_zarr_writes_for_the_same_parameters(tmp_path: Path, na
         # Readers of zarr 2 do not know the field; zstd frames say themselves that they are checksummed.
         assert own[".zarray"]["compressor"].pop("checksum") is True
     assert mine == own
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+JSON_VALUES = st.recursive(
+    SCALARS,
+    lambda of: st.lists(of, max_size=3) | st.tuples(of) | st.dictionaries(st.text(max_size=3) | st.integers(), of, max_size=3),
+    max_leaves=12,
+)
+
+
+@examples(50)
+@given(st.binary(max_size=300) | st.integers(0, 300_000).map(bytes), st.integers(-1, 9), st.booleans(), st.binary(max_size=9))
+def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data: bytes, level: int, says_size: bool, after: bytes) -> None:
+    """Of several blocks, and of runs of a byte."""
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=says_size, write_checksum=says_size)
+    frame = compressor.compress(data)
+    assert frame_size(memoryview(frame + after)) == len(frame)
+    for cut in {0, 4, len(frame) // 2, len(frame) - 1}:
+        with pytest.raises(ValueError, match="it is cut off"):
+            frame_size(memoryview(frame[:cut]))
+
+
+@examples(100)
+@given(JSON_VALUES, st.sampled_from([None, 1, 2]))
+def test_json_has_the_form_of_the_standard_library(value: Any, indent: int | None) -> None:
+    assert to_json(value, indent).decode("utf-8", "surrogatepass") == json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -36,7 +36,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice has several batches, an object 4,096 tokens."""
     monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
     for name in LAYOUTS:
-        monkeypatch.setitem(LAYOUTS, name, small(name, 4096, 64))
+        monkeypatch.setitem(LAYOUTS, name, small(name, 4096, 64, in_blocks=True))
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 4096)
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 64)
     monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)

@@ -55,7 +55,7 @@ class Shard(NamedTuple):
 
 
 SHARD_LAYOUT = small("mmap", 8, 4)
-SMALL: dict[LayoutName, Layout] = {name: small(name, 8, 4) for name in LAYOUTS}
+SMALL: dict[LayoutName, Layout] = {name: small(name, 8, 4, in_blocks=name == "compact") for name in LAYOUTS}
 
 
 @pytest.fixture(autouse=True)
