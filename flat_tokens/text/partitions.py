@@ -12,5 +12,7 @@ def partitions_of(name: str) -> dict[str, str | None]:
     """The columns of a file's name below its source, by the directories in it: their values as text, percent-decoded; None for
     NULL. Of two directories with one key the inner one counts.
     """
+    if "=" not in name:
+        return {}
     pairs = (directory.partition("=") for directory in name.split("/")[:-1])
     return {unquote(key): None if value == NULL else unquote(value) for key, is_one, value in pairs if key and is_one}

@@ -39,6 +39,7 @@ VISIBLE |= dict.fromkeys([0x200E, 0x200F, 0x061C, *range(0x202A, 0x202F), *range
 ONE_LINE = VISIBLE | {0x0A: 0x240A}
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in VISIBLE if code > 0x1F}
 MARKDOWN = ONE_LINE | str.maketrans({"`": "'", "|": r"\|", "<": "&lt;", ">": "&gt;", "\\": r"\\"})
+IN_MARKDOWN = re.compile(f"[{re.escape(''.join(map(chr, MARKDOWN)))}]|\\](?=[(\\[])")
 OWN_STYLES = re.compile(f"({'|'.join(map(re.escape, (RESET, BOLD, DIM, MATCH)))})")
 
 
@@ -71,7 +72,7 @@ def markdown(value: Any) -> Any:
         return {markdown(key): markdown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(markdown, value))
-    if not isinstance(value, str) or value.isalnum():  # a digest, mostly
+    if not isinstance(value, str) or value.isalnum() or not IN_MARKDOWN.search(value):  # nearly all
         return value
     return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN))
 

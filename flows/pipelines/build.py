@@ -270,11 +270,12 @@ def build_version(
                 with timed("tokenize", output.seconds):
                     warn_of_separators(config, text.files)
                     recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, list_left_out(made_of))
-                    slices = {recipe.key(slice_): slice_ for slice_ in text.slices}  # equal slices are tokenized once
+                    keys = list(map(recipe.key, text.slices))
+                    slices = dict(zip(keys, text.slices, strict=True))  # equal slices are tokenized once
                     stored = StoredSlices.look_up(target.root, slices)
                     sample = partial(first_texts, config, workspace, stored.missing)
                     warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
-                    sink = open_sink(assembler, target, text, recipe, runner)
+                    sink = open_sink(assembler, target, text, keys, recipe, runner)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
                     # whose parts are there.
                     with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
@@ -285,7 +286,7 @@ def build_version(
                             TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
                             SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
                         )
-                        parts = without_duplicates(config, target, runner, place_shards(text, recipe, shards), output)
+                        parts = without_duplicates(config, target, runner, place_shards(text, keys, shards), output)
                         for part in with_near_duplicates(config, target, runner, parts, output):
                             assembler.add(part)
                     counted = assembler.end()
@@ -334,13 +335,15 @@ class StoredSlices(NamedTuple):
         return {"slices": len(slices), "slices_reused": len(parts) - len(made), "text_bytes_tokenized": text_bytes}
 
 
-def open_sink(assembler: Assembler, target: Target, text: Text, recipe: Recipe, runner: Runner) -> Sink | None:
-    """The sink of a build whose slices are tokenized on this machine."""
+def open_sink(
+    assembler: Assembler, target: Target, text: Text, keys: Sequence[str], recipe: Recipe, runner: Runner
+) -> Sink | None:
+    """The sink of a build whose slices, of these *keys*, are tokenized on this machine."""
     here = runner.workers != "machines"
     if not here:
         return None
-    numbered = reversed([*enumerate(text.slices)])  # the first of equal slices counts
-    order = {recipe.key(slice_): (number, slice_.split) for number, slice_ in numbered}
+    numbered = reversed([*enumerate(zip(keys, text.slices, strict=True))])  # the first of equal slices counts
+    order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
     streams = may_stream(target.root, recipe.documents, here=here)
     return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads")
 
@@ -484,15 +487,15 @@ def first_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice]) 
     return [text.as_py()[: SAMPLE_BYTES // SAMPLE_DOCUMENTS] for text in texts]
 
 
-def place_shards(text: Text, recipe: Recipe, shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
-    """Each slice's shard, in order, with its first file's number and the row of that at which it begins. *shards* has each
-    distinct shard once, where it is first needed: equal files share theirs.
+def place_shards(text: Text, keys: Sequence[str], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
+    """Each slice's shard, in order, with its first file's number and the row of that at which it begins. *keys*: of the slices.
+    *shards* has each distinct shard once, where it is first needed: equal files share theirs.
     """
     numbers = {(file.source, file.name): i for i, file in enumerate(text.files)}
     known: dict[str, TokenShard] = {}
     rows: Counter[int] = Counter()
-    for slice_ in text.slices:
-        first, key = slice_.ranges[0].file, recipe.key(slice_)
+    for key, slice_ in zip(keys, text.slices, strict=True):
+        first = slice_.ranges[0].file
         number = numbers[first.source, first.name]
         shard = known.get(key) or known.setdefault(key, next(shards))
         yield ShardPart(shard=shard, file=number, first_row=rows[number], all_in=slice_.split)

@@ -142,7 +142,8 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         found = files_of(pinned)
         known = known_files(found, config.sources, config.slice_bytes, [root])
         # Lists of copies depend on the slices, which only a file that was cut says.
-        uncut = {} if all(known) or config.documents.compares else files_of_origin(root, latest)
+        named_by_store = any(file.immutable for file, cut in zip(found, known, strict=True) if cut is None)
+        uncut = files_of_origin(root, latest) if named_by_store and not config.documents.compares else {}
         needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
         fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
         if not all(cuts):

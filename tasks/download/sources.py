@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import fnmatch
 import glob
 import logging
 import os
@@ -163,15 +164,22 @@ def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp] 
 
 
 def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
-    """Files and directories that match a pattern below *base*, each with its directory's real path, as ``_walk`` has it."""
-    known: dict[str, str] = {}
-    for path in map(os.fspath, base.glob(pattern)):
-        parent = os.path.dirname(path)
-        if parent not in known:
-            known[parent] = ""
-            with contextlib.suppress(ValueError):  # the roots are elsewhere, where a link may lead
-                known[parent] = readable_directory(parent)
-        yield path, known[parent]
+    """Files and directories that match a pattern below *base*, each with its directory's real path, as ``_walk`` has it.
+    ``Path.glob`` makes objects of each file: it is asked for directories, and for files where the last part names one.
+    """
+    *above, last = Path(pattern).parts
+    lists = bool(MAGIC & set(last)) and "**" not in last
+    for found in base.glob(os.path.join(*above) if lists else pattern) if above or not lists else (base,):
+        parent = found if lists else found.parent
+        directory = ""
+        with contextlib.suppress(ValueError):  # the roots are elsewhere, where a link may lead
+            directory = readable_directory(os.fspath(parent))
+        if not lists:
+            yield os.fspath(found), directory
+            continue
+        with contextlib.suppress(PermissionError, NotADirectoryError, FileNotFoundError):
+            begin = os.fspath(parent / "x")[:-1]
+            yield from ((begin + name, directory) for name in fnmatch.filter(os.listdir(parent), last))
 
 
 def _place(path: str | None) -> str:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
+import pydantic_core
 from pydantic import ConfigDict
 
 from flat_tokens.arrays.layouts import LayoutName
@@ -299,7 +300,7 @@ def remember_origin(
         "files": [{name: of for name in FILE_FIELDS if (of := getattr(file, name)) or name != "partitions"} for file in files],
     }
     with pointer_lock(root):
-        root.put(origin_key(version), (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+        root.put(origin_key(version), pydantic_core.to_json(record) + b"\n")  # of many files, as fast as it gets
 
 
 def _as_found(file: FoundFile) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
-from tasks.models import Slice, TokenShard, file_rows_as_text
+from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
@@ -294,11 +294,11 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
 
 @contextlib.contextmanager
 def writer_of(
-    slice_: Slice, recipe: Recipe, workspace: Workspace, open_stream: OpenStream | None
+    slice_: Slice, key: str, recipe: Recipe, workspace: Workspace, open_stream: OpenStream | None
 ) -> Iterator[ShardWriter | StreamedShardWriter]:
-    """The writer of a slice's shard. What a failed attempt has left of it is removed."""
-    shutil.rmtree(Path(workspace.staging) / recipe.key(slice_), ignore_errors=True)
-    key, masked, digested = recipe.key(slice_), recipe.masked(slice_), recipe.documents.duplicates == "drop"
+    """The writer of a slice's shard, by its *key*. What a failed attempt has left of it is removed."""
+    shutil.rmtree(Path(workspace.staging) / key, ignore_errors=True)
+    masked, digested = recipe.masked(slice_), recipe.documents.duplicates == "drop"
     with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
         written: contextlib.AbstractContextManager[ShardWriter | StreamedShardWriter]
         if stream is None:
@@ -319,7 +319,8 @@ def tokenize_slice(
     """Tokenize a slice into this attempt's staging directory, or into the stream of *open_stream*, in memory bounded by some
     batches or the longest document. Segments whose tokens the output has are not tokenized again.
     """
-    source, first = recipe.source(slice_), slice_.ranges[0].file
+    source, first, inputs = recipe.source(slice_), slice_.ranges[0].file, recipe.key_inputs(slice_)
+    key = digest_of(inputs)
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
     by_reference = slice_.source in recipe.by_reference
     encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
@@ -337,7 +338,7 @@ def tokenize_slice(
         noting_doubts(workspace.root, recipe.tokenizer_digest),
         contextlib.closing(reads),
         map_in_order(reads, work, bytes_read) as results,
-        writer_of(slice_, recipe, workspace, open_stream) as writer,
+        writer_of(slice_, key, recipe, workspace, open_stream) as writer,
     ):
         for done in results:
             for batch in done.batches:
@@ -354,8 +355,8 @@ def tokenize_slice(
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tokenized)
     return TokenShard(
-        key=recipe.key(slice_),
-        inputs=recipe.key_inputs(slice_),
+        key=key,
+        inputs=inputs,
         text_bytes=tally.text_bytes,
         rows=tally.rows,
         read=tally.read,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.config import Source
-from tasks.download.sources import resolve_source
+from tasks.download.sources import _matching, resolve_source
 
 DELTA, HUDI = ("_delta_log/00000000000000000000.json", "a Delta table"), (".hoodie/hoodie.properties", "a Hudi table")
 ICEBERG = ("metadata/00000-ab.metadata.json", "an Iceberg table")
@@ -138,6 +138,32 @@ def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(
         assert names(f"{place}/{name}/*.jsonl") == ["d.jsonl"]
         assert names(f"{place}/a/{name}/b/c[2]/*.jsonl") == ["d.jsonl"]
     assert names(f"{name}/*.jsonl") == ["d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "*.jsonl",
+        "a*",
+        "*/*",
+        "*/b.jsonl",
+        "**/*.jsonl",
+        "a/**/*",
+        "**/[bc].jsonl",
+        "a/../*",
+        "**/d?/*",
+        "*/*/*/*",
+        "a/d1",
+        "x/*",
+    ],
+)
+def test_a_pattern_means_what_it_means_to_pathlib(tmp_path: Path, pattern: str) -> None:
+    put(tmp_path, "a/b.jsonl", "a/c.jsonl", "a/d1/b.jsonl", "a/d1/e/b.jsonl", "x/b.jsonl", "b.jsonl", "a.jsonl", "x/.h/c.jsonl")
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "x" / "closed").mkdir(mode=0)
+    assert sorted(path for path, _ in _matching(tmp_path, pattern)) == sorted(map(str, tmp_path.glob(pattern)))
+    assert all(real == os.path.realpath(os.path.dirname(path)) + "/" for path, real in _matching(tmp_path, pattern))
 
 
 def test_a_directory_of_a_store_that_is_there_by_its_very_name_is_no_pattern(memory: str) -> None:
