@@ -167,6 +167,14 @@ def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(out
     assert again.at.year == 2020
 
 
+def test_an_origin_is_recorded_as_json_writes_it(tmp_path: Path) -> None:
+    """Names in any alphabet, and the digits of small numbers."""
+    write_notes(tmp_path / "in" / 'a"\\é海.jsonl', 4)
+    built = build_here(settings_of(tmp_path / "out", tmp_path / "in", validation_fraction=0.00001))
+    record = (tmp_path / "out" / "origins" / f"{built.version}.json").read_text()
+    assert record == json.dumps(json.loads(record), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
 @pytest.mark.parametrize("spoiled", [b"", b"{}", b"[]", b"\xff"])
 def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, spoiled: bytes) -> None:
     root = Store.at(tmp_path)
