@@ -16,6 +16,7 @@ MAX_RECORD_BYTES = int(os.environ.get(LIMIT, 1 << 28))
 """More than a manifest of a million objects has."""
 
 MAX_DEPTH = 100
+CONTAINERS = (dict, list)
 HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -66,8 +67,8 @@ def json_object(data: bytes, path: str) -> dict[str, Any]:
         raise ValueError(f"{path}: is not a JSON object")
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
-        inner = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
-        level = [item for item in inner if isinstance(item, dict | list)]
+        inner = (outer.values() if type(outer) is dict else outer for outer in level)
+        level = [item for items in inner for item in items if type(item) in CONTAINERS]
         if not level:
             return value
     raise ValueError(f"{path}: is JSON nested deeper than {MAX_DEPTH} levels")

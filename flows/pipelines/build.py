@@ -408,9 +408,10 @@ def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
 
 def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
     """Refuse source files within the output."""
+    output = root.url
     for file in files_of(pinned):
-        if file.uri.startswith(root.url):
-            check_apart(file.uri, root.url, f"the source file {file.uri} is within the output {root.url}")
+        if file.uri.startswith(output):
+            check_apart(file.uri, output, f"the source file {file.uri} is within the output {output}")
 
 
 def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:

@@ -150,10 +150,10 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
             beside.submit(import_ahead, loading)
         if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
             loading.result()  # a wrong tokenizer is an error before so much is fetched
-        cut = dict(zip(fresh, download(config, fresh, runner, root, known=cuts), strict=True))
+        cut = dict(zip(needed, download(config, fresh, runner, root, known=cuts), strict=True))
         tokenizer = loading.result()
-    files = [cut[file].file if file in cut else uncut[file] for file in found]
-    text = Text.of(config, pinned, [cut[file] for file in found]) if len(cut) == len(found) else None
+    files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
+    text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
     named = name_of(root, output.forgotten, made_of, layout_of(config, root))

@@ -114,9 +114,9 @@ SAVED_SPLITS = "dataset_dict.json"
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     """ValueError where a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
     names = {file.name for file in files}
-    saved = [name[: -len(SAVED[0])] for name in sorted(names) if _base(name) == SAVED[0]]
+    saved = [name[: -len(SAVED[0])] for name in sorted(name for name in names if _base(name) == SAVED[0])]
     patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
-    of_splits = [name[: -len(SAVED_SPLITS)] for name in sorted(names) if _base(name) == SAVED_SPLITS]
+    of_splits = [name[: -len(SAVED_SPLITS)] for name in sorted(name for name in names if _base(name) == SAVED_SPLITS)]
     patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:
         raise ValueError(
@@ -131,7 +131,7 @@ def check_names(source: Source, files: Sequence[FoundFile]) -> None:
         return
     known = [(file.name, kind, file.size or 0) for file in files if (kind := named_format(file.name))]
     check_one_format(source, known)
-    for file in files if known else ():
+    for file in files if 0 < len(known) < len(files) else ():
         if named_format(file.name) is None and "://" not in file.uri:
             with open_plain(file.uri) as opened:
                 head = opened.read(HEAD_BYTES)

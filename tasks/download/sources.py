@@ -127,8 +127,8 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
     if not is_one:
         files = list(paths)
-        parents = {os.path.dirname(file) for file, _ in files}
-        refuse_tables(source, Store.at(base), [os.path.abspath(os.path.join(parent, "x")) for parent in parents])
+        parents = {file[: file.rfind("/") + 1] for file, _ in files}
+        refuse_tables(source, Store.at(base), [os.path.abspath(f"{parent}x") for parent in parents])
         paths = iter(files)
     for file, directory in paths:
         name = file[begin:]
@@ -169,7 +169,7 @@ def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
     """
     *above, last = Path(pattern).parts
     lists = bool(MAGIC & set(last)) and "**" not in last
-    for found in base.glob(os.path.join(*above) if lists else pattern) if above or not lists else (base,):
+    for found in base.glob(os.path.join(*above, "") if lists else pattern) if above or not lists else (base,):
         parent = found if lists else found.parent
         directory = ""
         with contextlib.suppress(ValueError):  # the roots are elsewhere, where a link may lead

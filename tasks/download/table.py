@@ -136,8 +136,11 @@ class FileTable:
 
 def _texts_of(column: pa.LargeStringArray) -> list[Any]:
     data, offsets = text_buffers(column)
-    whole = data.tobytes()
-    return [whole[start:stop].decode() for start, stop in pairwise(offsets.tolist())]
+    whole, ends = data.tobytes(), offsets.tolist()
+    if whole.isascii():  # then a character is a byte
+        text = whole.decode()
+        return [text[start:stop] for start, stop in pairwise(ends)]
+    return [whole[start:stop].decode() for start, stop in pairwise(ends)]
 
 
 def _numbers_of(column: pa.Int64Array) -> npt.NDArray[np.int64]:
