@@ -153,7 +153,7 @@ class _SplitSink:
 
     @property
     def _tail_length(self) -> int:
-        """Tokens of the slice in a compressed chunk that is not whole."""
+        """Tokens of the slice in an incomplete compressed chunk."""
         return min((self._first + self._count) % self._spec.chunk_length, self._count) if self._spec.is_compressed else 0
 
     @property

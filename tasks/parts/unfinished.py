@@ -2,8 +2,8 @@
 
 Such a shard has an object of its own with the entries of its documents. Its receipt says where the tokens are, a range in each
 split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is complete; then it moves to its
-place. Its chunks are where the whole object has them, one after another. A compressed chunk is there when it is whole: until
-then, what a slice has of it is in one more object of its shard, the tails of its tokens.
+place. Its chunks are where the whole object has them, one after another. A compressed chunk is there when it is complete:
+until then, what a slice has of it is in one more object of its shard, the tails of its tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ShardEntries(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """Tokens in a compressed chunk that is not whole, and so not in the version yet: encoded, uint32[n]; and their loss mask,
+    """Tokens in a compressed chunk that is incomplete, and so not in the version yet: encoded, uint32[n]; and their loss mask,
     uint8[n], if the dataset has one.
     """
 
