@@ -5,10 +5,10 @@ tiktoken knows the digest of every file that it downloads. A package's file with
 
 from __future__ import annotations
 
-import base64
 import gzip
 import hashlib
 import importlib.util
+from binascii import a2b_base64
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -57,7 +57,7 @@ def _ranks(url: str, expected_hash: str | None = None) -> dict[bytes, int]:
     for path in _directories():
         for file, unpack in ((path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
             if data := _file(file, unpack, expected_hash):
-                return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, data.splitlines()) if token}
+                return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, data.splitlines()) if token}
     raise FileNotFoundError(name)
 
 

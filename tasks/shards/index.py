@@ -259,8 +259,11 @@ class StoredTokens:
     def _found(self) -> _KnownSegments:
         """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
+            # Of the same segment the one that needs no new signatures, then that of the latest version: it has most of what a
+            # slice had before, and each other version's objects would be read through, too.
+            age = {version: number for number, version in enumerate(self.versions)}
             shards = [*self.shards.values(), *self._kept.values(), *self._strays()]
-            shards.sort(key=lambda shard: shard.signed is None)  # of the same segment the one that needs no new signatures
+            shards.sort(key=lambda one: (one.signed is None, age[one.published.version] if one.published else len(age)))
             parts = [segments_of(shard) for shard in shards]
             counts = [len(part) for part in parts]
             stored = np.concatenate([*parts, np.empty(0, STORED)])

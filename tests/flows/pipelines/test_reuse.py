@@ -143,6 +143,25 @@ def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path: Path, caplog: p
     assert check_same(output, source, tmp_path, split_seed=3).text_bytes_tokenized > 0
 
 
+def test_of_several_versions_with_a_segment_the_latest_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Or each change would have the objects of older ones read through, too: here those are damaged, and nobody finds out."""
+    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
+    put(source / "a.jsonl", rows)
+    oldest = built(output, source)
+    rows[400] = ("a-400", "another text")
+    put(source / "a.jsonl", rows)
+    built(output, source)
+    for split in SPLITS:
+        for stored in (output / "versions" / oldest.version / split / "encoded_tokens").rglob("*"):
+            if stored.is_file() and "json" not in stored.name:
+                stored.write_bytes(bytes(len(stored.read_bytes())))
+    rows[402] = ("a-402", "one more text")
+    put(source / "a.jsonl", rows)
+    result = check_same(output, source, tmp_path)
+    assert 0 < result.text_bytes_tokenized < result.totals["documents"]["text_bytes"] / 4
+    assert not caplog.records
+
+
 def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path: Path) -> None:
     """The file has changed since, so that no slice is known by its key."""
     source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 600)
