@@ -55,7 +55,7 @@ def put(path: Path, count: int, bad: int | None = None) -> Path:
     return path
 
 
-@pytest.fixture(params=["mmap", "compact"])
+@pytest.fixture(params=first_fast(["mmap", "compact"]))
 def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
     """Five files, each of some slices."""
     files = [put(tmp_path / "in" / f"{name}.jsonl", 40) for name in "abcde"]
