@@ -316,16 +316,20 @@ def summary(result: BuildResult) -> list[str]:
     counts = [f"{documents['read']:,} read", f"{documents['written']:,} written"]
     counts += [f"{count:,} skipped: {reason}" for reason, count in documents["skipped"].items()]
     counts += [f"{count:,} repaired: {reason}" for reason, count in documents["replaced"].items()]
-    reused = "" if result.was_published else f"  reused     {result.slices_reused} of {result.slices} slices"
-    apart = result.equal_texts_apart or 0
-    leaks = f"  leaks      {apart:,} documents outside train have a text that another split has; split.by text avoids it\n"
-    particular = leaks * bool(apart) + reused
-    found = "".join(f"  evaluation {one.sentence}\n" for one in set_reports((), documents))
-    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", found + particular)
+    particular = [f"  evaluation {one.sentence}" for one in set_reports((), documents)]
+    if apart := result.equal_texts_apart:
+        particular.append(
+            f"  leaks      {apart:,} documents outside train have a text that another split has; split.by text avoids it"
+        )
+    if not result.was_published:
+        particular.append(f"  reused     {result.slices_reused} of {result.slices} slices")
+    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", particular)
 
 
-def published_text(result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: str = "") -> list[str]:
-    """Result of a publication, for people. *documents*: counts, where they are known. *particular*: a line of its kind alone."""
+def published_text(
+    result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: Sequence[str] = ()
+) -> list[str]:
+    """Result of a publication, for people. *documents*: counts, where they are known. *particular*: lines of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
     moved = f"published before: latest is moved to {result.version} from {result.moved_from}"
@@ -347,7 +351,7 @@ def published_text(result: Published, done: str, documents: Sequence[str], of_te
         ),
         f"  documents  {', '.join(counts)}" if documents else "",
         f"  size       {size(result.byte_count)} as {result.layout}{of_text}",
-        particular,
+        *particular,
         seconds_line(result.seconds),
     ]
     return list(filter(None, lines))

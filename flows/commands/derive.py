@@ -165,7 +165,7 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str], 
     result = run_with_progress(options, Threads(request.workers), partial(derive, request), flow, **parameters)
     documents = result.totals["documents"]
     skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
-    not_found = f"  not found  {result.not_found:,} of the list belong to no document" if result.not_found else ""
+    not_found = [f"  not found  {result.not_found:,} of the list belong to no document"] if result.not_found else []
     counts = [f"{documents['written']:,} of {documents['read']:,}", *skipped]
     show(options, result.model_dump(mode="json"), published_text(result, "published", counts, particular=not_found))
 
@@ -228,7 +228,7 @@ def run_import(options: argparse.Namespace) -> None:
 
     flow = "flows.import_dataset:import_dataset"
     result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)
-    reused = f"  reused     {result.parts_reused:,} of {result.parts:,} parts" if result.parts_reused else ""
+    reused = [f"  reused     {result.parts_reused:,} of {result.parts:,} parts"] if result.parts_reused else []
     lines = published_text(result, f"imported from {result.format}", (), particular=reused)
     show(options, result.model_dump(mode="json"), lines)
     if hint := lost_bounds(result.format, request.options):

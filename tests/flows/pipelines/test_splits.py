@@ -301,7 +301,9 @@ def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
     result = build_here({**settings, "publish": {"gates": gates}})
     count = sum(split == "test" for split in placed(result.path, rows).values())
     assert result.totals["test"]["seq_count"] == count
-    said = "\n".join(told_summary(result))
+    lines = told_summary(result)
+    assert not [line for line in lines if "\n" in line]
+    said = "\n".join(lines)
     assert f"  test       {result.totals['test']['token_count']:,} tokens in {count} sequences" in said
     assert f"{result.equal_texts_apart} documents outside train have a text that another split has" in said
     shown = summary(config, result, "x")
