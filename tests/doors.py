@@ -100,6 +100,7 @@ PERMITTED = {
     "tasks/output/staging.py:sweep": LOCK,
     "tasks/parts/input.py:_keys_and_places": OWN,
     "tasks/parts/input.py:_listed": OWN,
+    "tasks/parts/input.py:_renamed": OWN,
     "tasks/shards/receipts.py:repairing": LOCK,
     "tasks/tokenize/engines.py:resident_bytes": SYSTEM,
     "tasks/tokenize/rendering/process.py:main": "its standard input",

@@ -36,6 +36,7 @@ from tasks.forget.find import forgotten_in, sources_of_files, versions_of
 from tasks.forget.runs import skip
 from tasks.forget.successor import (
     copy_origin,
+    renamed_clusters,
     successor_of,
     totals_without,
     write_duplicates,
@@ -173,6 +174,9 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
             columns=one.columns,
             forgotten=forgotten.sha256,
         )
+        if len(renamed := renamed_clusters(store, forgotten)):
+            target = target.model_copy(update={"clusters": "clusters.npy"})
+            np.save(Path(workspace.staging) / target.clusters, renamed)
         parts = cut([one], None)
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
         lists, lost = write_duplicates(target, store, forgotten)

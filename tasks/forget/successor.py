@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.manifest import EVERY_SPLIT, read_manifest
+from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from tasks.derive.pieces import Counted
@@ -25,7 +25,7 @@ from tasks.forget.find import duplicates_of, entries_of, numbered
 from tasks.models import PublishedLocation, TokenShard
 from tasks.output.paths import DOCUMENTS, origin_key, receipt_key, version_store
 from tasks.output.pointer import pointer_lock
-from tasks.output.target import Target
+from tasks.output.target import RENAMED, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import InputPart
 from tasks.shards.index import put_index, read_index, segments_of
@@ -33,6 +33,8 @@ from tasks.shards.receipts import read_receipt
 from tasks.tokenize.segments import DIGEST_BYTES
 
 Int64s = npt.NDArray[np.int64]
+ALIKE = 1_000_000
+"""The similarity of equal texts."""
 
 
 class Successor(NamedTuple):
@@ -136,20 +138,72 @@ def write_duplicates(
     order = np.argsort(np.concatenate(place), kind="stable")
     places = np.concatenate(place)[order]
     gone_before = np.concatenate([[0], np.cumsum(forgotten.those(np.concatenate(key)[order]))])
+    clusters, in_clusters = clusters_without(_all_of([copies for _, copies, reason in lists if reason is None]), forgotten)
+    begin = 0
     for stored, copies, reason in lists:
-        gone = forgotten.those(copies["key"])
-        is_first = np.zeros(len(copies), bool)
-        if reason is None:  # a cluster without its first document has another name in the next version
-            gone |= forgotten.those(copies["of_key"])
-            is_first = (copies["file"] == copies["of_file"]) & (copies["row"] == copies["of_row"])
-        lost.update((file, reason) for file in copies["file"][gone & ~is_first].tolist())
-        kept = copies[~gone].copy()
+        now, stays = copies, ~forgotten.those(copies["key"])
+        counted = np.ones((2, len(copies)), bool)
+        if reason is None:
+            now, stays = clusters[begin : begin + len(copies)], in_clusters[begin : begin + len(copies)]
+            begin += len(copies)
+            counted = np.array([_places(some) != numbered(some["of_file"], some["of_row"]) for some in (copies, now)])
+        lost.update((file, reason) for file in copies["file"][counted[0] & ~(stays & counted[1])].tolist())
+        kept = now[stays]
         # (slice, document) -> (slice, document): as many fewer as are forgotten of those before it in the slice
         at, number = np.searchsorted(places, numbered(kept["file"], kept["row"])), kept["document"].astype(np.int64)
         kept["document"] -= (gone_before[at] - gone_before[np.maximum(at - number, 0)]).astype(np.uint64)
         if len(kept):
             objects.append(target.store.put(stored.key, kept.tobytes()))
     return tuple(objects), lost
+
+
+def clusters_without(copies: npt.NDArray[np.void], forgotten: Forgotten) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bool_]]:
+    """Entries of clusters that are kept, NEAR_DUPLICATE[n] and all of a version, as they are without what is forgotten: the first
+    document that stays names a cluster. And which of them a list still has, bool[n]: neither a forgotten one nor one left alone.
+    """
+    gone, place, cluster = forgotten.those(copies["key"]), _places(copies), numbered(copies["of_file"], copies["of_row"])
+    rest = np.flatnonzero(np.isin(cluster, cluster[gone]) & ~gone)
+    rest = rest[np.argsort(place[rest], kind="stable")]
+    _, first, mine, sizes = np.unique(cluster[rest], return_index=True, return_inverse=True, return_counts=True)
+    firsts = rest[first][mine]
+    now, stays = copies.copy(), ~gone
+    for of, name in (("of_key", "key"), ("of_file", "file"), ("of_row", "row")):
+        now[of][rest] = copies[name][firsts]
+    # No text is compared. One minus the similarity is a distance, so this much is certain.
+    both = copies["similarity"][rest].astype(np.int64) + copies["similarity"][firsts].astype(np.int64)
+    at_least = np.where(rest == firsts, ALIKE, np.maximum(both - ALIKE, 0)).astype(np.uint64)
+    now["similarity"][rest] = np.where(place[firsts] == cluster[rest], copies["similarity"][rest], at_least)
+    stays[rest[sizes[mine] == 1]] = False
+    return now, stays
+
+
+def renamed_clusters(of: Store, forgotten: Forgotten) -> npt.NDArray[np.void]:
+    """Documents of the version *of* that stay and whose cluster has another name without what is forgotten: RENAMED[n]."""
+    copies = _all_of([copies for _, copies, reason in duplicates_of(of) if reason is None])
+    now, stays = clusters_without(copies, forgotten)
+    changed = ~forgotten.those(copies["key"]) & (~stays | (now["of_key"] != copies["of_key"]))
+    now, alone = now[changed], ~stays[changed]
+    order = np.argsort(_places(now))
+    now, alone = now[order], alone[order]
+    renamed = [np.empty(0, RENAMED)]
+    for some in entries_of(of) if len(now) else ():
+        row = open_array(of / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
+        place = numbered(some.file, row)
+        chosen = np.flatnonzero(np.isin(place, _places(now)))
+        at = np.searchsorted(_places(now), place[chosen])
+        found = np.empty(len(chosen), RENAMED)
+        found["split"], found["document"] = EVERY_SPLIT.index(some.split), chosen + some.start
+        found["name"], found["alone"] = now["of_key"][at], alone[at]
+        renamed.append(found)
+    return np.concatenate(renamed)
+
+
+def _all_of(lists: Sequence[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
+    return np.concatenate([np.empty(0, NEAR_DUPLICATE), *lists])
+
+
+def _places(copies: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+    return numbered(copies["file"], copies["row"])
 
 
 def write_successor_index(root: Store, to: str, of: str, forgotten: Forgotten, gone: Mapping[str, Int64s]) -> None:

@@ -75,6 +75,11 @@ class Selection(Model):
 
 ALL = Selection()
 
+RENAMED = np.dtype([("split", "u1"), ("document", "<u8"), ("name", "<u8"), ("alone", "?")])
+"""A document of an input, by its split's place in EVERY_SPLIT and its number there, and the name that its cluster of
+near-duplicates has from now on; ``alone``: it has none.
+"""
+
 
 class Target(Model):
     """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
@@ -92,6 +97,7 @@ class Target(Model):
     masked: bool = False
     columns: dict[str, str] = Field({}, description="By the columns' names")
     forgotten: str = Field("", description="Digest of the output's list of documents that no input may bring back")
+    clusters: str = Field("", description="Below the staging: RENAMED[n], clusters of the input that have another name here")
 
     @property
     def root(self) -> Store:

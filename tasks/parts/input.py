@@ -10,17 +10,19 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import batch_of, with_kinds
 from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
-from flat_tokens.manifest import EVERY_SPLIT
+from flat_tokens.manifest import CLUSTER, EVERY_SPLIT
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.facts import Recorded, matching, recorded_of
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
+from tasks.models import Split
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import DOCUMENT_ARRAYS, SPLIT_KEY, Selection, Target
@@ -83,7 +85,26 @@ def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch
     names = [name for name in target.columns if name in kept.kinds]
     if not names:
         return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in target.columns}), target.columns)
-    return with_kinds(kept.take(numbers, names), target.columns)
+    taken = with_kinds(kept.take(numbers, names), target.columns)
+    return _with_names(taken, part, numbers, target) if target.clusters else taken
+
+
+def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
+    """The columns of documents *numbers*, int64[n], with the names that clusters have from now on."""
+    mine = _renamed(Path(target.workspace.staging) / target.clusters, part.split)
+    at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
+    is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
+    new = mine[at[is_renamed]]
+    names = pa.array(new["name"], mask=new["alone"])
+    place = columns.schema.get_field_index(CLUSTER)
+    named = pc.replace_with_mask(columns.column(place), pa.array(is_renamed), names)
+    return columns.set_column(place, columns.schema.field(place), named)
+
+
+@functools.lru_cache(len(EVERY_SPLIT))
+def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
+    renamed = np.load(path)
+    return cast("npt.NDArray[np.void]", renamed[renamed["split"] == EVERY_SPLIT.index(split)])
 
 
 def choose(

@@ -315,6 +315,27 @@ def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
     check_same(dataset, ["a-3", "b-20", "b-21"])
 
 
+@pytest.mark.parametrize("layout", ["mmap", "compact"])
+def test_clusters_that_lose_documents_have_the_names_of_a_clean_build(tmp_path: Path, layout: str) -> None:
+    """Near-duplicates that are kept: no row names a forgotten document, and one that is left alone has no cluster."""
+    dataset = Dataset(
+        tmp_path, documents={"near_duplicates": {"action": "keep"}}, layout=layout, test_fraction=0.3, slice_bytes=1000
+    )
+    words = {name: [f"{name}{i * i % 97}" for i in range(40)] for name in "uvwxyz"}
+    for number, (name, text) in enumerate(words.items()):
+        for copy, source in enumerate("aab" if name < "x" else "ab"):
+            row = {"id": f"{name}-{copy}", "text": " ".join([*text, f"copy{copy}"]), "url": None}
+            dataset.rows[source].insert(7 * number + copy, row)
+    dataset.build()
+    gone = ["u-0", "v-1", "w-0", "w-1", "x-0", "y-1", "a-3"]
+    dataset.forget(*gone)
+    check_gone(dataset, ["a-3"])
+    check_same(dataset, gone)
+    assert flat_tokens.verify(latest(dataset.root).url, "full")
+    dataset.forget("z-0", "u-1")
+    check_same(dataset, [*gone, "z-0", "u-1"])
+
+
 @pytest.mark.parametrize(
     ("request_", "gone"),
     [
