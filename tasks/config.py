@@ -735,7 +735,7 @@ class BuildConfig(Model):
     @property
     def may_part_equal_texts(self) -> bool:
         """Whether documents with the same text may go to two splits, where settings say something of splits. To look for them
-        takes some tenths of a second for 100 MB of text.
+        takes some tenths of a second for 100 MB of text, where layouts are compressed up to a second.
         """
         if not self.model_fields_set & {"split", "test_fraction"}:
             return False

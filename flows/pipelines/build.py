@@ -47,7 +47,7 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.equal_texts import can_count, equal_texts_apart
+from tasks.finalize.equal_texts import equal_texts_apart
 from tasks.finalize.naming import leaving_out, list_left_out, name_of
 from tasks.finalize.provenance import Provenance, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, match_totals, source_totals
@@ -293,7 +293,7 @@ def build_version(
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
                     assembled = assembler.finish()
-            counts_equal = config.may_part_equal_texts and can_count(target.store, layout)
+            counts_equal = config.may_part_equal_texts and target.store.is_local  # a store would be read once more
             forgetting = threading.Thread(target=forget_what_was_learned)  # of an engine, which takes a while, and Python's lock
             if not counts_equal:
                 forgetting.start()

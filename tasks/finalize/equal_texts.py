@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.keys import A, mix
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
@@ -17,11 +16,6 @@ from tasks.models import Split
 DOCUMENTS_AT_ONCE = 1 << 20
 
 UInt64s = npt.NDArray[np.uint64]
-
-
-def can_count(store: Store, layout: LayoutName) -> bool:
-    """Whether tokens can be looked at here and there at little cost: they are on a local disk as they are in memory."""
-    return store.is_local and LAYOUTS[layout].encoded_tokens.zstd_level is None
 
 
 def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:

@@ -353,6 +353,15 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     assert {row: by_file[1][row] for row in range(40)} == by_file[0]
 
 
+@pytest.mark.parametrize("layout", ["compact", "zarr2"])
+def test_equal_texts_are_looked_for_in_compressed_layouts(tmp_path: Path, layout: str) -> None:
+    rows = rows_of(54)
+    result = build_here(told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), split={"by": "key"}, layout=layout))
+    count = apart(rows, naive(rows, "key", 0.3, 0.2))
+    assert count
+    assert result.equal_texts_apart == count
+
+
 def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path: Path) -> None:
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows_of(24)))
     del settings["test_fraction"]
