@@ -101,6 +101,8 @@ def _members(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterato
             left = file.size - begin
             raise refused(f"{info.name!r} has {length:,} bytes, and the archive ends after {left:,} of them")
         following = begin + -(-length // BLOCK) * BLOCK
+        if following > file.size:
+            raise refused(f"the archive ends within the block of {info.name!r}, so it is cut off")
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE):
             if length > LARGEST_HEADER:
                 raise refused(f"it is an extended header of {length:,} bytes; {LARGEST_HEADER:,} are read")
@@ -120,7 +122,7 @@ def _members(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterato
             if is_file:
                 stem, ending = _divided(info.name if name is None else name)
                 if not stem.rpartition("/")[2].startswith("."):
-                    yield Member(stem, ending, begun, begin, begin + length, min(following, file.size))
+                    yield Member(stem, ending, begun, begin, begin + length, following)
             # A header that says more of the next one goes with that; one for all is only about times and owners here.
             begun, name, size = following, None, None
         at = following

@@ -161,6 +161,7 @@ ONE = tar([("a.txt", b"text" * 200), ("b.txt", b"text")])
     ("data", "words"),
     [
         (ONE[: 2 * BLOCK], r"header at byte 0: 'a.txt' has 800 bytes, and the archive ends after 512 of them"),
+        (ONE[: 2 * BLOCK + 400], r"header at byte 0: the archive ends within the block of 'a.txt', so it is cut off"),
         (ONE[: 3 * BLOCK] + b"x" + ONE[3 * BLOCK + 1 :], r"header at byte 1,536: it is damaged \(bad checksum\)"),
         (ONE[: 3 * BLOCK + 100], r"header at byte 1,536: it is damaged \(truncated header\)"),
         (tar([("a.txt.gz", b"x")]), r"has the member 'a.txt.gz', which is not read in an archive. Unpack it first: tar -xf"),
