@@ -332,13 +332,13 @@ def published_text(
     """Result of a publication, for people. *documents*: counts, where they are known. *particular*: lines of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
-    moved = f"published before: latest is moved to {result.version} from {result.moved_from}"
+    before = f" from {result.moved_from}" if result.moved_from else ""
     if result.held is not None:
         done = "held: latest stays where it is until a person decides"
-    elif result.moved_from:
-        done = moved
-    elif result.was_published:
+    elif not result.is_new:
         done = "nothing to do: this version is published"
+    elif result.was_published:
+        done = f"made before: latest is moved to {result.version}{before}"
     lines = [
         done,
         *(f"  gate       {one.sentence}" for one in (result.held.findings if result.held else ())),

@@ -84,13 +84,14 @@ class Published(Model):
     @property
     def is_new(self) -> bool:
         """Whether ``latest`` names another version now than before."""
-        return self.held is None and (not self.was_published or self.moved_from is not None)
+        return self.held is None and (not self.was_published or self.latest_before != self.version)
 
     @property
     def moved_from(self) -> str | None:
-        """The version that ``latest`` named before, if this one was published before and is now the latest again."""
-        moved = self.was_published and self.held is None and self.latest_before != self.version
-        return self.latest_before if moved else None
+        """The version that ``latest`` named before, if this one was there before and is now the latest; None where there was
+        none.
+        """
+        return self.latest_before if self.was_published and self.is_new else None
 
     @property
     def headline(self) -> str:

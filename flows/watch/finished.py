@@ -38,10 +38,10 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
             if one.stage not in WITHOUT_PROGRESS and one.total:
                 api.leave(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
     with tolerated("page of the dataset"):
-        bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=result.moved_from is None)
+        bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=not result.is_new)
     with tolerated("summary"):
         text, description = summary(config, result, config.name), as_markdown(counts_of(result))
         api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
     with tolerated("end"):
-        api.complete(client, run, result.headline, UNCHANGED if result.moved_from is None else "Completed")
+        api.complete(client, run, result.headline, UNCHANGED if not result.is_new else "Completed")
     return True

@@ -332,10 +332,11 @@ DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and tok
 
 
 def _published(result: Published) -> str:
-    before = f"was published already, and is the latest again (it was `{result.moved_from}`), number {result.sequence}"
+    was = f" (it was `{result.moved_from}`)" if result.moved_from else ""
+    before = f"was there already, and is the latest now{was}, number {result.sequence}"
     state = f"published, number {result.sequence}" if result.held is None else "waits for a person"
     if result.was_published and result.held is None:
-        state = before if result.moved_from else "was published already"
+        state = before if result.is_new else "was published already"
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
 

@@ -14,6 +14,7 @@ import flat_tokens
 import tasks.output.held
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
+from flows.commands.build import summary
 from flows.pipelines.build import build, result_if_up_to_date
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
@@ -189,6 +190,18 @@ def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset,
         dataset.write(b=rows(21, 100))
         assert dataset.refresh({**gate, "action": "warn"}).outcome == "published"
     assert "is published though its gates say: tokens of split train" in caplog.text
+
+
+def test_a_first_version_that_waited_is_published_when_a_person_says_so(dataset: Dataset) -> None:
+    """And the program says that it did something."""
+    gate = {"of": "tokens", "at_least": 10**6, "action": "hold"}
+    with Threads(1) as runner:
+        held = build(dataset.config(gate), runner)
+        assert (held.is_new, summary(held)[0]) == (False, "held: latest stays where it is until a person decides")
+        done = build(dataset.config(gate), runner, "small, but right")
+        assert (done.is_new, summary(done)[0]) == (True, f"made before: latest is moved to {held.version}")
+        again = build(dataset.config(gate), runner)
+        assert (again.is_new, summary(again)[0]) == (False, "nothing to do: this version is published")
 
 
 def test_the_facts_of_a_version(dataset: Dataset) -> None:

@@ -159,7 +159,9 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
         assert line in lines
     assert lines[2].startswith("Version `abc` published, number 2: `/out/versions/abc`, 4.0 MB as mmap.")
     # A dataset that has the layout already was made otherwise.
-    again = derived({"name": "short"}, result.model_copy(update={"operation": "relayout", "was_published": True}))
+    again = derived(
+        {"name": "short"}, result.model_copy(update={"operation": "relayout", "was_published": True, "latest_before": "abc"})
+    )
     assert "Version `abc` was published already" in again
 
 
