@@ -46,6 +46,8 @@ HEAD_BYTES = 4096
 BLOCK_BYTES = 4 << 20
 PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time by zstd: few, for each may stand for 32 kB."""
+STREAM_BYTES = 64 << 10
+"""Compressed bytes read at a time for bz2 and xz, which unpack no more of them than they are asked for."""
 LZ4 = rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"
 ZSTD, SKIPPABLE = b"\x28\xb5\x2f\xfd", rb"[\x50-\x5f]\x2a\x4d\x18"
 ZSTD_HEADER_BYTES = 18
@@ -76,6 +78,27 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
         yield from _read(igzip.open, file)
     except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub says what it is an instance of
         raise ValueError(str(error)) from error
+
+
+def _xz() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+
+def _streams(new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor], file: BinaryIO) -> Iterator[bytes]:
+    """The unpacked bytes of consecutive streams, with zeros in between. Python's own files of bz2 and lzma end at the first byte
+    that begins no stream, so that all streams after it would be missing silently.
+    """
+    data = file.read(STREAM_BYTES)
+    while data:
+        unpacker = new()
+        while not unpacker.eof:
+            if unpacker.needs_input and not (data := data or file.read(STREAM_BYTES)):
+                raise EOFError("the file ends within a compressed stream")
+            yield unpacker.decompress(data, BLOCK_BYTES)
+            data = b""
+        data = unpacker.unused_data.lstrip(b"\0")
+        while not data and (block := file.read(STREAM_BYTES)):
+            data = block.lstrip(b"\0")
 
 
 def _unzstd(file: BinaryIO, max_window: int) -> Iterator[bytes]:
@@ -139,8 +162,8 @@ Unpacker = Callable[[BinaryIO, int], Iterator[bytes]]
 COMPRESSIONS: dict[str, tuple[bytes, Unpacker]] = {
     ".gz": (rb"\x1f\x8b", lambda file, _: _gunzip(file)),
     ".zst": (rb"\x28\xb5\x2f\xfd|" + SKIPPABLE, _unzstd),
-    ".bz2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", lambda file, _: _read(bz2.open, file)),
-    ".xz": (rb"\xfd7zXZ\x00", lambda file, _: _read(lzma.open, file)),
+    ".bz2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", lambda file, _: _streams(bz2.BZ2Decompressor, file)),
+    ".xz": (rb"\xfd7zXZ\x00", lambda file, _: _streams(_xz, file)),
 }
 """Compressions by the ending of their files: a pattern of how these begin, and the function that yields their unpacked bytes,
 given the largest window that may be kept in memory.
@@ -171,7 +194,9 @@ POINTERS: dict[str, tuple[bytes, str]] = {
 POINTER_BYTES = 1024
 """A pointer is shorter."""
 
-PACKED = frozenset((*COMPRESSIONS, *FOREIGN))
+OTHER_ENDINGS = (".gzip", ".zstd", ".bzip2")
+"""Other endings of files of COMPRESSIONS."""
+PACKED = frozenset((*COMPRESSIONS, *OTHER_ENDINGS, *FOREIGN))
 # One pattern for all: a source may have many small files.
 _COMPRESSED = re.compile(b"|".join(begins for begins, _ in COMPRESSIONS.values()))
 _NOT_CONTENT = re.compile(b"|".join(begins for begins, _ in (*POINTERS.values(), *FOREIGN.values())))

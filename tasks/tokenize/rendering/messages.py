@@ -33,11 +33,12 @@ class Names(NamedTuple):
     roles: Mapping[str, str] = {}
 
     def applied(self, message: Message) -> Message:
-        """The message as templates know it."""
-        found = {name: value for name, value in message.items() if name not in (self.role, self.content)}
+        """The message as templates know it. A key that is named counts, whatever a message has under the name of templates."""
         role = message[self.role]
-        content = {"content": message[self.content]} if self.content in message else {}
-        return {"role": self.roles.get(role, role), **content, **found}
+        named = {"role": self.roles.get(role, role)}
+        if self.content in message:
+            named["content"] = message[self.content]
+        return named | {name: value for name, value in message.items() if name not in (self.role, self.content, *named)}
 
     def fault_of(self, messages: Sequence[Message]) -> str | None:
         """The first message that has no role, or no content; None where each has both."""

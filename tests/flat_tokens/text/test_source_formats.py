@@ -9,10 +9,11 @@ import lzma
 import zipfile
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import zstandard
 
-from flat_tokens.text.formats import COMPRESSIONS, FOREIGN, compression_of, detect_format, unpacked
+from flat_tokens.text.formats import COMPRESSIONS, FOREIGN, compression_of, detect_format, named_format, unpacked
 
 TEXT = b"a line of text\n" * 200
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
@@ -142,6 +143,30 @@ def test_what_is_packed_twice_is_refused(pack: Callable[[bytes], bytes]) -> None
 def test_empty_bzip2_is_bzip2() -> None:
     assert compression_of(bz2.compress(b""), "a.txt.bz2") == ".bz2"
     assert b"".join(unpacked(io.BytesIO(bz2.compress(b"") + bz2.compress(TEXT)), ".bz2", "a")) == TEXT
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending: str, pack: Callable[[bytes], bytes], size: int) -> None:
+    """A byte between two streams would hide the second one; zeros may be there, as xz and tar write them."""
+    text = np.random.default_rng(0).bytes(size)
+
+    def read(*parts: bytes) -> bytes:
+        return b"".join(unpacked(io.BytesIO(b"".join(parts)), ending, f"a{ending}"))
+
+    assert read(pack(text), b"\0" * 8, pack(TEXT), pack(text), b"\0" * 100_000) == text + TEXT + text
+    for between in (b"X", b"\0X", b"garbage" * 5000, pack(TEXT)[1:], pack(TEXT)[:-3]):
+        with pytest.raises(ValueError, match=rf"^a{ending} is damaged at byte"):
+            read(pack(text), between, pack(TEXT))
+        with pytest.raises(ValueError, match=rf"^a{ending} is damaged at byte"):
+            read(pack(text), between)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".gzip", ".GZ", ".zst", ".zstd", ".bz2", ".bzip2", ".xz"])
+def test_bytes_that_are_not_as_their_ending_says_are_not_text(ending: str) -> None:
+    with pytest.raises(ValueError, match=rf"as no \{ending.lower()} file does that is read here. Fetch it again, or rename it"):
+        compression_of(b"\x01\x02\xff\xfe\x80", f"a.txt{ending}")
+    assert named_format(f"a.jsonl{ending}") == "jsonl"
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"])

@@ -59,7 +59,9 @@ def test_other_names_are_those_of_templates() -> None:
     assert SHARE.applied({"from": "human", "value": "x", "weight": 1}) == {"role": "user", "content": "x", "weight": 1}
     assert SHARE.applied({"from": "tool", "value": "x"})["role"] == "tool"
     assert SHARE.applied({"from": "gpt", "tool_calls": [1]}) == {"role": "assistant", "tool_calls": [1]}
-    assert SHARE.applied({"from": "gpt", "value": "x", "role": "?"})["role"] in ("assistant", "?")
+    both = {"from": "gpt", "value": "x", "role": "?", "content": "y"}
+    assert SHARE.applied(both) == {"role": "assistant", "content": "x"}  # what the configuration names
+    assert SHARE.applied({"from": "gpt", "content": "y", "tool_calls": [1]})["content"] == "y"
     told = SHARE.fault_of([{"role": "user", "content": "x"}])
     assert told is not None
     assert "message 0 has no 'from' or 'value'; it has 'role', 'content'" in told
