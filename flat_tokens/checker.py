@@ -37,7 +37,7 @@ from flat_tokens.manifest import (
     splits_at,
     splits_of,
 )
-from flat_tokens.options import at_least, one_of
+from flat_tokens.options import at_least, one_of, whole_number
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores import endorsing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
@@ -111,10 +111,14 @@ def verify(
     version has to be endorsed; then *number* is the least that the pointer's may be, such as one seen before.
 
     A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names
-    up to ten faults; FileNotFoundError if there is no published dataset; ValueError for another level.
+    up to ten faults; FileNotFoundError if there is no published dataset; ValueError for another level, or a *number* without
+    *key*.
     """
     one_of("level", level, get_args(Level))
     threads = at_least(1, "threads", threads)
+    if number is not None and key is None:
+        raise ValueError(f"number is {number!r}, but nothing says who endorsed it: give key, too")
+    number = None if number is None else whole_number("number", number)
     public = endorsing.public_key_in(os.fspath(key)) if key is not None else None
     root = Store.at(path_or_url)
     store, published = open_root(root)

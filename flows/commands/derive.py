@@ -171,10 +171,10 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str], 
 
 
 def run_export(options: argparse.Namespace) -> None:
-    from tasks.locations import plain_location
+    from tasks.locations import plain_location, readable, writable
 
     splits = None if options.split is None else (options.split,)
-    dataset, output = plain_location(options.dataset), plain_location(options.output)
+    dataset, output = readable(plain_location(options.dataset)), writable(plain_location(options.output))
     request = export_of(dataset, options.to, given_options(options), splits)
 
     from flows.pipelines.export import export

@@ -60,7 +60,9 @@ def run_vocabulary(options: argparse.Namespace) -> None:
     """Run the command."""
     from flat_tokens.stores.store import Store
     from flat_tokens.vocabulary import definition_file
+    from tasks.locations import plain_location, writable
 
+    writable(plain_location(str(options.to)))
     endings = (".json", ".model") if "/" in options.name else (".tiktoken",)
     wrong = "--to {}: the name of this file has to end with {}, by which builds know what it is"
     if options.to.suffix not in endings:

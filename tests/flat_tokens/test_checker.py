@@ -777,3 +777,10 @@ def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
         (tmp_path / f"dataset/train/more-{i}").unlink()
     with pytest.raises(DamagedError, match=": 1 fault:"):
         verify(tmp_path / "dataset")
+
+
+def test_a_number_that_no_key_endorses_is_refused(dataset: Path) -> None:
+    """It would be passed over, and an earlier version would be right."""
+    for number in (3, "3"):
+        with pytest.raises(ValueError, match=r"^number is '?3'?, but nothing says who endorsed it: give key, too"):
+            verify(dataset, number=number)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,38 @@ def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version
 
     assert main([*command.split()[3:], "--no-server"]) == 0
     assert [doc.ids for doc in read_docs(out)["train"]] == [(3,)]
+
+
+@pytest.mark.parametrize("name", ["$HOME/new", "C:\\new", "$(pwd)/new"])
+def test_no_command_writes_to_a_directory_that_nobody_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    plain = foreign(tmp_path / "plain", [[1, 2]])
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ("export", plain, name, "--to", "megatron"),
+        ("merge", plain, plain, name),
+        ("relayout", plain, name, "--layout", "compact"),
+        ("vocabulary", "cl100k_base", "--to", f"{name}.tiktoken"),
+    ):
+        assert main([*map(str, arguments)]) == 1, arguments
+        said = capsys.readouterr().err
+        assert re.search(r"which (only a shell|nothing here) replaces|is a path of Windows", said), said
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_an_export_keeps_to_the_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, inside = foreign(tmp_path / "in/plain", [[1, 2]]), tmp_path / "out"
+    monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
+    monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(inside))
+    outside = foreign(tmp_path / "plain", [[1, 2]])
+    for dataset, output in ((outside, inside / "a"), (plain, tmp_path / "a")):
+        status, said = said_by(capsys, "export", dataset, output, "--to", "megatron")
+        assert status == 1
+        assert "may not be " in said
+    assert said_by(capsys, "export", plain, inside / "a", "--to", "megatron")[0] == 0
 
 
 def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
