@@ -54,7 +54,8 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
     ],
 )
 def test_a_sample(name: str, every: int) -> None:
-    assert [flaw for flaw in campaign(name, "--every", str(every)) if not flaw["known"]] == []
+    flaws = [flaw for flaw in campaign(name, "--every", str(every)) if not flaw["known"]]
+    assert not flaws, "\n".join(f"{flaw['what']}: {flaw['under']}, {flaw['name']}: {flaw['told']}" for flaw in flaws)
 
 
 @pytest.mark.parametrize(
