@@ -189,6 +189,8 @@ def run_export(options: argparse.Namespace) -> None:
     else:
         reused = [f"  reused     {result.reused:,} of {result.parts:,} parts"] if result.reused else []
         lines = [f"exported to {result.path}", f"  {result.format:10} {files}", *reused, seconds_line(result.seconds)]
+    if result.loses_loss_mask:
+        lines.append(f"The loss mask is not exported: {result.format} has no place for it. All tokens count there.")
     show(options, result.model_dump(mode="json"), lines)
 
 

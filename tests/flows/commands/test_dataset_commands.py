@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prefect import Flow
 from prefect.utilities.callables import get_call_parameters
 
+import flat_tokens
+from flat_tokens import TokenBatch
 from flows.commands.main import main
 from tests.made import docs_of, foreign, publish_docs, read_docs
 
@@ -74,6 +77,21 @@ def test_no_command_writes_to_a_directory_that_nobody_meant(
         said = capsys.readouterr().err
         assert re.search(r"which (only a shell|nothing here) replaces|is a path of Windows", said), said
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_an_export_that_loses_the_loss_mask_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts count in training then, and a mask is not missed until somebody looks for it."""
+    masked = TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 1], np.uint8))
+    flat_tokens.write_dataset(tmp_path / "masked", [masked])
+    foreign(tmp_path / "plain", [[1, 2, 3]])
+    for name, format_, is_lost in (("masked", "megatron", True), ("masked", "parquet", False), ("plain", "megatron", False)):
+        said = []
+        for _ in range(2):  # the second time there is nothing to do
+            assert (
+                main(["export", str(tmp_path / name), str(tmp_path / f"{name}-{format_}"), "--to", format_, "--no-server"]) == 0
+            )
+            said.append(capsys.readouterr().out)
+        assert all((f"The loss mask is not exported: {format_} has no place" in one) == is_lost for one in said), said
 
 
 def test_an_export_keeps_to_the_roots(
