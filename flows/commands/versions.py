@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OUTPUTS_HAVE = ("latest.json", "versions", "_cache", "_staging", "_running")
 """An output has one of these from the moment on at which its first build begins."""
 SHOWN_OF_A_KIND = 8
+GONE = "processes that are gone: the next build removes it, and so does 'gc --delete'"
 AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -88,7 +89,7 @@ def output_at(options: argparse.Namespace) -> Store:
 
 
 def run_status(options: argparse.Namespace) -> None:
-    from tasks.garbage import unfinished_bytes
+    from tasks.garbage import dead_staging, unfinished_bytes
     from tasks.output.leases import in_use
     from tasks.output.versions import status_of
 
@@ -103,6 +104,7 @@ def run_status(options: argparse.Namespace) -> None:
         "versions_bytes": sum(one.byte_count for one in found.versions),
         "cache_bytes": found.cache_bytes,
         "unfinished_bytes": unfinished_bytes(root),
+        "staging_bytes": sum(item.byte_count for item in dead_staging(root)),
         "in_use": in_use(root),
         "held": found.held.model_dump(mode="json") if found.held else None,
     }
@@ -134,6 +136,7 @@ def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) ->
         ("pinned", ", ".join(pinned) or "none"),
         ("size", sizes),
         *([("unfinished", _unfinished(facts))] if facts["unfinished_bytes"] else []),
+        *([("staging", f"{size(facts['staging_bytes'])} of {GONE}")] if facts["staging_bytes"] else []),
         ("now", facts["in_use"] or "no build is under way"),
     ]
     return [facts["output"], *table(rows, "<<")]

@@ -125,6 +125,20 @@ def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Pat
     assert "unfinished" not in "\n".join(terminal.lines("status", output))
 
 
+def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+    """A full disk may be full of it, and nothing else says so before gc does."""
+    output = tmp_path / "out"
+    staged = output / "_staging" / "build" / "attempt"
+    staged.mkdir(parents=True)
+    (staged / "tokens").write_bytes(bytes(5000))
+    told = "staging    5.0 kB of processes that are gone: the next build removes it, and so does 'gc --delete'"
+    assert told in "\n".join(terminal.lines("status", output))
+    assert json.loads("\n".join(terminal.lines("status", output, "--json")))["staging_bytes"] == 5000
+    terminal.lines("build", config)
+    assert not staged.exists()
+    assert "processes that are gone" not in "\n".join(terminal.lines("status", output))
+
+
 def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     terminal.lines("build", config)
     output = tmp_path / "out"
