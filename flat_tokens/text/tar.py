@@ -24,6 +24,8 @@ LARGEST_HEADER = 1 << 20
 ROWS_LOOKED_AT = 1000
 
 TEXTS, OBJECTS, LINES = ("txt", "text"), ("json",), ("jsonl", "ndjson")
+HEAD_BYTES = 4096
+"""Bytes of a member that tell what it is."""
 PACKED = ("gz", "zst", "bz2", "xz", "lz4", "zip")
 TABLES = ("parquet", "arrow", "feather", "csv", "tsv", "warc")
 """Endings of members that have text and are not read within an archive."""
@@ -171,8 +173,19 @@ def _neighbours(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iter
         yield Neighbours(tuple(held))
 
 
-def _lines(opened: BinaryIO, member: Member) -> Range:
+def _check_content(file: TextFile, member: Member, head: bytes) -> None:
+    """ValueError for a member that begins as packed bytes do, or as a pointer to a file that was not fetched: neither is text."""
+    from flat_tokens.text.formats import compression_of  # its table of formats has this one
+
+    name = f"{file.name}, the member {member.stem}.{member.ending}"
+    if (ending := compression_of(head, name)) is not None:
+        raise ValueError(f"{name} is packed as {ending}, which is not read in an archive. Unpack it first: tar -xf")
+
+
+def _lines(file: TextFile, opened: BinaryIO, member: Member) -> Range:
     """The bytes of a member of lines, without the mark that may be before them."""
+    opened.seek(member.start)
+    _check_content(file, member, opened.read(min(member.stop - member.start, HEAD_BYTES)))
     opened.seek(member.start)
     start = member.start + len(BOM) if opened.read(len(BOM)) == BOM and member.stop - member.start >= len(BOM) else member.start
     return Range(start, member.stop, None, member.stop - start)
@@ -189,7 +202,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
                 collected, size = Collected(file), 0
             if lines is not None:
                 before = end
-                for rows in jsonl.read(file, _lines(opened, lines)):
+                for rows in jsonl.read(file, _lines(file, opened, lines)):
                     yield rows.behind(before, seen)
                     end = before + rows.end
             else:
@@ -239,6 +252,7 @@ def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> dict[str
         value = found
     if (member := members.of(TEXTS)) is not None:
         data = _content(file, opened, member, file.max_bytes)
+        _check_content(file, member, data[:HEAD_BYTES])
         value[TEXT] = data.removeprefix(BOM).decode("utf-8", "lone-surrogate")
     value.setdefault(KEY, members.members[0].stem)
     for name, other in OF_WEBDATASET.items():
@@ -265,7 +279,7 @@ def _first_keys(file: TextFile, wanted: set[str]) -> dict[str, None] | None:
         for number, row in enumerate(_neighbours(file, opened, 0, file.size)):
             keys = {} if keys is None else keys
             if (lines := row.of(LINES)) is not None:
-                opened.seek(_lines(opened, lines).start)
+                opened.seek(_lines(file, opened, lines).start)
                 head = opened.read(min(limits.LOOK_BYTES, lines.stop - opened.tell()))
                 is_whole = opened.tell() >= lines.stop
                 keys |= jsonl.keys_of_lines(head if is_whole else head[: head.rfind(b"\n") + 1], wanted)

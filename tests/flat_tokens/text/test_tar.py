@@ -19,6 +19,8 @@ from flat_tokens.text.formats import detect_format
 from flat_tokens.text.rows import TextFile, to_large
 from flat_tokens.text.tar import BLOCK, TAR
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
+
 Members = Iterable[tuple[str, bytes]]
 
 
@@ -166,6 +168,9 @@ ONE = tar([("a.txt", b"text" * 200), ("b.txt", b"text")])
         (ONE[: 3 * BLOCK + 100], r"header at byte 1,536: it is damaged \(truncated header\)"),
         (tar([("a.txt.gz", b"x")]), r"has the member 'a.txt.gz', which is not read in an archive. Unpack it first: tar -xf"),
         (tar([("a.parquet", b"x")]), r"has the member 'a.parquet'"),
+        (tar([("a.txt", gzip.compress(b"x"))]), "the member a.txt is packed as .gz, which is not read in an archive"),
+        (tar([("a.jsonl", gzip.compress(lines({"text": "x"})))]), "the member a.jsonl is packed as .gz, which is not read"),
+        (tar([("d/a.txt", LFS_POINTER)]), "the member d/a.txt is a pointer of Git LFS, not the file itself. Fetch the file"),
         (tar([("a.jpg", b"x")]), r"has no member that ends in .txt, .text, .json, .jsonl, .ndjson"),
         (tar([("a.txt", b"x")], type=tarfile.GNUTYPE_SPARSE), "it is a sparse file"),
         (tar([("a.txt", b"x")], pax_headers={"GNU.sparse.major": "1"}), "it is a sparse file"),

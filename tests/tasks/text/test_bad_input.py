@@ -472,6 +472,11 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     "Parquet's head": ({"a.parquet": PAGES[:4]}, r"^a.parquet cannot be read as parquet: ", {}),
     "wrong bit in a page": ({"a.parquet": flip(PAGES, 200)}, r"^a.parquet\[0:1\] cannot be read to its end: .*CRC", {}),
     "Arrow cut": ({"a.arrow": arrow(pa.array(["a"] * 9))[:-20]}, r"^a.arrow cannot be read as arrow: ", {}),
+    "Arrow streams put together": (
+        {"a.arrow": arrow(pa.array(["a"] * 9), stream=True) + arrow(pa.array(["b"]), stream=True)},
+        r"^a.arrow has more bytes after the end of its stream",
+        {},
+    ),
     "Arrow stream cut": ({"a.arrow": arrow(pa.array(["a"] * 9), stream=True)[:-150]}, r"^a.arrow cannot be read as arrow: ", {}),
     "Parquet with an encrypted footer": (
         {"a.parquet": encrypted(plaintext_footer=False)},
