@@ -52,7 +52,8 @@ def _opened(file: TextFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
         yield chosen(batch, columns) if columns else batch
     if not is_file and source.read(1):
         raise ValueError(
-            f"{file.name} has more bytes after the end of its stream, as streams have that were put together. Give each a file of its own."
+            f"{file.name} has more bytes after the end of its stream, as streams have that were put together. "
+            "Give each a file of its own."
         )
 
 

@@ -258,14 +258,19 @@ def _inflated(data: bytes, most: int) -> bytes:
     """The payload of gzip or deflate. Archives often keep the header of a payload that they have unpacked: that is as it is."""
     if data[:2] != b"\x1f\x8b" and (len(data) < 2 or data[0] & 15 != 8 or int.from_bytes(data[:2], "big") % 31):
         return data
-    unpacker = zlib.decompressobj(32 + zlib.MAX_WBITS)
-    try:
-        found = unpacker.decompress(data, most + 1)
-    except zlib.error as error:
-        raise ValueError(f"its Content-Encoding is damaged: {error}") from error
-    if len(found) > most:
-        raise ValueError(f"unpacked it has more than {most:,} bytes")
-    return found
+    parts, left, size = list[bytes](), data, 0
+    while left:
+        unpacker = zlib.decompressobj(32 + zlib.MAX_WBITS)
+        try:
+            parts.append(unpacker.decompress(left, most + 1 - size))
+        except zlib.error as error:
+            raise ValueError(f"its Content-Encoding is damaged: {error}") from error
+        if (size := size + len(parts[-1])) > most:
+            raise ValueError(f"unpacked it has more than {most:,} bytes")
+        if not unpacker.eof:
+            raise ValueError("its Content-Encoding is damaged: it is cut off")
+        left = unpacker.unused_data.lstrip(b"\0")
+    return b"".join(parts)
 
 
 def _charset(data: bytes, content_type: str, kind: str) -> str:

@@ -101,6 +101,7 @@ GERMAN = "<html>Grüße „x“</html>"
         (response(b"a\x81", "text/plain; charset=cp1252"), "a\x81", "cp1252"),
         (response(gzip.compress(GERMAN.encode()), Content_Encoding="gzip"), GERMAN, "utf-8"),
         (response(zlib.compress(GERMAN.encode()), Content_Encoding="deflate"), GERMAN, "utf-8"),
+        (response(gzip.compress(b"<p>one") + gzip.compress(b" two") + b"\0\0", Content_Encoding="gzip"), "<p>one two", "utf-8"),
         (response(GERMAN.encode(), Content_Encoding="gzip"), GERMAN, "utf-8"),  # unpacked by the archive
         (response(b"5\r\n<p>ab\r\n2;x=y\r\ncd\r\n0\r\n\r\n", Transfer_Encoding="chunked"), "<p>abcd", "utf-8"),
         (response(b"<p>abcd", Transfer_Encoding="chunked"), "<p>abcd", "utf-8"),  # put together by the archive
@@ -130,19 +131,20 @@ def test_a_response_that_cannot_be_read_and_a_long_one_are_bad_documents(tmp_pat
     damaged = gzip.compress(b"<p>" * 90)[:20] + b"x" * 20
     pages = [
         response(damaged, Content_Encoding="gzip"),
+        response(gzip.compress(b"<p>" * 9)[:-9], Content_Encoding="gzip"),
+        response(gzip.compress(b"<p>") + b"more", Content_Encoding="gzip"),
         response(b"<p>", Content_Encoding="br"),
         record("response", b"HTTP/1.1 200 OK\r\nno end", Content_Type="application/http"),
         conversion(3, b"a" * 101),
         conversion(4, b"a" * 100),
     ]
     found = read(tmp_path / "x.warc", b"".join(pages), max_bytes=100)
-    assert [(row, reason) for row, reason, _ in found[:4]] == [*((i, "malformed") for i in range(3)), (3, "too_long")]
-    assert [detail.partition("(")[2][:20] for _, _, detail in found[:3]] == [
-        "its Content-Encoding",
-        "its Content-Encoding",
+    assert [(row, reason) for row, reason, _ in found[:6]] == [*((i, "malformed") for i in range(5)), (5, "too_long")]
+    assert [detail.partition("(")[2][:20] for _, _, detail in found[:5]] == [
+        *["its Content-Encoding"] * 4,
         "its HTTP headers do ",
     ]
-    assert found[4] == (4, b"a" * 100, None)
+    assert found[6] == (6, b"a" * 100, None)
 
 
 GOOD = conversion(1, b"text")
