@@ -19,6 +19,7 @@ import zstandard
 from flat_tokens.text import limits, warc
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.csv import CSV
+from flat_tokens.text.foreign import FOREIGN, LZ4, SKIPPABLE, ZSTD, packed_as, refuse_foreign
 from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.parquet import PARQUET
 from flat_tokens.text.plain import BOM, PLAIN
@@ -48,8 +49,6 @@ PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time by zstd: few, for each may stand for 32 kB."""
 STREAM_BYTES = 64 << 10
 """Compressed bytes read at a time for bz2 and xz, which unpack no more of them than they are asked for."""
-LZ4 = rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"
-ZSTD, SKIPPABLE = b"\x28\xb5\x2f\xfd", rb"[\x50-\x5f]\x2a\x4d\x18"
 ZSTD_HEADER_BYTES = 18
 """Bytes of the longest header of a frame."""
 ZSTD_CUT = "the file ends within a compressed frame"
@@ -159,75 +158,33 @@ def _window_of(data: bytes, max_window: int) -> int:
 
 Unpacker = Callable[[BinaryIO, int], Iterator[bytes]]
 
-COMPRESSIONS: dict[str, tuple[bytes, Unpacker]] = {
-    ".gz": (rb"\x1f\x8b", lambda file, _: _gunzip(file)),
-    ".zst": (rb"\x28\xb5\x2f\xfd|" + SKIPPABLE, _unzstd),
-    ".bz2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", lambda file, _: _streams(bz2.BZ2Decompressor, file)),
-    ".xz": (rb"\xfd7zXZ\x00", lambda file, _: _streams(_xz, file)),
+COMPRESSIONS: dict[str, Unpacker] = {
+    ".gz": lambda file, _: _gunzip(file),
+    ".zst": _unzstd,
+    ".bz2": lambda file, _: _streams(bz2.BZ2Decompressor, file),
+    ".xz": lambda file, _: _streams(_xz, file),
 }
-"""Compressions by the ending of their files: a pattern of how these begin, and the function that yields their unpacked bytes,
-given the largest window that may be kept in memory.
+"""Compressions by the ending of their files: the function that yields their unpacked bytes, given the largest window that may be
+kept in memory.
 """
-
-FOREIGN: dict[str, tuple[bytes, str]] = {
-    ".lz4": (LZ4, "lz4 -d"),
-    ".zip": (rb"PK(?:\x03\x04|\x05\x06|\x07\x08)", "unzip"),
-    ".7z": (rb"7z\xbc\xaf\x27\x1c", "7z x"),
-    ".rar": (rb"Rar!\x1a\x07", "unrar x"),
-    ".z": (rb"\x1f[\x9d\xa0]", "gzip -d"),
-    ".lzma": (rb"\x5d\x00\x00[\s\S]{2}(?:\xff{8}|[\s\S]{5}\x00\x00\x00)", "xz -d"),
-    ".lz": (rb"LZIP[\x00\x01]", "lzip -d"),
-    ".lzo": (rb"\x89LZO\x00", "lzop -d"),
-    ".sz": (rb"\xff\x06\x00\x00sNaPpY", "snzip -d"),
-    ".snappy": (rb"(?!)", "snzip -d"),
-    ".br": (rb"(?!)", "brotli -d"),
-}
-"""Compressions and archives that are not read, by the ending of their files: a pattern of how these begin, and the command that
-unpacks them.
-"""
-
-POINTERS: dict[str, tuple[bytes, str]] = {
-    "Git LFS": (rb"version https?://(?:git-lfs|hawser)\.github\.com/spec/v", "git lfs pull"),
-    "git-annex": (rb"/annex/objects/", "git annex get ."),
-}
-"""Programs that leave a pointer in place of a file until it is fetched: how a pointer begins, and the command that fetches."""
-POINTER_BYTES = 1024
-"""A pointer is shorter."""
 
 OTHER_ENDINGS = (".gzip", ".zstd", ".bzip2")
 """Other endings of files of COMPRESSIONS."""
 PACKED = frozenset((*COMPRESSIONS, *OTHER_ENDINGS, *FOREIGN))
-# One pattern for all: a source may have many small files.
-_COMPRESSED = re.compile(b"|".join(begins for begins, _ in COMPRESSIONS.values()))
-_NOT_CONTENT = re.compile(b"|".join(begins for begins, _ in (*POINTERS.values(), *FOREIGN.values())))
 
 
 def compression_of(head: bytes, name: str = "") -> str | None:
     """The ending of the compression whose files begin like *head*; None where the file is not compressed. ValueError where *name*
     says that it is, and it begins neither so nor as text or a known format.
     """
-    if _COMPRESSED.match(head):
-        return next(ending for ending, (begins, _) in COMPRESSIONS.items() if re.match(begins, head))
-    _refuse_foreign(head, name)
+    if (found := packed_as(head)) is not None:
+        return found
+    refuse_foreign(head, name)
     ending = _suffix(name).lower()
     if ending in PACKED and head and not head.startswith(MAGICS) and not _is_text(head):
         remedy = f"Unpack it first: {FOREIGN[ending][1]} {PurePath(name).name}" if ending in FOREIGN else "Fetch it again"
         raise ValueError(f"{name} begins with {head[:8]!r}, as no {ending} file does that is read here. {remedy}, or rename it.")
     return None
-
-
-def _refuse_foreign(head: bytes, name: str) -> None:
-    """ValueError where a file is packed in a way that is not read, or is a pointer to a file that was not fetched."""
-    if not _NOT_CONTENT.match(head):
-        return
-    for program, (begins, remedy) in POINTERS.items():
-        if len(head) < POINTER_BYTES and re.match(begins, head):
-            raise ValueError(f"{name} is a pointer of {program}, not the file itself. Fetch the file: {remedy}")
-    for ending, (begins, remedy) in FOREIGN.items():
-        if re.match(begins, head):
-            raise ValueError(
-                f"{name} is packed as {ending}, which is not read here. Unpack it first: {remedy} {PurePath(name).name}"
-            )
 
 
 MAGICS = tuple(magic for row in FORMATS.values() for magic in row.begins)
@@ -254,7 +211,7 @@ def unpacked(
     """
     size = 0
     try:
-        for block in COMPRESSIONS[ending][1](file, max_window):
+        for block in COMPRESSIONS[ending](file, max_window):
             size += len(block)
             if size > max(limits.ANY_EXPANSION, max_expansion * file.tell()):
                 break
@@ -275,7 +232,7 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     """
     if not head:
         raise ValueError(f"{name} is empty (0 bytes). Remove it, or write it again.")
-    _refuse_foreign(head, name)
+    refuse_foreign(head, name)
     if (twice := compression_of(head)) is not None:
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
     if head.startswith(ENCRYPTED):

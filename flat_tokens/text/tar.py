@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from flat_tokens.extras import pa
 from flat_tokens.text import jsonl, limits
+from flat_tokens.text.foreign import packed_as, refuse_foreign
 from flat_tokens.text.plain import BOM
 from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, too_long
 
@@ -175,10 +176,9 @@ def _neighbours(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iter
 
 def _check_content(file: TextFile, member: Member, head: bytes) -> None:
     """ValueError for a member that begins as packed bytes do, or as a pointer to a file that was not fetched: neither is text."""
-    from flat_tokens.text.formats import compression_of  # its table of formats has this one
-
     name = f"{file.name}, the member {member.stem}.{member.ending}"
-    if (ending := compression_of(head, name)) is not None:
+    refuse_foreign(head, name)
+    if (ending := packed_as(head)) is not None:
         raise ValueError(f"{name} is packed as {ending}, which is not read in an archive. Unpack it first: tar -xf")
 
 

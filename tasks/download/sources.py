@@ -264,8 +264,8 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         elif http:
             base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
         elif (info := store.info(""))["type"] == "directory":
-            base, infos = path, list(store.ask("find", detail=True).values())
-            listed = path.rstrip("/")
+            base, listed = path, path.rstrip("/")
+            infos = [info for info in store.ask("find", detail=True).values() if not _stands_for_directory(info, listed)]
         else:
             base, infos, hidden_too, is_one = posixpath.dirname(path), [info], True, True
     except FileNotFoundError as error:
@@ -289,6 +289,12 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             content = f"sha256:{large['sha256']}"
         immutable = version_of(info)
         yield FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=immutable, content=content)
+
+
+def _stands_for_directory(info: dict[str, Any], listed: str) -> bool:
+    """Whether an object is what consoles of stores make for an empty directory: no bytes, and a name that ends with a slash."""
+    name = str(info["name"])
+    return not info.get("size") and (name.endswith("/") or name == listed)
 
 
 def _remote_pattern_base(store: Store) -> tuple[str, str]:

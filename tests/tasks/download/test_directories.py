@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.sources import _matching, resolve_source
+from tests.flows.test_stores import s3  # noqa: F401  a fixture
 
 DELTA, HUDI = ("_delta_log/00000000000000000000.json", "a Delta table"), (".hoodie/hoodie.properties", "a Hudi table")
 ICEBERG = ("metadata/00000-ab.metadata.json", "an Iceberg table")
@@ -201,3 +203,13 @@ def test_what_nobody_may_list_is_no_table(tmp_path: Path) -> None:
         assert names(tmp_path / "tab/data") == ["a.jsonl"]
     finally:
         (tmp_path / "tab/metadata").chmod(0o700)
+
+
+def test_an_object_that_stands_for_a_directory_is_no_file(s3: str) -> None:  # noqa: F811
+    """Consoles of stores make one for a directory that has nothing yet."""
+    store = Store.at(f"{s3}/text")
+    for name, content in (("", b""), ("sub/", b""), ("sub/a.txt", b"text")):
+        store.fs.pipe_file(f"{store.root}/{name}", content)
+    assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt"]
+    store.put("sub/b.txt", b"")  # which is an error, but not here
+    assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt", "sub/b.txt"]
