@@ -1,4 +1,4 @@
-"""What is not content, by its first bytes: packed bytes, and pointers to files that were not fetched."""
+"""Packed bytes, and pointers to files that were not fetched: how each begins."""
 
 from __future__ import annotations
 
