@@ -91,12 +91,16 @@ def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[
     letters' case, and what JSON and HTML write for a character make no difference, and neither does a thought that is left out.
     RefusedError where a content is changed in such a way, and one of *specials* may have come of that.
     """
-    at, plain = 0, None
+    at, plain, answers = 0, None, None
     for i, message in enumerate(messages):
         for text in _texts(message.get("content")):
             content = text.strip()
             found = rendered.find(content, at)
-            if found < 0 and content not in rendered:
+            if found < 0 and content in rendered:  # before its turn: it is there, or a part of another content is
+                answers = _answers(messages, rendered) if answers is None else answers
+                if rendered.count(content) < answers.count(content):
+                    return i
+            elif found < 0:
                 written = (json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1], html.escape(content))
                 if any(one in rendered for one in written):
                     continue
@@ -121,6 +125,12 @@ def _texts(content: Any) -> Iterator[str]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text
+
+
+def _answers(messages: Sequence[Message], rendered: str) -> str:
+    """The texts of all contents that are in the rendered text, without their thoughts, with a null in between."""
+    texts = (text.rpartition(END_OF_THOUGHT)[2].strip() for message in messages for text in _texts(message.get("content")))
+    return "\0".join(text for text in texts if text in rendered)
 
 
 def _plain(text: str) -> str:

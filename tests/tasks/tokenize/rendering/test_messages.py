@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -111,3 +112,21 @@ def test_messages_are_looked_for_in_any_order() -> None:
     """A template may write the last one first, and an earlier one may contain a later one."""
     messages = [{"role": "user", "content": text} for text in ("one", "two", "one two", "o")]
     assert lost_message(messages, "one two two one o") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "rendered"),
+    [
+        (("yes", "yes"), "|yes|"),
+        (("yes it is", "it"), "|yes it is|"),
+        (("it", "yes it is", "it"), "|it|yes it is|"),
+        (("<think>no</think>yes", "yes"), "|yes|"),
+        (("a", "b", "a", "b", "a"), "|a|b|a|b|"),
+    ],
+)
+def test_content_that_is_found_in_another_alone_is_lost(texts: Sequence[str], rendered: str) -> None:
+    """A role that the template skips: what it says is short, and is said elsewhere, too."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    assert lost_message(messages, rendered) is not None
+    assert lost_message(messages, "".join(f"|{text}" for text in reversed(texts))) is None
+    assert lost_message(messages, "".join(f"|{text}" for text in texts)) is None
