@@ -44,6 +44,7 @@ ENCRYPTED = b"PARE"
 HEAD_BYTES = 4096
 """Bytes of a file that tell its format, and its compression too."""
 
+UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 BLOCK_BYTES = 4 << 20
 PACKED_BYTES = 1 << 10
 """Compressed bytes unpacked at a time by zstd: few, for each may stand for 32 kB."""
@@ -247,8 +248,11 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
         raise ValueError(f"{name} is not an archive: it begins with {head[:8]!r}. Fetch it again, or rename it.")
     if claimed and FORMATS[claimed].begins:
         raise ValueError(f"{name} is not {claimed}: it begins with {head[:8]!r}. Set source.format to what it is, or repair it.")
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise ValueError(f"{name} is UTF-16, not UTF-8. Convert it first: iconv -f UTF-16 -t UTF-8 {PurePath(name).name}")
+    if head.startswith((*UTF_32, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        found_code = "UTF-32" if head.startswith(UTF_32) else "UTF-16"
+        raise ValueError(
+            f"{name} is {found_code}, not UTF-8. Convert it first: iconv -f {found_code} -t UTF-8 {PurePath(name).name}"
+        )
     text = head.removeprefix(BOM).lstrip()
     if claimed == "jsonl" and text[:1] == b"[":
         raise ValueError(

@@ -55,10 +55,9 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
     found = _remote(source, index, source.path) if here is None else _local(source, index, here)
     files = assign_splits(source, tuple(sorted(found, key=lambda file: file.name)))
     if not files:
-        brackets = " Brackets are a pattern: [[] is one of them." if "[" in source.path else ""
-        raise ValueError(
-            f"source {source.name!r}: there are no files at {source.path}{_place(here)}{'.' if brackets else ''}{brackets}"
-        )
+        brackets = ". Brackets are a pattern: [[] is one of them." if "[" in source.path else ""
+        meant = f". It {other}" if (other := other_meaning(source.path)) else brackets
+        raise ValueError(f"source {source.name!r}: there are no files at {source.path}{_place(here)}{meant}")
     refuse_saved(source, files)
     check_names(source, files)
     origin = source.path if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"

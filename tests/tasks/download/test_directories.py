@@ -213,3 +213,12 @@ def test_an_object_that_stands_for_a_directory_is_no_file(s3: str) -> None:  # n
     assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt"]
     store.put("sub/b.txt", b"")  # which is an error, but not here
     assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt", "sub/b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [("$HOME/x/*.txt", r"It has a variable, \$HOME, which only a shell"), ("C:\\x\\*.txt", "It is a path of Windows")],
+)
+def test_a_pattern_that_finds_nothing_says_what_it_may_have_meant(pattern: str, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"there are no files at .*{words}"):
+        resolve_source(Source(path=pattern), 0)
