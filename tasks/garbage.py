@@ -43,7 +43,17 @@ SOURCES = TypeAdapter(tuple[Source, ...])
 ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 Kind = Literal[
-    "version", "staging", "unfinished version", "unfinished objects", "shard", "file", "quarantine", "record", "group", "lease"
+    "version",
+    "staging",
+    "unfinished version",
+    "unfinished objects",
+    "reserve",
+    "shard",
+    "file",
+    "quarantine",
+    "record",
+    "group",
+    "lease",
 ]
 
 
@@ -199,6 +209,7 @@ def remove_version(root: Store, version: str) -> bool:
     for record in (paths.index_key(version), paths.origin_key(version)):
         root.remove(record)
         root.remove(record + SIGNATURE)
+    root.remove(paths.reserve_key(version))
     return True
 
 
@@ -355,6 +366,9 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))
     yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
+    there = {*names_of(root, VERSIONS)} - {version.version for version in going}
+    reserves = (paths.reserve_key(name) for name in names_of(root, paths.RESERVES) if name not in there)
+    yield from _left(root, reserves, ALWAYS, "reserve", "its version is gone")
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
     yield from _left(root, groups, limit, "group", "its build died or was another one")
     for key, size in expired_leases(root):
@@ -403,14 +417,12 @@ def _old(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str
 
 def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
     indexes = [read_index(root, version.version) for version in kept]
-    held, needed = ({shard.key for index in indexes for shard in index[i]} for i in range(2))
+    held = {shard.key for index in indexes for shard in index.published}
 
     def judge(key: str) -> Garbage | None:
         size, newest = _size(root, shard_key(key))
         if key in held:
             return _shard(key, size, HELD)
-        if key in needed:
-            return None
         return _shard(key, size, "no build went on with it") if newest is None or newest < limit else None
 
     with ThreadPoolExecutor(READERS) as pool:

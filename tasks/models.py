@@ -21,8 +21,10 @@ from flat_tokens.text.formats import FileFormat
 FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
 
-SIGNATURE = "signature"
-"""How the name of a shard's array of signatures begins; the rest says how they are made."""
+TEXT_BYTES, DIGEST, SIGNATURE = "text_bytes", "digest", "signature"
+"""Arrays of what is known of texts: their lengths, their digests, and how the name of their signatures begins, whose rest says
+how these are made.
+"""
 
 Split = SplitName
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
@@ -140,6 +142,9 @@ class Slice(NamedTuple):
 class PublishedLocation(Model):
     """Where a published version has the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order of
     their files and rows. ``first_row``: the row of the file at which the slice begins.
+
+    Where documents are compared, its reserve has more of the slice: those documents that the version left out, and what is known
+    of the texts of all.
     """
 
     version: Name
@@ -148,6 +153,8 @@ class PublishedLocation(Model):
     train: tuple[int, int]
     validation: tuple[int, int]
     test: tuple[int, int] = Field((0, 0), description="Without any, if the version has no such split")
+    left_out: tuple[int, int] = Field((0, 0), description="Of the documents in the version's reserve")
+    first_text: int | None = Field(None, description="Where its texts begin in the reserve; None: the version has no reserve")
 
     def of(self, split: Split) -> tuple[int, int]:
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
@@ -219,21 +226,26 @@ class TokenShard(Model):
     matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
     examples: dict[str, list[dict[str, Any]]] = Field({}, description="Of each of these the first few, by their rows")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
+    texts: tuple[str, ...] = Field((), description="What is known of its texts besides their lengths: digests, signatures")
     unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
     published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
 
     @model_validator(mode="before")
     @classmethod
     def former_names(cls, facts: Any) -> Any:
-        """Read receipts and indexes of earlier releases, in which the locations have other names."""
+        """Read receipts and indexes of earlier releases, in which the locations have other names, and ``texts`` is not said: it
+        follows from the objects of a shard that has all of its own.
+        """
+        if not isinstance(facts, dict):
+            return facts
         named = {"within": "unfinished", "held": "published"}
-        return {named.get(name, name): fact for name, fact in facts.items()} if isinstance(facts, dict) else facts
+        return {"texts": _texts_of(facts.get("objects", ())), **{named.get(name, name): fact for name, fact in facts.items()}}
 
     @model_validator(mode="after")
     def in_one_place(self) -> Self:
         if self.published is not None and (self.unfinished is not None or self.objects):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in version {self.published.version} and elsewhere, too")
-        if self.unfinished is not None and any("encoded_tokens" in stored.key for stored in self.objects):
+        if self.unfinished is not None and any(stored.key.startswith("encoded_tokens") for stored in self.objects):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in an unfinished version and in objects of its own")
         return self
 
@@ -256,26 +268,20 @@ class TokenShard(Model):
         return np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
 
     @property
-    def has_digests(self) -> bool:
-        """Whether it stores text digests, which dropping duplicates needs."""
-        return any(stored.key.startswith("documents/digest/") for stored in self.objects)
-
-    @property
     def signed(self) -> str | None:
-        """The name of its array of signatures of texts, which finding near-duplicates needs; None where it has none."""
-        names = (stored.key.split("/") for stored in self.objects)
-        return next(
-            (name for folder, name, *_ in (parts for parts in names if len(parts) > 2) if name.startswith(SIGNATURE)), None
-        )
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether its documents are compared with others: it is kept next to the versions that hold them."""
-        return self.has_digests or self.signed is not None
+        """The name of the signatures of its texts, which finding near-duplicates needs; None where it has none."""
+        return next((name for name in self.texts if name.startswith(SIGNATURE)), None)
 
     @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
+
+
+def _texts_of(objects: Sequence[Any]) -> tuple[str, ...]:
+    """The names of the arrays of a shard about its texts."""
+    folders = (str(stored[0]).split("/") for stored in objects)
+    names = dict.fromkeys(name for folder, name, *_ in (parts for parts in folders if len(parts) > 2) if folder == "documents")
+    return tuple(name for name in names if name == DIGEST or name.startswith(SIGNATURE))
 
 
 def file_rows_as_text(rows: Sequence[int]) -> str:

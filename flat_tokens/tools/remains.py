@@ -98,22 +98,24 @@ class Remains:
                     yield f"version {version}, {stored['key']}: names {gone:,} forgotten documents"
 
     def of_others(self, versions: list[str]) -> Iterator[str]:
-        """Sentences about everything that is in no version of *versions*: token shards, unfinished objects, records."""
+        """Sentences about everything that is in no version of *versions*: token shards, reserves, unfinished objects, records."""
         below = tuple(f"{VERSIONS}/{version}/" for version in versions)
-        shards, rest = set[str](), list[tuple[str, int]]()
+        arrays, rest = dict[str, str](), list[tuple[str, int]]()
         for key, size in sorted(self._root.listing()):
             if key.startswith(below) or key == LINK:
                 continue
             parts = key.split("/")
             if parts[0] == CACHE and len(parts) > 2 and len(parts[1]) == 64:
-                shards.add(parts[1])
+                arrays["/".join(parts[:2])] = f"token shard {parts[1][:12]}"
+            if parts[0] == CACHE and len(parts) > 4 and parts[1] == "reserves":
+                arrays["/".join(parts[:4])] = f"the reserve of version {parts[2]}"
             rest.append((key, size))
-        for shard in sorted(shards):
-            store = self._root / CACHE / shard
+        for name, called in sorted(arrays.items()):
+            store = self._root / name
             try:
-                for found in self._in_split(store, store / "documents/key", f"{CACHE}/{shard}"):
+                for found in self._in_split(store, store / "documents/key", name):
                     yield sentence(found)
-                yield from self._keys_in(store / "documents/key", f"token shard {shard[:12]}")
+                yield from self._keys_in(store / "documents/key", called)
             except (*NO_OBJECT, ValueError):
                 pass  # it has no arrays of its own, or is not whole: its objects are looked through one by one
         for key, size in rest:

@@ -275,7 +275,8 @@ def build_version(
                     stored = StoredSlices.look_up(target.root, slices)
                     sample = partial(first_texts, config, workspace, stored.missing)
                     warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
-                    sink = open_sink(assembler, target, text, keys, recipe, runner)
+                    duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
+                    sink = open_sink(assembler, target, text, keys, recipe, runner, duplicates)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
                     # whose parts are there.
                     with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
@@ -286,7 +287,7 @@ def build_version(
                             TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
                             SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
                         )
-                        parts = without_duplicates(config, target, runner, place_shards(text, keys, shards), output)
+                        parts = without_duplicates(duplicates, runner, place_shards(text, keys, shards), output)
                         for part in with_near_duplicates(config, target, runner, parts, output):
                             assembler.add(part)
                     counted = assembler.end()
@@ -336,7 +337,13 @@ class StoredSlices(NamedTuple):
 
 
 def open_sink(
-    assembler: Assembler, target: Target, text: Text, keys: Sequence[str], recipe: Recipe, runner: Runner
+    assembler: Assembler,
+    target: Target,
+    text: Text,
+    keys: Sequence[str],
+    recipe: Recipe,
+    runner: Runner,
+    duplicates: DuplicateFilter | None,
 ) -> Sink | None:
     """The sink of a build whose slices, of these *keys*, are tokenized on this machine."""
     here = runner.workers != "machines"
@@ -345,17 +352,17 @@ def open_sink(
     numbered = reversed([*enumerate(zip(keys, text.slices, strict=True))])  # the first of equal slices counts
     order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
     streams = may_stream(target.root, recipe.documents, here=here)
-    return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads")
+    return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads", duplicates=duplicates)
 
 
 def without_duplicates(
-    config: BuildConfig, target: Target, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+    duplicates: DuplicateFilter | None, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
 ) -> Iterator[ShardPart]:
-    """The parts, without documents whose texts earlier ones have, where the configuration says so."""
-    if config.documents.duplicates != "drop":
+    """The parts, without documents whose texts earlier ones have, if there is a filter."""
+    if duplicates is None:
         yield from parts
         return
-    duplicates, text_bytes = DuplicateFilter(target), 0
+    text_bytes = 0
     for part in in_turn(runner, parts, DUPLICATES.given(duplicates)):
         text_bytes += part.shard.text_bytes
         yield part

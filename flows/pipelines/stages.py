@@ -169,9 +169,10 @@ DUPLICATES = Stage(
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # a text that was met would be taken for its own copy
     size=attrgetter("shard.text_bytes"),
-    pack_bytes=256_000_000,
 )
-"""Part -> the same, without documents whose texts earlier ones have. Its items go one at a time."""
+"""Part -> the same, without documents whose texts earlier ones have. Its items go one at a time, and at once: slices after a part
+may wait for it.
+"""
 
 
 SIGNATURES = Stage(
@@ -297,10 +298,10 @@ def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, 
     """Take items through a step in which what becomes of one depends on those before it: in this thread, some at a time."""
     stage, pack = step.stage, list[Any]()
     for item in items:
-        if pack and sum(map(stage.size, pack)) + stage.size(item) > stage.pack_bytes:
+        pack.append(item)
+        if sum(map(stage.size, pack)) >= stage.pack_bytes:
             yield from runner.here(pack, step)
             pack = []
-        pack.append(item)
     if pack:
         yield from runner.here(pack, step)
 

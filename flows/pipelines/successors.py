@@ -121,9 +121,7 @@ def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
     for home in homes:
         sweep(home)
     record = _record(root)
-    with attempt(root, scratch, f"forget-{record.forgotten.sha256[:16]}") as workspace:
-        shards = sweep_shards(root, record.forgotten, workspace)
-    removed, replaced = list(shards.removed), dict[str, str]()
+    removed, replaced = sweep_shards(root, record.forgotten), dict[str, str]()
     for _ in range(ROUNDS):
         holders = [of for name in versions_of(root) if (of := forgotten_in(root, name, record.forgotten)) is not None]
         mapping = {of.version: make_successor(root, scratch, record, of) for of in holders}
@@ -143,7 +141,7 @@ def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
     for home in homes:
         sweep(home)
     make_removals_durable(root)
-    return _attest(root, removed, shards.rewritten, time.monotonic() - begun)
+    return _attest(root, removed, time.monotonic() - begun)
 
 
 def _record(root: Store) -> ForgottenRecord:
@@ -194,7 +192,7 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         totals = partial(totals_without, successor.former, counted, copies)
         bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
         draft = VersionDraft(successor.made_of, assembled, totals, successor.card, lists, bytes_of)
-        write_successor_index(target.root, successor.name, of.version, forgotten, of.numbers)
+        write_successor_index(target, of.version, forgotten, of.numbers)
         runner.start(target, FINALIZE.given(draft, "quick")).result()
     copy_origin(root, successor.name, of.version)
     return successor.name
@@ -265,7 +263,7 @@ def _moving(record: ForgottenRecord, sequence: int) -> ForgottenRecord:
     return _with_pending(record, moves_from=sequence)
 
 
-def _attest(root: Store, removed: Sequence[str], rewritten: Sequence[str], seconds: float) -> dict[str, Any]:
+def _attest(root: Store, removed: Sequence[str], seconds: float) -> dict[str, Any]:
     """Look through everything, leave windows out that other documents have, too, write the certificate, and mark it as done."""
     record = _record(root)
     pending = record.pending
@@ -291,7 +289,6 @@ def _attest(root: Store, removed: Sequence[str], rewritten: Sequence[str], secon
         "latest": pointer.version,
         "number": pointer.sequence,
         "removed": sorted({*removed, *(f"versions/{one.version}" for one in pending.holders)}),
-        "rewritten": list(rewritten),
         "exports": {"removed": list(pending.exports), "not_reached": [note.path for note in _notes(root)]},
         "by_tokens": {"windows": len(forgotten.windows), "shared": len(shared), "short": pending.short},
         "checked": {

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, Self
 from flat_tokens.columns import common, in_manifest
 from flat_tokens.stores.local import remove_empty
 from tasks.assemble.choice import SplitCounts, count_part
+from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
 from tasks.assemble.span_writer import SpanWriter
 from tasks.assemble.spans import Span, SpanLayout
@@ -88,16 +89,22 @@ class Assembler:
         self._write = write
 
     def open_sink(
-        self, order: Mapping[str, tuple[int, Split | None]], *, streams: bool, copies: bool = True
+        self,
+        order: Mapping[str, tuple[int, Split | None]],
+        *,
+        streams: bool,
+        copies: bool = True,
+        duplicates: DuplicateFilter | None = None,
     ) -> VersionSink | None:
         """The sink of the slices that this machine tokenizes, in this *order*. From now on spans of tokens are written by threads
         of this process while parts arrive. *streams*: the slices need no shards of their own. *copies*: these threads copy the
-        tokens of stored parts, too; where they do not, and nothing is streamed, there is no sink.
+        tokens of stored parts, too; where they do not, and nothing is streamed, there is no sink. *duplicates*: what leaves
+        documents out of what is streamed.
         """
         if not (streams or copies):
             return None
         self._writers = {split: SpanWriter(split, self._target, streams) for split in self._target.splits}
-        self._sink = VersionSink(self._writers, self._target, order)
+        self._sink = VersionSink(self._writers, self._target, order, duplicates)
         if not streams:
             self._sink.stop()
         return self._sink

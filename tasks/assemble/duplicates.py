@@ -1,4 +1,9 @@
-"""Duplicates: documents whose text an earlier document has, byte for byte. The first in the order of the sources stays."""
+"""Duplicates: documents whose text an earlier document has, byte for byte. The first in the order of the sources stays.
+
+A slice that is streamed into the version is compared while its tokens are on their way: those before it have been by then. One
+that is stored is compared when its part is added. The list of a slice's copies is written when its part is added, as it is not
+known earlier where the slice's files begin.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +15,35 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.manifest import DUPLICATE
+from tasks.models import DIGEST, TEXT_BYTES
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.opening import open_part
+from tasks.parts.documents import Places, shard_places
+from tasks.parts.opening import open_shard, read_texts
 from tasks.parts.part import Copies, ShardPart
-from tasks.parts.stored import open_digests
 from tasks.progress import meter
+from tasks.shards.stream import TextsOfSlice
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
 
 class Originals(NamedTuple):
-    """Documents that are copies, by their numbers among those that were added: int64[m]; and the file and the row of the document
-    that each is a copy of: uint64[m].
+    """Documents that are copies, by their numbers among those that were added: int64[m]; and the document that each is a copy of:
+    the number of its slice, and its row there: uint64[m] each.
     """
 
     copies: Int64s
-    file: UInt64s
+    slice: UInt64s
     row: UInt64s
 
 
 class _SortedDigests(NamedTuple):
-    """Texts by the halves of their digests, in the order of ``high``; and the file and the row where each was first."""
+    """Texts by the halves of their digests, in the order of ``high``; and the slice and the row where each was first."""
 
     high: UInt64s
     low: UInt64s
-    file: npt.NDArray[np.uint32]
+    slice: npt.NDArray[np.uint32]
     row: UInt64s
 
     def find(self, high: UInt64s, low: UInt64s) -> Int64s:
@@ -63,8 +70,12 @@ class FirstTexts:
 
     _runs: list[_SortedDigests] = field(default_factory=list)
 
-    def add(self, digests: UInt64s, files: UInt64s, rows: UInt64s) -> Originals:
-        """Meet texts in their order: digests uint64[n, 2], files and rows uint64[n]. Return those that were met before."""
+    def copy(self) -> FirstTexts:
+        """The texts that have been met by now."""
+        return FirstTexts([*self._runs])
+
+    def add(self, digests: UInt64s, number: int, rows: UInt64s) -> Originals:
+        """Meet texts of slice *number*, in order: digests uint64[n, 2], rows uint64[n]. Return those that were met before."""
         high, low = digests[:, 0], digests[:, 1]
         order = np.argsort(high, kind="stable")  # equal ones stay in their order
         if (np.diff(high[order]) == 0)[np.diff(low[order]) != 0].any():  # two digests have the same half
@@ -73,19 +84,19 @@ class FirstTexts:
         is_first = np.append(True, (high[1:] != high[:-1]) | (low[1:] != low[:-1]))[: len(order)]
         group = np.cumsum(is_first) - 1
         first = order[is_first]
-        mine = _SortedDigests(high[is_first], low[is_first], files[first].astype(np.uint32), rows[first])
+        mine = _SortedDigests(high[is_first], low[is_first], np.full(len(first), number, np.uint32), rows[first])
         is_known = np.zeros(len(mine.high), bool)
         for run in self._runs:
             at = run.find(mine.high, mine.low)
             there = at >= 0
-            mine.file[there], mine.row[there] = run.file[at[there]], run.row[at[there]]
+            mine.slice[there], mine.row[there] = run.slice[at[there]], run.row[at[there]]
             is_known |= there
         is_copy = is_known[group] | ~is_first
         copies = np.flatnonzero(_scattered(is_copy, order))
         of = _scattered(group, order)[copies]
-        found = Originals(copies, mine.file[of].astype(np.uint64), mine.row[of])
+        found = Originals(copies, mine.slice[of].astype(np.uint64), mine.row[of])
         new = ~is_known
-        self._keep(_SortedDigests(mine.high[new], mine.low[new], mine.file[new], mine.row[new]))
+        self._keep(_SortedDigests(mine.high[new], mine.low[new], mine.slice[new], mine.row[new]))
         return found
 
     def _keep(self, run: _SortedDigests) -> None:
@@ -103,16 +114,59 @@ def _scattered(values: npt.NDArray[np.generic], order: Int64s) -> npt.NDArray[np
     return found
 
 
+class _SlicePlace(NamedTuple):
+    """Where the rows of a slice are: the number of its first file, of which ``first_row`` is its first row, and the row of the
+    slice at which each of its files begins.
+    """
+
+    file: int
+    first_row: int
+    file_starts: UInt64s
+
+    def places(self, rows: UInt64s) -> Places:
+        """(slice, row) -> (version, file, row)"""
+        file, row = shard_places(rows, self.file_starts)
+        return Places(file + np.uint64(self.file), row + np.where(file == 0, np.uint64(self.first_row), np.uint64(0)))
+
+
 @dataclass
 class DuplicateFilter:
-    """State of the duplicate filter: digests seen so far, parts looked at, seconds spent. The lists of copies are objects of the
-    target.
+    """State of the duplicate filter: the texts of all slices so far, copies in slices that were streamed and have no list yet,
+    the places of those that have one, seconds spent. The lists of copies are objects of the target.
     """
 
     target: Target
     seen: FirstTexts = field(default_factory=FirstTexts)
-    parts: int = 0
+    streamed: dict[int, list[Originals]] = field(default_factory=dict)
+    places: list[_SlicePlace] = field(default_factory=list)
     seconds: float = 0.0
+
+    def of_slice(self, number: int) -> SliceFilter:
+        """The filter of slice *number*, which is about to be streamed: all before it have been compared."""
+        return SliceFilter(self, number)
+
+
+class SliceFilter:
+    """Finds the copies in a slice while it is streamed."""
+
+    def __init__(self, duplicates: DuplicateFilter, number: int) -> None:
+        self._duplicates, self._number, self._count = duplicates, number, 0
+        self._before = duplicates.seen.copy()
+        duplicates.streamed[number] = []
+
+    def find(self, texts: TextsOfSlice) -> Int64s:
+        """Which of the next documents are copies: int64[m], their numbers among these."""
+        begun = time.monotonic()
+        found = self._duplicates.seen.add(texts.digests, self._number, texts.rows)
+        self._duplicates.streamed[self._number].append(found._replace(copies=found.copies + self._count))
+        self._count += len(texts.rows)
+        self._duplicates.seconds += time.monotonic() - begun
+        return found.copies
+
+    def take_back(self) -> None:
+        """The slice is not streamed after all: it is compared when its part is added."""
+        self._duplicates.seen = self._before
+        del self._duplicates.streamed[self._number]
 
 
 def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
@@ -120,7 +174,8 @@ def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
     the sources. The list of the copies of a part is an object of the version.
     """
     begun = time.monotonic()
-    number, duplicates.parts = duplicates.parts, duplicates.parts + 1
+    number = len(duplicates.places)
+    duplicates.places.append(_SlicePlace(part.file, part.first_row, part.shard.file_starts))
     if part.shard.written:
         part = part.model_copy(update={"copies": _copies_of(part, number, duplicates)})
     meter.add("duplicates", part.shard.text_bytes, part.shard.written)
@@ -129,17 +184,24 @@ def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
 
 
 def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Copies | None:
-    target = duplicates.target
-    documents, arrays = open_part(part, target, f"{DOCUMENTS}/row"), open_digests(target.root, part.shard, "digest")
-    places = documents.places()
-    assert arrays.digest is not None
-    digests = arrays.digest.read(0, 2 * part.shard.written).reshape(-1, 2)
-    found = duplicates.seen.add(digests, places.file, places.row)
+    target, streamed = duplicates.target, duplicates.streamed.pop(number, None)
+    if streamed is not None and not any(len(some.copies) for some in streamed):
+        return None
+    documents, file_starts = open_shard(target.root, part.shard, f"{DOCUMENTS}/row"), part.shard.file_starts
+    here = documents.places()
+    rows = here.row + file_starts[here.file]  # (slice, file, row) -> (slice, row)
+    if streamed is None:
+        found = duplicates.seen.add(read_texts(target.root, part.shard, DIGEST), number, rows)
+    else:
+        found = Originals(*map(np.concatenate, zip(*streamed, strict=True)))
     if not len(found.copies):
         return None
     listed = np.empty(len(found.copies), DUPLICATE)
-    listed["document"], listed["key"], listed["row"] = found.copies, documents.keys[found.copies], places.row[found.copies]
-    listed["file"], listed["of_file"], listed["of_row"] = places.file[found.copies], found.file, found.row
+    listed["document"], listed["key"] = found.copies, documents.keys[found.copies]
+    listed["file"], listed["row"] = duplicates.places[number].places(rows[found.copies])
+    for one in np.unique(found.slice).tolist():
+        mine = found.slice == one
+        listed["of_file"][mine], listed["of_row"][mine] = duplicates.places[one].places(found.row[mine])
     stored = target.store.put(Copies.name_of(number), listed.tobytes())
     return Copies(
         number=number,
@@ -147,5 +209,5 @@ def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Cop
         digest=stored.digest,
         documents=len(found.copies),
         token_count=int(documents.lengths[found.copies].sum()),
-        text_bytes=int(arrays.text_bytes.take(found.copies).sum()),
+        text_bytes=int(read_texts(target.root, part.shard, TEXT_BYTES)[found.copies].sum()),
     )

@@ -18,11 +18,11 @@ from flat_tokens.manifest import NEAR_DUPLICATE
 from tasks.assemble.choice import not_duplicate
 from tasks.assemble.clusters import clusters
 from tasks.config import NearDuplicates
+from tasks.models import TEXT_BYTES
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.opening import open_part
+from tasks.parts.opening import open_part, read_texts
 from tasks.parts.part import NearCopies, ShardPart
-from tasks.parts.stored import open_digests
 from tasks.progress import meter
 from tasks.text.signatures import NO_SHINGLE, NUMBERS, similarity
 
@@ -89,9 +89,8 @@ def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     signatures, places = np.empty((0, NUMBERS), np.uint64), np.empty((0, len(PLACE)), np.uint64)
     if part.shard.written:
         documents = open_part(part, target, f"{DOCUMENTS}/row")
-        stored = open_digests(target.root, part.shard, "signature").signature
-        assert stored is not None
-        signatures = stored.read(0, NUMBERS * part.shard.written).reshape(-1, NUMBERS)
+        assert part.shard.signed is not None
+        signatures = read_texts(target.root, part.shard, part.shard.signed)
         if part.left_out:
             signatures = np.where(not_duplicate(part, target.store)[:, None], signatures, NO_SHINGLE)
         where = documents.places()
@@ -130,14 +129,14 @@ def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: S
         listed["similarity"][some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
     stored = target.store.put(NearCopies.name_of(number), listed.tobytes())
     later = wanted[wanted != of] - first
-    documents, arrays = open_part(part, target), open_digests(target.root, part.shard)
+    documents = open_part(part, target)
     return NearCopies(
         number=number,
         size=stored.size,
         digest=stored.digest,
         documents=len(later),
         token_count=int(documents.lengths[later].sum()),
-        text_bytes=int(arrays.text_bytes.take(later).sum()),
+        text_bytes=int(read_texts(target.root, part.shard, TEXT_BYTES)[later].sum()),
         dropped=signed.policy.action == "drop",
         together=signed.together,
     )

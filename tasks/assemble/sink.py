@@ -17,18 +17,19 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.choice import split_numbers
+from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
 from tasks.assemble.span_writer import SpanInProgress, SpanWriter
 from tasks.models import Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
-from tasks.parts.unfinished import Tail
-from tasks.shards.stream import TASK, BrokenStreamError, Streamed
+from tasks.parts.unfinished import IN_NO_SPLIT, Tail
+from tasks.shards.stream import TASK, BrokenStreamError, Streamed, TextsOfSlice
 
 
 class VersionSink:
     """Gives each slice its stream, once all tokens before it have arrived. *order*: the number of each slice, and the split of
-    all its documents or None, by the slice's key.
+    all its documents or None, by the slice's key. *duplicates*: what leaves documents out.
 
     A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
     those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard. A part of a TASK is added when
@@ -36,9 +37,13 @@ class VersionSink:
     """
 
     def __init__(
-        self, writers: Mapping[Split, SpanWriter], target: Target, order: Mapping[str, tuple[int, Split | None]]
+        self,
+        writers: Mapping[Split, SpanWriter],
+        target: Target,
+        order: Mapping[str, tuple[int, Split | None]],
+        duplicates: DuplicateFilter | None = None,
     ) -> None:
-        self._writers, self._target, self._order = writers, target, order
+        self._writers, self._target, self._order, self._duplicates = writers, target, order, duplicates
         self._change = threading.Condition()
         self._added = self._next = 0
         self._stopped = False
@@ -65,7 +70,8 @@ class VersionSink:
         if number in self._stored:
             yield None
             return
-        stream = VersionStream(self._writers, self._target, all_in, lambda: self._pass_on(number + 1))
+        compared = None if self._duplicates is None else self._duplicates.of_slice(number)
+        stream = VersionStream(self._writers, self._target, all_in, compared, lambda: self._pass_on(number + 1))
         try:
             yield stream
         except BaseException:
@@ -73,6 +79,8 @@ class VersionSink:
             self.stop()
             for writer in self._writers.values():
                 writer.break_off()
+            if compared is not None and not stream.is_passed_on:
+                compared.take_back()
             raise
         if stream.location is not None:
             self._streamed[number] = stream.location
@@ -168,24 +176,39 @@ class _SplitSink:
 
 
 class VersionStream:
-    """The tokens of one slice on their way into all splits. *pass_on* is called when all have arrived."""
+    """The tokens of one slice on their way into all splits, without the documents that *compared* leaves out. *pass_on* is called
+    when all have arrived.
+    """
 
     def __init__(
-        self, writers: Mapping[Split, SpanWriter], target: Target, all_in: Split | None, pass_on: Callable[[], object]
+        self,
+        writers: Mapping[Split, SpanWriter],
+        target: Target,
+        all_in: Split | None,
+        compared: SliceFilter | None,
+        pass_on: Callable[[], object],
     ) -> None:
-        self._target, self._all_in, self._pass_on = target, all_in, pass_on
+        self._target, self._all_in, self._compared, self._pass_on = target, all_in, compared, pass_on
         spec, masked = target.specs.encoded_tokens, target.masked
         self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], spec, masked) for split in target.splits}
         self.location: UnfinishedLocation | None = None
+        self.is_passed_on = False
 
-    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
-        """Take the next documents, with their split keys, uint64[n]. Return the split of each: its number in EVERY_SPLIT."""
-        numbers = split_numbers(self._all_in, self._target.rule, split_keys)
+    def append(
+        self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64], texts: TextsOfSlice | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """Take the next documents, with their split keys, uint64[n], and their *texts* where duplicates are dropped. Return the
+        split of each: its number in EVERY_SPLIT, or IN_NO_SPLIT.
+        """
+        numbers = split_numbers(self._all_in, self._target.rule, split_keys).astype(np.uint8)
+        if self._compared is not None:
+            assert texts is not None
+            numbers[self._compared.find(texts)] = IN_NO_SPLIT
         # Consecutive documents that go to one split are one run of tokens.
         borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         starts = np.concatenate([[0], borders, [len(split_keys)]])
         begins, ends = (batch.seq_starts[at].astype(np.int64) for at in (starts[:-1], starts[1:]))
-        of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.int8)
+        of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.uint8)
         for split, sink in self._sinks.items():
             some = (of_run == EVERY_SPLIT.index(split)) & (begins < ends)
             runs = begins[some], ends[some]
@@ -197,6 +220,7 @@ class VersionStream:
     def end(self) -> Streamed:
         """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
         marks = [mark for sink in self._sinks.values() for mark in sink.begin_to_settle()]
+        self.is_passed_on = True
         self._pass_on()
         for mark, span in marks:
             either: list[Future[Any]] = [mark, span.written]

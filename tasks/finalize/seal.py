@@ -30,6 +30,7 @@ from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.assemble.assembler import Assembled
 from tasks.finalize.provenance import CARD, Provenance
+from tasks.finalize.reserve import write_reserve
 from tasks.models import Split
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.output.target import Target
@@ -74,11 +75,12 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
     objects += [stored for part, _ in shards for stored in part.lists]
     if shards:
+        reserve = write_reserve(target, [part for part, _ in shards], assembled.columns)
         entries = (
-            IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in EVERY_SPLIT))
-            for part, counts in shards
+            IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in EVERY_SPLIT), share)
+            for (part, counts), share in zip(shards, reserve.shares, strict=True)
         )
-        write_index(target.root, target.name, entries)
+        write_index(target.root, target.name, entries, reserve.objects)
     made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
     manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)

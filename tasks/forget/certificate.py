@@ -77,7 +77,6 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
         ("Versions replaced", plural(len(certificate["versions"]), "version")),
         ("latest", certificate["latest"] or "nothing"),
         ("Removed", ", ".join(certificate["removed"]) or "nothing else"),
-        ("Rewritten", ", ".join(certificate["rewritten"]) or "no token shard"),
         ("Exports removed", ", ".join(exports["removed"]) or "none is known"),
         ("Exports not reached", ", ".join(exports["not_reached"]) or "none"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
+from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from tasks.derive.pieces import Counted
@@ -22,15 +23,17 @@ from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
 from tasks.forget.find import duplicates_of, entries_of, numbered
-from tasks.models import PublishedLocation, TokenShard
-from tasks.output.paths import DOCUMENTS, origin_key, receipt_key, version_store
+from tasks.models import TEXT_BYTES, PublishedLocation, TokenShard
+from tasks.output.paths import DOCUMENTS, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
-from tasks.parts.opening import open_shard
+from tasks.parts.opening import open_shard, read_texts
 from tasks.parts.part import InputPart
-from tasks.shards.index import put_index, read_index, segments_of
-from tasks.shards.receipts import read_receipt
+from tasks.parts.reserve import ReserveWriter
+from tasks.shards.index import check_reserve, put_index, read_index, segments_of
 from tasks.tokenize.segments import DIGEST_BYTES
+
+logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 ALIKE = 1_000_000
@@ -206,23 +209,47 @@ def _places(copies: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
     return numbered(copies["file"], copies["row"])
 
 
-def write_successor_index(root: Store, to: str, of: str, forgotten: Forgotten, gone: Mapping[str, Int64s]) -> None:
-    """Write the index of a successor: the slices of the version *of* without the documents *gone*, by their ascending numbers in
-    each split: int64[n]. Segments that lose documents are not known by their digests any more.
+def write_successor_index(target: Target, of: str, forgotten: Forgotten, gone: Mapping[str, Int64s]) -> None:
+    """Write the index and the reserve of a successor: the slices of the version *of* without the documents *gone*, by their
+    ascending numbers in each split: int64[n]. Segments that lose documents are not known by their digests any more. Compared
+    slices are tokenized again where they cannot be read.
     """
-    index = read_index(root, of)
+    root, index = target.root, read_index(target.root, of)
     numbers = tuple(gone.get(split, np.empty(0, np.int64)) for split in EVERY_SPLIT)
-    published = [_without(root, shard, to, forgotten, numbers) for shard in index.published]
-    put_index(root, to, published, [*filter(None, (_as_it_is(root, shard) for shard in index.kept))])
-
-
-def _as_it_is(root: Store, shard: TokenShard) -> TokenShard | None:
-    """A shard that is kept next to a version, as its receipt is now; None where it has gone."""
+    plain = [shard for shard in index.published if not shard.texts]
+    published = [_without(root, shard, target.name, forgotten, numbers) for shard in plain]
+    compared, reserve = list[TokenShard](), list[StoredObject]()
     try:
-        now = read_receipt(read_record(root, receipt_key(shard.key)))
-    except (*NO_OBJECT, ValueError):
-        return None
-    return now.model_copy(update={"inputs": {}, "text_bytes_taken": 0})
+        if len(plain) < len(index.published):
+            check_reserve(root, of, index)
+            shards = [shard for shard in index.published if shard.texts]
+            reserve = _write_reserve(target, shards, forgotten, numbers, compared)
+    except (*NO_OBJECT, ValueError) as problem:
+        logger.warning("What version %s left out is not trusted, and is rebuilt: %s", of, problem)
+        compared, reserve = [], []
+    put_index(root, target.name, [*published, *compared], reserve)
+
+
+def _write_reserve(
+    target: Target, shards: Sequence[TokenShard], forgotten: Forgotten, gone: Sequence[Int64s], made: list[TokenShard]
+) -> list[StoredObject]:
+    """Write the reserve of a successor without the forgotten documents, and append to *made* what becomes of *shards*."""
+    names = (TEXT_BYTES, *dict.fromkeys(name for shard in shards for name in shard.texts))
+    kinds = {name: kind for name, kind in target.columns.items() if name != CLUSTER}
+    settings: dict[str, Any] = {"masked": target.masked, "has_split_keys": target.has_split_keys, "columns": kinds}
+    with ReserveWriter(target.root, target.name, names, **settings) as writer:
+        for shard in shards:
+            assert shard.published is not None
+            documents = open_shard(target.root, shard)
+            stays = ~forgotten.those(documents.keys)
+            texts = {name: read_texts(target.root, shard, name)[stays] for name in names}
+            # The arrays of a published slice are its splits, and after them what the version left out.
+            left_out = documents.array == len(target.splits)
+            share = writer.append(documents.those(stays), left_out[stays], texts, has_columns=bool(shard.columns))
+            without = _without(target.root, shard, target.name, forgotten, gone)
+            assert without.published is not None
+            made.append(without.model_copy(update={"published": without.published.model_copy(update=share._asdict())}))
+    return writer.objects
 
 
 def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Sequence[Int64s]) -> TokenShard:
@@ -234,7 +261,7 @@ def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone
         runs.append((first - before, count - (within - before)))
         lost += within - before
     location = PublishedLocation.model_validate({**dict(was), "version": to, **dict(zip(EVERY_SPLIT, runs, strict=True))})
-    if not lost:
+    if not lost and not was.left_out[1]:
         return shard.model_copy(update={"published": location})
     documents = open_shard(root, shard)
     mine = forgotten.those(documents.keys)

@@ -6,124 +6,40 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from flat_tokens.batch import TokenBatch
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores import signing
-from flat_tokens.stores.local import kind_of, make_directory, make_durable, remove_empty, sync
+from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.forget.find import sources_of_files, versions_of
-from tasks.forget.successor import counts_without
 from tasks.garbage import remove_below, stored_shards
-from tasks.models import TokenShard
 from tasks.output import paths
 from tasks.output.paths import receipt_key, shard_key, version_store
-from tasks.output.staging import Workspace, entries, sweep
+from tasks.output.staging import entries, sweep
 from tasks.output.versions import names_of
 from tasks.parts.opening import open_shard
-from tasks.parts.stored import open_arrays, open_digests
-from tasks.shards.index import read_index
-from tasks.shards.receipts import read_receipt, receipt_json
-from tasks.shards.tokenized import Batch
-from tasks.shards.write import staging_shard, write_shard
-from tasks.text.signatures import NUMBERS
+from tasks.shards.receipts import read_receipt
 
 BATCH_TOKENS = 1 << 20
 REWRITTEN = f"{paths.CACHE}/rewritten"
 """Below it, token shards that are whole, and about to take their places."""
 
 
-class Swept(NamedTuple):
-    """Names below the output of what was removed, and keys of the shards that were rewritten."""
-
-    removed: tuple[str, ...]
-    rewritten: tuple[str, ...]
-
-
-def sweep_shards(root: Store, forgotten: Forgotten, workspace: Workspace) -> Swept:
-    """Rewrite the token shards that versions need, without the forgotten documents; remove others that hold some, and all whose
-    tokens are in an unfinished version.
-    """
-    end_rewriting(root)
-    needed = {shard.key for version in versions_of(root) for shard in read_index(root, version).kept}
-    removed, rewritten = list[str](), list[str]()
+def sweep_shards(root: Store, forgotten: Forgotten) -> list[str]:
+    """Remove the token shards that hold forgotten documents, and all whose tokens are in an unfinished version. Return names."""
+    removed = list[str]()
     for key in stored_shards(root):
         try:
             shard = read_receipt(read_record(root, receipt_key(key)))
             gone = None if shard.unfinished is not None else forgotten.those(open_shard(root, shard).keys)
         except (*NO_OBJECT, ValueError):
             gone = None  # it is not whole: a build makes it again
-        if gone is not None and not gone.any():
-            continue
-        if gone is not None and key in needed:
-            rewrite_shard(root, shard, gone, workspace)
-            rewritten.append(shard_key(key))
-        else:
+        if gone is None or gone.any():
             remove_below(root, shard_key(key))
             removed.append(shard_key(key))
-    return Swept(tuple(removed), tuple(rewritten))
-
-
-def rewrite_shard(root: Store, shard: TokenShard, gone: npt.NDArray[np.bool_], workspace: Workspace) -> None:
-    """Write a stored token shard a second time without the documents *gone*, bool[n]. It takes the place of the first at once;
-    on an object store, a kill in between leaves none, and a build makes it again.
-    """
-    documents = open_shard(root, shard)
-    rows = open_arrays(root, shard)[1].row.read(0, shard.written)
-    texts = open_digests(root, shard, "digest", "signature") if shard.is_compared else None
-    lengths = texts.text_bytes.read(0, shard.written) if texts else None
-    digests = texts.digest.read(0, 2 * shard.written).reshape(-1, 2) if texts and texts.digest else None
-    signatures = texts.signature.read(0, NUMBERS * shard.written).reshape(-1, NUMBERS) if texts and texts.signature else None
-    numbers = np.flatnonzero(~gone)
-    edges = np.flatnonzero(np.diff(np.cumsum(documents.lengths[numbers]) // BATCH_TOKENS)) + 1
-    with staging_shard(shard.key, workspace, shard.masked, shard.has_digests, shard.has_split_keys, shard.signed) as writer:
-        for some in np.split(numbers, edges) if len(numbers) else ():
-            those = np.zeros(len(gone), bool)
-            those[some] = True
-            part = documents.those(those)
-            starts = np.concatenate([[0], np.cumsum(part.lengths)]).astype(np.uint64)
-            tokens = np.concatenate([np.empty(0, np.uint32), *(of.copy() for of in part.tokens(0, int(starts[-1])))])
-            mask = None
-            if shard.masked:
-                mask = np.concatenate([np.empty(0, np.uint8), *(of.copy() for of in part.masks(0, int(starts[-1])))])
-            batch = TokenBatch(tokens, starts, int(tokens.max(initial=0)) >> 1, mask)
-            columns = documents.columns(some) if shard.columns else None
-            of_texts = None if digests is None else digests[some].reshape(-1), None if lengths is None else lengths[some]
-            split_keys = None if documents.split_keys is None else documents.split_keys[some]
-            mine = None if signatures is None else signatures[some].reshape(-1)
-            writer.append(Batch(batch, documents.keys[some], rows[some], columns, shard.columns, *of_texts, split_keys, mine))
-    lost = int(documents.lengths[gone].sum())
-    made = TokenShard.model_validate({**dict(shard), **counts_without(shard, gone, lost), **writer.stored})
-    if not root.is_local:
-        remove_below(root, shard_key(shard.key))
-        write_shard(made, workspace)
-        return
-    staged, receipt = Path(workspace.staging) / shard.key, receipt_json(made)
-    (staged / paths.RECEIPT).write_bytes(receipt)
-    if place := signing.place_of(root.path(receipt_key(shard.key))):
-        (staged / f"{paths.RECEIPT}{SIGNATURE}").write_bytes(signing.with_signature(b"", place, receipt))
-    make_durable(staged)
-    make_directory(Path(root.path(REWRITTEN)))
-    os.rename(staged, root.path(f"{REWRITTEN}/{shard.key}"))
-    sync(Path(root.path(REWRITTEN)))
-    end_rewriting(root)
-
-
-def end_rewriting(root: Store) -> None:
-    """Let rewritten token shards take the places of those that they were made of. One is whole as soon as it is there."""
-    for key in names_of(root, REWRITTEN) if root.is_local else ():
-        remove_below(root, shard_key(key))
-        os.rename(root.path(f"{REWRITTEN}/{key}"), root.path(shard_key(key)))
-        sync(Path(root.path(paths.CACHE)))
-    if root.is_local:
-        remove_empty(root.root, REWRITTEN)
+    return removed
 
 
 def sweep_unfinished(root: Store) -> list[str]:
@@ -133,7 +49,7 @@ def sweep_unfinished(root: Store) -> list[str]:
     names = [f"{paths.VERSIONS}/{name}" for name in names_of(root, paths.VERSIONS) if name not in there]
     names += [f"{paths.UNFINISHED}/{name}" for name in names_of(root, paths.UNFINISHED)]
     names += [f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock"]
-    for directory in (paths.INDEX, paths.ORIGINS):
+    for directory in (paths.INDEX, paths.ORIGINS, paths.RESERVES):
         for name in names_of(root, directory):
             if name.removesuffix(SIGNATURE).removesuffix(".json") not in there and not name.startswith("."):
                 names.append(f"{directory}/{name}")

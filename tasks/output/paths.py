@@ -21,6 +21,8 @@ DOCUMENTS = "documents"
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
+RESERVES = f"{CACHE}/reserves"
+"""Below it, what versions whose documents were compared left out, and what is known of their texts."""
 SETS = f"{CACHE}/sets"
 """Below it, evaluation sets by their digests, for the workers of builds."""
 UNFINISHED = f"{CACHE}/unfinished"
@@ -39,6 +41,7 @@ DIRECTORIES = (
     CACHE,
     FILES,
     INDEX,
+    RESERVES,
     SETS,
     UNFINISHED,
     RUNS,
@@ -93,6 +96,11 @@ def unfinished_key(attempt: str, split: str, name: str, number: int) -> str:
 def index_key(version: str) -> str:
     """Key of the index of a version's slices and segments."""
     return f"{INDEX}/{version}.json"
+
+
+def reserve_key(version: str) -> str:
+    """Key of a version's reserve."""
+    return f"{RESERVES}/{version}"
 
 
 def origin_key(version: str) -> str:

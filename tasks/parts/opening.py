@@ -16,8 +16,9 @@ from tasks.parts.documents import Documents, Places
 from tasks.parts.input import input_documents
 from tasks.parts.part import BucketPart, Copies, InputPart, NearCopies, Part, ShardPart
 from tasks.parts.published import published_documents
-from tasks.parts.stored import stored_documents
-from tasks.parts.unfinished import unfinished_documents
+from tasks.parts.reserve import reserved_texts
+from tasks.parts.stored import entries_of, stored_documents, stored_texts
+from tasks.parts.unfinished import read_entries, unfinished_documents
 
 
 def open_shard(root: Store, shard: TokenShard, *names: str) -> Documents:
@@ -29,6 +30,22 @@ def open_shard(root: Store, shard: TokenShard, *names: str) -> Documents:
     if shard.unfinished is not None:
         return unfinished_documents(root, shard, shard.unfinished)
     return stored_documents(root, shard, *names)
+
+
+def read_texts(root: Store, shard: TokenShard, name: str, first: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
+    """Read the array *name* about the texts of a shard, for documents ``first:stop``: uint64[n] or, where a document has several
+    entries, uint64[n, entries].
+    """
+    stop, each = shard.written if stop is None else stop, entries_of(name)
+    if shard.unfinished is not None:
+        found: npt.NDArray[np.uint64] = getattr(read_entries(root, shard), name)[first:stop]
+        return found
+    if shard.published is not None:
+        array, begin = reserved_texts(root, shard.published, name)
+    else:
+        array, begin = stored_texts(root, shard, name), 0
+    read = array.read(each * (begin + first), each * (begin + stop))
+    return read if each == 1 else read.reshape(-1, each)
 
 
 def open_part(part: Part, target: Target, *names: str) -> Documents:

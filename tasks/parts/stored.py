@@ -27,7 +27,7 @@ from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
-from tasks.models import TokenShard
+from tasks.models import DIGEST, TEXT_BYTES, TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
 from tasks.output.target import SPLIT_KEY
 from tasks.parts.documents import Documents, one_array, shard_places, stored_arrays
@@ -35,16 +35,6 @@ from tasks.text.signatures import NUMBERS
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
-
-
-def shard_layout(*, is_kept: bool) -> Layout:
-    """The layout of a token shard. One that is kept next to its versions is compressed: it is read at most once a build, and
-    stays for as long as they do.
-    """
-    if not is_kept:
-        return SHARD_LAYOUT
-    return SHARD_LAYOUT._replace(encoded_tokens=replace(SHARD_LAYOUT.encoded_tokens, zstd_level=1))
-
 
 COLUMNS = "documents/columns.parquet"
 """Below a token shard: the kept columns of its documents."""
@@ -182,14 +172,9 @@ class DocumentArrays(NamedTuple):
     row: StoredArray
 
 
-class DigestArrays(NamedTuple):
-    """Arrays of a shard of a build that compares documents: the length of the text of each sequence; where duplicates are
-    dropped, 16 bytes of the text's digest, as two entries; where near-duplicates are looked for, its signature, NUMBERS entries.
-    """
-
-    text_bytes: StoredArray
-    digest: StoredArray | None
-    signature: StoredArray | None
+def entries_of(name: str) -> int:
+    """The entries that a document has in an array of what is known of texts, all uint64: a digest is 16 bytes."""
+    return {TEXT_BYTES: 1, DIGEST: 2}.get(name, NUMBERS)
 
 
 def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
@@ -212,17 +197,10 @@ def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens
     return open_shard(_store_of(root, shard, names), shard)
 
 
-def open_digests(root: Store, shard: TokenShard, *wanted: str) -> DigestArrays:
-    """Open the lengths, the digests and the signatures of a shard's texts. *wanted*: those of ``digest`` and ``signature`` that
-    will be read.
-    """
-    named = {"digest": "digest" if shard.has_digests else None, "signature": shard.signed}
-    store = _store_of(root, shard, tuple(f"{DOCUMENTS}/{named[name]}" for name in wanted)) / shard_key(shard.key)
-
-    def opened(name: str | None) -> StoredArray | None:
-        return open_array(store / f"{DOCUMENTS}/{name}", "uint64") if name else None
-
-    return DigestArrays(open_array(store / f"{DOCUMENTS}/text_bytes", "uint64"), *map(opened, named.values()))
+def stored_texts(root: Store, shard: TokenShard, name: str) -> StoredArray:
+    """The array *name* of what is known of a shard's texts."""
+    store = _store_of(root, shard, (f"{DOCUMENTS}/{name}",)) / shard_key(shard.key)
+    return open_array(store / f"{DOCUMENTS}/{name}", "uint64")
 
 
 def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
@@ -237,14 +215,12 @@ def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     """The metadata that this code writes for a shard."""
-    layout = shard_layout(is_kept=shard.is_compared)
+    layout = SHARD_LAYOUT
     yield from layout.encoded_tokens.metadata(shard.token_count).values()
     yield from layout.seq_starts.metadata(shard.written + 1).values()
     yield from document_spec(layout).metadata(shard.written).values()
-    if shard.has_digests:
-        yield from document_spec(layout).metadata(2 * shard.written).values()
-    if shard.signed is not None:
-        yield from document_spec(layout).metadata(NUMBERS * shard.written).values()
+    for name in shard.texts:
+        yield from document_spec(layout).metadata(entries_of(name) * shard.written).values()
     if shard.masked:
         yield from layout.loss_mask.metadata(shard.token_count).values()
     yield from group_metadata(layout.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()

@@ -3,7 +3,8 @@
 Such a shard has an object of its own with the entries of its documents. Its receipt says where the tokens are, a range in each
 split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is complete; then it moves to its
 place. Its chunks are where the whole object has them, one after another. A compressed chunk is there when it is complete:
-until then, what a slice has of it is in one more object of its shard, the tails of its tokens.
+until then, what a slice has of it is in one more object of its shard, the tails of its tokens. Documents that the version leaves
+out as duplicates have their tokens in an array of the shard: another version may need them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,32 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
+from flat_tokens.arrays.opening import open_array
+from flat_tokens.batch import TokenBatch
 from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
+from flat_tokens.writer import ArrayWriter
 from tasks.config import DocumentPolicy
-from tasks.models import Split, TokenShard, UnfinishedLocation
+from tasks.models import DIGEST, TEXT_BYTES, Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key
-from tasks.parts.documents import Documents, Runs, TokenArrays, shard_places
+from tasks.parts.documents import Documents, Runs, TokenArrays, shard_places, stored_runs
 from tasks.parts.runs import runs_of_parts
-from tasks.parts.stored import shard_columns
+from tasks.parts.stored import SHARD_LAYOUT, shard_columns
 
 CHECKSUM_BYTES = 4
 """After each raw chunk of an object."""
 ENTRIES = "entries"
 """Below a streamed shard: all keys of its documents, all rows, all lengths, and the number of each one's split; then all split
-keys, where it has them."""
+keys, where it has them; then all digests of texts and the lengths of these, where duplicates are dropped."""
 COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("key", np.dtype("<u8")),
     ("row", np.dtype("<u8")),
@@ -40,8 +45,13 @@ COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
     ("split", np.dtype("u1")),
 )
 SPLIT_KEYS = ("split_key", np.dtype("<u8"))
+TEXTS = ((DIGEST, np.dtype(("<u8", 2))), (TEXT_BYTES, np.dtype("<u8")))
+IN_NO_SPLIT = 255
+"""In the place of a split's number, for a document that the version leaves out."""
 TAILS = "tails"
 """Below a streamed shard: the tail of its tokens in each split, as uint32; then their loss masks, where it has them."""
+LEFT_OUT = "left_out"
+"""Below a streamed shard: the arrays of the documents that the version leaves out, raw as in any shard."""
 
 
 def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
@@ -49,14 +59,15 @@ def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
 
     - other machines tokenize, rather than this one (*here*);
     - the output is remote: a killed build would lose what an object has before it is complete;
-    - documents are compared with each other: the next build may need one that this version leaves out.
+    - near-duplicates are looked for: which documents stay is known when all have been read.
     """
-    return here and root.is_local and not documents.compares
+    return here and root.is_local and documents.near_duplicates is None
 
 
 class ShardEntries(NamedTuple):
-    """Entries of the documents of a shard: keys, rows within the slice, lengths in tokens, each uint64[n]; the number
-    of each one's split in EVERY_SPLIT, [n]; and split keys, uint64[n], if it has them.
+    """Entries of the documents of a shard: keys, rows within the slice, lengths in tokens, each uint64[n]; the number of each
+    one's split in EVERY_SPLIT or IN_NO_SPLIT, [n]; split keys, uint64[n], if it has them; where duplicates are dropped, the
+    digests of texts, uint64[n, 2], and their lengths, uint64[n].
     """
 
     key: npt.NDArray[np.uint64]
@@ -64,6 +75,8 @@ class ShardEntries(NamedTuple):
     length: npt.NDArray[np.uint64]
     split: npt.NDArray[np.integer[Any] | np.bool_]
     split_key: npt.NDArray[np.uint64] | None = None
+    digest: npt.NDArray[np.uint64] | None = None
+    text_bytes: npt.NDArray[np.uint64] | None = None
 
 
 class Tail(NamedTuple):
@@ -87,16 +100,18 @@ class Tail(NamedTuple):
         return Tail(np.concatenate([self.tokens, tokens]), masks).last(count)
 
 
-def _columns(has_split_keys: bool) -> list[tuple[str, np.dtype[Any]]]:
-    return [*COLUMNS, *([SPLIT_KEYS] if has_split_keys else [])]
+def _columns(has_split_keys: bool, has_digests: bool) -> list[tuple[str, np.dtype[Any]]]:
+    return [*COLUMNS, *([SPLIT_KEYS] if has_split_keys else []), *(TEXTS if has_digests else [])]
 
 
 def write_entries(store: Store, parts: Sequence[ShardEntries]) -> StoredObject:
     """Write the entries of a streamed shard, from some at a time."""
     with store.create(ENTRIES) as entries:
-        for name, dtype in _columns(any(part.split_key is not None for part in parts)):
+        for name, dtype in _columns(
+            *(any(getattr(part, name) is not None for part in parts) for name in (SPLIT_KEYS[0], DIGEST))
+        ):
             for part in parts:
-                entries.write(np.ascontiguousarray(getattr(part, name), dtype))
+                entries.write(np.ascontiguousarray(getattr(part, name), dtype.base))
     return entries.stored
 
 
@@ -104,14 +119,14 @@ def read_entries(root: Store, shard: TokenShard) -> ShardEntries:
     """The entries of a streamed shard. ValueError where they are not as many as its receipt says."""
     key = f"{shard_key(shard.key)}/{ENTRIES}"
     data, begin = root.read(key), 0
-    columns = _columns(shard.has_split_keys)
+    columns = _columns(shard.has_split_keys, DIGEST in shard.texts)
     if len(data) != shard.written * sum(dtype.itemsize for _, dtype in columns):
         raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {shard.written} documents")
-    found: list[npt.NDArray[Any]] = []
-    for _, dtype in columns:
-        found.append(np.frombuffer(data, dtype, shard.written, begin))
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in columns:
+        found[name] = np.frombuffer(data, dtype, shard.written, begin)
         begin += shard.written * dtype.itemsize
-    return ShardEntries(*found)
+    return ShardEntries(**found)
 
 
 def write_tails(store: Store, tails: Sequence[Tail]) -> StoredObject:
@@ -141,26 +156,67 @@ def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> npt.N
 
 def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLocation) -> Documents:
     """The documents of a streamed shard."""
-    entries = read_entries(root, shard)
+    entries, splits = read_entries(root, shard), len(location.splits)
+    array = np.where(entries.split == IN_NO_SPLIT, splits, entries.split).astype(np.int8)  # a number in EVERY_SPLIT, or after it
     lengths, begins = entries.length.astype(np.int64), np.empty(len(entries.length), np.int64)
-    for number in range(len(location.splits)):
-        mine = entries.split == number
+    for number in range(splits + 1):
+        mine = array == number
         begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
 
     def arrays(split: Split) -> TokenArrays:
         tokens = _runs(unfinished_items(root, shard, split, "encoded_tokens"))
         return TokenArrays(tokens, _runs(unfinished_items(root, shard, split, LOSS_MASK)) if shard.masked else None)
 
+    left_out = [_left_out(root, shard)] if (array == splits).any() else []
     return Documents(
         entries.key,
-        entries.split.astype(np.int8),  # a number in EVERY_SPLIT
+        array,
         begins,
         lengths,
-        tuple(map(arrays, location.splits)),
+        (*map(arrays, location.splits), *left_out),
         lambda: shard_places(entries.row, shard.file_starts),
         lambda wanted: shard_columns(root, shard, wanted),
         entries.split_key,
     )
+
+
+class LeftOutWriter:
+    """Writes the tokens of the documents that the version leaves out below a streamed shard's *store*, if there are any, within a
+    block. *masked*: with their loss mask.
+    """
+
+    def __init__(self, store: Store, masked: bool) -> None:
+        names = {"encoded_tokens": SHARD_LAYOUT.encoded_tokens, **({LOSS_MASK: SHARD_LAYOUT.loss_mask} if masked else {})}
+        self._arrays = {name: ArrayWriter(store, f"{LEFT_OUT}/{name}", spec) for name, spec in names.items()}
+        self._has_any = False
+        self.objects: list[StoredObject] = []
+
+    def append(self, batch: TokenBatch, those: npt.NDArray[np.bool_]) -> None:
+        """Append *those* documents of a batch, bool[n]."""
+        if not those.any():
+            return
+        self._has_any = True
+        tokens = np.repeat(those, np.diff(batch.seq_starts).astype(np.int64))
+        self._arrays["encoded_tokens"].append(batch.encoded_tokens[tokens])
+        if LOSS_MASK in self._arrays:
+            self._arrays[LOSS_MASK].append(
+                np.ones(int(tokens.sum()), np.uint8) if batch.loss_mask is None else batch.loss_mask[tokens]
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for writer in self._arrays.values() if self._has_any else ():
+            writer.__exit__(kind, error, trace)
+            self.objects += writer.objects
+
+
+def _left_out(root: Store, shard: TokenShard) -> TokenArrays:
+    """The arrays of the documents that the version leaves out."""
+    store = root / shard_key(shard.key) / LEFT_OUT
+    mask = open_array(store / LOSS_MASK, "uint8") if shard.masked else None
+    return TokenArrays(stored_runs(open_array(store / "encoded_tokens", "uint32")), None if mask is None else stored_runs(mask))
 
 
 class Items(NamedTuple):

@@ -1,7 +1,8 @@
 """Indexes: which slices and segments a version holds, so that their tokens are neither stored nor made a second time.
 
 An index is one object for each version, written before the version is committed. It is a shortcut: where it is missing, what it
-knew is tokenized again. What it leads to be checked against the version's manifest before it is used.
+knew is tokenized again. What it leads to is checked before it is used: a version's objects against its manifest, those of its
+reserve against the index.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from tasks.models import Name, PublishedLocation, TokenShard, digest_of
-from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, version_key, version_store
+from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, reserve_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.target import SPLIT_KEY
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
-from tasks.parts.opening import open_shard
-from tasks.parts.stored import document_spec, open_digests
+from tasks.parts.opening import open_shard, read_texts
+from tasks.parts.reserve import NOTHING_RESERVED, Reserved
+from tasks.parts.stored import document_spec
 from tasks.shards.receipts import load_shard, read_receipt
-from tasks.text.signatures import NUMBERS
 from tasks.tokenize.segments import STORED, Segments
 
 logger = logging.getLogger(__name__)
@@ -69,27 +70,22 @@ def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
 
 
 class IndexEntry(NamedTuple):
-    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each of
-    EVERY_SPLIT.
+    """A shard, the number of its first file, the row of that at which it begins, its number of sequences in each of EVERY_SPLIT,
+    and its share of the version's reserve.
     """
 
     shard: TokenShard
     file: int
     first_row: int
     seq_counts: tuple[int, ...]
+    reserved: Reserved = NOTHING_RESERVED
 
 
-def write_index(root: Store, version: Name, entries: Iterable[IndexEntry]) -> None:
-    """Write the index of a version that holds shards in order. Shards with digests or signatures of texts are kept next to it: it
-    may lack some of their documents, and another version may need these, and the digests and signatures of all.
-    """
+def write_index(root: Store, version: Name, entries: Iterable[IndexEntry], reserve: Sequence[StoredObject] = ()) -> None:
+    """Write the index of a version that holds shards in order, and of the objects of its *reserve*."""
     shards: dict[str, TokenShard] = {}
     firsts = [0] * len(EVERY_SPLIT)
-    kept: dict[str, TokenShard] = {}
-    for shard, file, first_row, counts in entries:
-        if shard.is_compared:
-            kept.setdefault(shard.key, shard.model_copy(update={"inputs": {}, "text_bytes_taken": 0}))
-            continue
+    for shard, file, first_row, counts, reserved in entries:
         train, validation, test = ((first, count) for first, count in zip(firsts, counts, strict=True))
         location = PublishedLocation(
             version=version,
@@ -98,25 +94,27 @@ def write_index(root: Store, version: Name, entries: Iterable[IndexEntry]) -> No
             train=train,
             validation=validation,
             test=test if firsts[-1] + counts[-1] else (0, 0),
+            left_out=reserved.left_out,
+            first_text=reserved.first_text,
         )
         bare: dict[str, Any] = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
-    put_index(root, version, list(shards.values()), list(kept.values()))
+    put_index(root, version, list(shards.values()), reserve)
 
 
-def put_index(root: Store, version: Name, shards: Sequence[TokenShard], kept: Sequence[TokenShard]) -> None:
-    """Write the index of a version that holds *shards*, and next to which others are kept."""
-    some = {"shards": shards, "kept": kept} if kept else {"shards": shards}
-    facts = {name: [shard.model_dump(mode="json", exclude_defaults=True) for shard in of] for name, of in some.items()}
+def put_index(root: Store, version: Name, shards: Sequence[TokenShard], reserve: Sequence[StoredObject] = ()) -> None:
+    """Write the index of a version that holds *shards*, and of the objects of its *reserve*."""
+    facts: dict[str, Any] = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
+    facts |= {"reserve": [stored.described() for stored in reserve]} if reserve else {}
     root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
 
 
 class Index(NamedTuple):
-    """The slices that a version has, and the shards that are kept in addition to it."""
+    """The slices that a version has, and the objects of its reserve."""
 
     published: list[TokenShard]
-    kept: list[TokenShard]
+    reserve: tuple[StoredObject, ...] = ()
 
 
 def read_index(root: Store, version: str) -> Index:
@@ -125,18 +123,25 @@ def read_index(root: Store, version: str) -> Index:
         facts = read_json(root, index_key(version))
         if facts.pop("sha256", None) != digest_of(facts):
             raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
-        listed = facts["shards"], facts.get("kept", ())
-        published, kept = ([TokenShard.model_validate(one) for one in some] for some in listed)
-        elsewhere = any(shard.published is None or shard.published.version != version for shard in published)
-        if elsewhere or any(shard.published for shard in kept):
+        published = [TokenShard.model_validate(one) for one in facts["shards"]]
+        reserve = tuple(stored_object(one) for one in facts.get("reserve", ()))
+        if any(shard.published is None or shard.published.version != version for shard in published):
             raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
     except FileNotFoundError:
-        return Index([], [])
+        return Index([])
     except (*NO_OBJECT, ValueError, KeyError, TypeError) as error:
         why = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
         logger.warning("The index of version %s is not used: %s", version, why)
-        return Index([], [])
-    return Index(published, kept)
+        return Index([])
+    return Index(published, reserve)
+
+
+def check_reserve(root: Store, version: Name, index: Index) -> None:
+    """ValueError where an object of a version's reserve is not what its index says."""
+    store = root / reserve_key(version)
+    for stored in index.reserve:
+        if store.now(stored) != stored:
+            raise ValueError(f"{store.path(stored.key)} is not what was written")
 
 
 def indexed_versions(root: Store) -> VersionNames:
@@ -170,26 +175,21 @@ class StoredTokens:
 
     root: Store
     versions: VersionNames
-    _checked: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _checked: dict[str, bool] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _open: dict[str, Documents | None] = field(default_factory=dict)
     _manifests: dict[str, VersionObjects] = field(default_factory=dict)
 
     @functools.cached_property
-    def _indexes(self) -> list[Index]:
+    def _indexes(self) -> dict[str, Index]:
         """The indexes of the versions, the latest last."""
         with self._lock:
-            return [read_index(self.root, version) for version in reversed(self.versions)]
+            return {version: read_index(self.root, version) for version in reversed(self.versions)}
 
     @functools.cached_property
     def shards(self) -> dict[str, TokenShard]:
         """The places of the slices that versions hold, by the slices' keys; the latest version first."""
-        return {shard.key: shard for index in self._indexes for shard in index.published}
-
-    @functools.cached_property
-    def _kept(self) -> dict[str, TokenShard]:
-        """The shards that are kept next to the versions, by their keys."""
-        return {shard.key: shard for index in self._indexes for shard in index.kept}
+        return {shard.key: shard for index in self._indexes.values() for shard in index.published}
 
     def shard(self, key: str) -> TokenShard | None:
         """The place of a slice in a version, whose objects were checked; None if no version has it whole."""
@@ -236,10 +236,7 @@ class StoredTokens:
         shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
         if shard.signed != name:
             return None
-        count = int(found.documents[numbers].sum())
-        stored = open_digests(self.root, shard, "signature").signature
-        assert stored is not None
-        return stored.read(NUMBERS * first, NUMBERS * (first + count))
+        return read_texts(self.root, shard, name, first, first + int(found.documents[numbers].sum()))
 
     def stretches(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Ranges of segments that are all unknown, or stand side by side in one shard."""
@@ -262,7 +259,7 @@ class StoredTokens:
             # Of the same segment the one that needs no new signatures, then that of the latest version: it has most of what a
             # slice had before, and each other version's objects would be read through, too.
             age = {version: number for number, version in enumerate(self.versions)}
-            shards = [*self.shards.values(), *self._kept.values(), *self._strays()]
+            shards = [*self.shards.values(), *self._strays()]
             shards.sort(key=lambda one: (one.signed is None, age[one.published.version] if one.published else len(age)))
             parts = [segments_of(shard) for shard in shards]
             counts = [len(part) for part in parts]
@@ -280,8 +277,7 @@ class StoredTokens:
 
     def _strays(self) -> Iterator[TokenShard]:
         """Stored shards that no index names: builds made them that did not end."""
-        named = self.shards.keys() | self._kept.keys()
-        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in named)
+        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in self.shards)
         for key in islice(keys, STRAYS):
             try:
                 yield read_receipt(read_record(self.root, receipt_key(key)))
@@ -297,19 +293,26 @@ class StoredTokens:
         return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
-        """Whether the version's objects that hold a slice are what its manifest says. Each is read through once."""
+        """Whether the version's objects that hold a slice are what its manifest says; and all of its reserve what its index says,
+        where the slice has a share of that. Each is read through once.
+        """
         assert shard.published is not None
         version = shard.published.version
-        store = version_store(self.root, version)
+        store, reserve = version_store(self.root, version), self.root / reserve_key(version)
         try:
-            for key in objects_of(self._manifest(version), store, shard):
+            objects = [
+                (store, key, self._manifest(version).objects.get(key))
+                for key in objects_of(self._manifest(version), store, shard)
+            ]
+            if shard.published.first_text is not None:
+                objects += [(reserve, wanted.key, wanted) for wanted in self._indexes[version].reserve]
+            for at, key, wanted in objects:
                 with self._lock:
-                    where = (version, key)
+                    where = at.path(key)
                     if where not in self._checked:
-                        wanted = self._manifest(version).objects.get(key)
-                        self._checked[where] = wanted is not None and store.now(wanted) == wanted
+                        self._checked[where] = wanted is not None and at.now(wanted) == wanted
                         if not self._checked[where]:
-                            raise ValueError(f"{store.path(key)} is not what was published")
+                            raise ValueError(f"{where} is not what was published")
                     if not self._checked[where]:
                         return False  # it was reported before
         except (*NO_OBJECT, ValueError) as problem:

@@ -29,12 +29,20 @@ class Streamed(NamedTuple):
     tails: tuple[Tail, ...]
 
 
+class TextsOfSlice(NamedTuple):
+    """Documents of a slice whose texts are compared: their rows in it, uint64[n], and the digests of the texts, uint64[n, 2]."""
+
+    rows: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.uint64]
+
+
 class SliceStream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
-    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
-        """Take the next documents, with their split keys, uint64[n]. Return the split of each: its number in EVERY_SPLIT.
-        BrokenStreamError where the version's objects have been given up.
+    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64], texts: TextsOfSlice | None) -> npt.NDArray[np.uint8]:
+        """Take the next documents, with their split keys, uint64[n], and their *texts* where duplicates are dropped. Return the
+        split of each: its number in EVERY_SPLIT, or IN_NO_SPLIT: it is a duplicate. BrokenStreamError where the version's objects
+        have been given up.
         """
         ...
 

@@ -75,7 +75,8 @@ def tokenize_segments(
         if recipe.documents.duplicates == "drop":
             batch = batch._replace(digests=text_digests(part.texts, recipe.of_texts(slice_)).reshape(-1))
         if recipe.signed:
-            batch = batch._replace(signatures=recipe.signatures_of(part.texts, slice_).reshape(-1) if signed is None else signed)
+            signatures = recipe.signatures_of(part.texts, slice_) if signed is None else signed
+            batch = batch._replace(signatures=signatures.reshape(-1))
         batches.append(batch)
     names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
     return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)

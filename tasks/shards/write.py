@@ -13,30 +13,40 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
-from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
+from tasks.models import DIGEST, TEXT_BYTES, Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
 from tasks.output.target import SPLIT_KEY
-from tasks.parts.stored import COLUMNS, DocumentArrays, document_spec, open_arrays_at, open_split_keys, shard_layout
-from tasks.parts.unfinished import ShardEntries, write_entries, write_tails
+from tasks.parts.stored import (
+    COLUMNS,
+    SHARD_LAYOUT,
+    DocumentArrays,
+    document_spec,
+    entries_of,
+    open_arrays_at,
+    open_split_keys,
+)
+from tasks.parts.unfinished import IN_NO_SPLIT, LeftOutWriter, ShardEntries, write_entries, write_tails
 from tasks.progress import meter
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
 from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
+from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream, TextsOfSlice
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.doubts import noting_doubts
@@ -185,10 +195,10 @@ def staging_shard(
     texts, with split keys if it *has_split_keys*, *signed* with signatures of the texts in an array of that name. The block
     appends to it.
     """
-    store, layout = staging_of(key, workspace), shard_layout(is_kept=digested or signed is not None)
+    store, layout = staging_of(key, workspace), SHARD_LAYOUT
     names = {name: name for name in DocumentArrays._fields}
-    names |= {"digest": "digest"} if digested else {}
-    names |= {"text_bytes": "text_bytes"} if digested or signed else {}
+    names |= {"digest": DIGEST} if digested else {}
+    names |= {"text_bytes": TEXT_BYTES} if digested or signed else {}
     names |= {"split_key": SPLIT_KEY} if has_split_keys else {}
     names |= {"signature": signed} if signed else {}
     with FlatTokensWriter(store, layout, masked) as tokens, contextlib.ExitStack() as stack:
@@ -199,30 +209,42 @@ def staging_shard(
 
 class StreamedTokens:
     """The tokens of a slice on their way into a version, and the entries of its documents, which go into the *store* of its
-    shard.
+    shard, with the tokens of those that the version leaves out. *masked*: they have a loss mask. *texts*: what is known of their
+    texts. A block appends to it.
     """
 
-    def __init__(self, store: Store, stream: SliceStream) -> None:
-        self._store, self._stream = store, stream
+    def __init__(self, store: Store, stream: SliceStream, masked: bool, texts: tuple[str, ...]) -> None:
+        self._store, self._stream, self._texts = store, stream, texts
         self._parts: list[ShardEntries] = []
+        self._left_out = LeftOutWriter(store, masked)
 
-    def append(
-        self,
-        tokens: TokenBatch,
-        keys: npt.NDArray[np.uint64],
-        rows: npt.NDArray[np.uint64],
-        split_keys: npt.NDArray[np.uint64] | None,
-    ) -> None:
-        """Append documents with their keys, rows and split keys, uint64[n] each; None where the keys decide on splits."""
-        numbers = self._stream.append(tokens, keys if split_keys is None else split_keys)
-        self._parts.append(ShardEntries(keys, rows, np.diff(tokens.seq_starts), numbers, split_keys))
+    def append(self, batch: Batch) -> None:
+        """Append documents."""
+        texts, digests = None, batch.digests
+        if digests is not None:
+            digests = digests.reshape(-1, 2)
+            texts = TextsOfSlice(batch.rows, digests)
+        split_keys = batch.keys if batch.split_keys is None else batch.split_keys
+        numbers = self._stream.append(batch.tokens, split_keys, texts)
+        self._left_out.append(batch.tokens, numbers == IN_NO_SPLIT)
+        lengths = np.diff(batch.tokens.seq_starts)
+        self._parts.append(ShardEntries(batch.keys, batch.rows, lengths, numbers, batch.split_keys, digests, batch.text_bytes))
+
+    def __enter__(self) -> Self:
+        self._left_out.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._left_out.__exit__(kind, error, trace)
 
     def end(self, *others: StoredObject) -> dict[str, Any]:
-        """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
-        entries = write_entries(self._store, self._parts)
+        """When the block has ended: write the entries, and wait for the tokens. Return where all is, with the *others* of the
+        shard's objects.
+        """
+        some = [write_entries(self._store, self._parts), *self._left_out.objects, *others]
         location, tails = self._stream.end()
         tail = [write_tails(self._store, tails)] if any(len(some.tokens) for some in tails) else []
-        return {"objects": tuple(sorted([entries, *tail, *others])), "unfinished": location}
+        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location, "texts": self._texts}
 
 
 class StreamedShardWriter:
@@ -234,7 +256,7 @@ class StreamedShardWriter:
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
-        self._tokens.append(batch.tokens, batch.keys, batch.rows, batch.split_keys)
+        self._tokens.append(batch)
         self._token_count += batch.tokens.token_count
         self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
         if batch.columns is not None:
@@ -256,11 +278,14 @@ class StreamedShardWriter:
 
 
 @contextlib.contextmanager
-def streaming_shard(key: str, workspace: Workspace, stream: SliceStream, masked: bool) -> Iterator[StreamedShardWriter]:
+def streaming_shard(
+    key: str, workspace: Workspace, stream: SliceStream, masked: bool, digested: bool
+) -> Iterator[StreamedShardWriter]:
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, workspace)
-    with ShardColumns(store) as columns:
-        writer = StreamedShardWriter(StreamedTokens(store, stream), columns, masked)
+    texts = (DIGEST,) if digested else ()
+    with ShardColumns(store) as columns, StreamedTokens(store, stream, masked, texts) as tokens:
+        writer = StreamedShardWriter(tokens, columns, masked)
         yield writer
     writer.end()
 
@@ -272,19 +297,24 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
     store = staging_of(shard.key, workspace)
     tokens, documents = open_arrays_at(store)
     split_keys = open_split_keys(store) if shard.has_split_keys else None
-    streamed, starts = StreamedTokens(store, stream), tokens.seq_starts.read(0, tokens.seq_count + 1)
+    named = {"digests": DIGEST, "text_bytes": TEXT_BYTES} if DIGEST in shard.texts else {}
+    texts = {of: open_array(store / f"{DOCUMENTS}/{name}", "uint64") for of, name in named.items()}
+    starts = tokens.seq_starts.read(0, tokens.seq_count + 1)
     # Documents of about BATCH_TOKENS together: where the batch of each begins.
     firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
-    for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
-        low, high = int(starts[first]), int(starts[stop])
-        batch = TokenBatch(
-            tokens.encoded_tokens.read(low, high),
-            starts[first : stop + 1] - starts[first],
-            shard.max_token_id,
-            None if tokens.loss_mask is None else tokens.loss_mask.read(low, high),
-        )
-        keys, rows = (array.read(first, stop) for array in documents)
-        streamed.append(batch, keys, rows, None if split_keys is None else split_keys.read(first, stop))
+    with StreamedTokens(store, stream, shard.masked, shard.texts) as streamed:
+        for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
+            low, high = int(starts[first]), int(starts[stop])
+            batch = TokenBatch(
+                tokens.encoded_tokens.read(low, high),
+                starts[first : stop + 1] - starts[first],
+                shard.max_token_id,
+                None if tokens.loss_mask is None else tokens.loss_mask.read(low, high),
+            )
+            keys, rows = (array.read(first, stop) for array in documents)
+            of_texts = {of: texts[of].read(entries_of(name) * first, entries_of(name) * stop) for of, name in named.items()}
+            split_by = None if split_keys is None else split_keys.read(first, stop)
+            streamed.append(Batch(batch, keys, rows, None, {}, split_keys=split_by, **of_texts))
     made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
     for stored in shard.objects:
         if stored.key != COLUMNS:
@@ -304,7 +334,7 @@ def writer_of(
         if stream is None:
             written = staging_shard(key, workspace, masked, digested, recipe.has_split_keys(slice_), recipe.signed)
         else:
-            written = streaming_shard(key, workspace, stream, masked)
+            written = streaming_shard(key, workspace, stream, masked, digested)
         with written as writer:
             yield writer
 

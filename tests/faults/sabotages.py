@@ -72,9 +72,23 @@ SABOTAGES = (
         "half a slice stays in the stream when it fails",
         "tasks/assemble/sink.py",
         "            self.stop()\n            for writer in self._writers.values():\n"
-        "                writer.break_off()\n            raise\n",
-        "            raise\n",
+        "                writer.break_off()\n            if compared",
+        "            if compared",
         f"{SINK}::test_a_slice_that_fails_takes_none_before_it_along",
+    ),
+    Sabotage(
+        "half a slice stays among the texts that were seen when it fails",
+        "tasks/assemble/sink.py",
+        "                compared.take_back()\n",
+        "                pass\n",
+        f"{SINK}::test_a_slice_that_fails_is_no_copy_of_itself",
+    ),
+    Sabotage(
+        "the digests of a version's reserve are not looked at",
+        "tasks/shards/index.py",
+        "                objects += [(reserve, wanted.key, wanted) for wanted in self._indexes[version].reserve]\n",
+        "                pass\n",
+        "tests/flows/pipelines/test_dropped_duplicates.py::test_the_next_copy_takes_the_place_of_one_that_leaves",
     ),
     Sabotage(
         "nobody is woken when a writer fails",

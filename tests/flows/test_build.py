@@ -80,7 +80,8 @@ def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
     assert tokenized
     assert all(name.endswith(" (length, boilerplate)") for name in tokenized)
     searches = [name for name in seen if name.startswith("duplicates ")]
-    assert searches == [f"duplicates of file 1 from row 0 and {result.slices - 1} more"]
+    assert len(searches) == result.slices
+    assert "duplicates of file 2 from row 0" in searches
     assert list(result.seconds) == ["download", "tokenize", "duplicates", "split", "finalize"]
     (searched,) = (one for one in meter.stages() if one.stage == "duplicates")
     assert searched.done.bytes == searched.total > 0

@@ -21,6 +21,7 @@ import tasks.assemble.spans
 import tasks.tokenize.segments
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import SPLITS
+from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flows.commands.build import summary as told_summary
@@ -31,9 +32,8 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
-from tasks.parts.stored import SHARD_LAYOUT
 from tests.examples import examples, first_fast
-from tests.faults.support import build_here, receipts, unpublish, version_digests
+from tests.faults.support import build_here, receipts, version_digests
 from tests.flows.through_json import Elsewhere
 
 Document = tuple[int, int, str]
@@ -234,8 +234,8 @@ def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -
     return result
 
 
-def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None:
-    """Its tokens were kept: none is made again. When they have gone, they are made again."""
+def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its tokens are in the reserve: none is made again. Where that is damaged, they are made again."""
     one, other = planted(20)
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", one)
@@ -249,9 +249,12 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path) -> Non
     assert 0 <= result.text_bytes_tokenized <= sum(len(text.encode()) for text in other[:5])
     (sources / "a.jsonl").unlink()
     put(sources / "c.jsonl", one)
-    for name in receipts(tmp_path / "out"):
-        (tmp_path / f"out/_cache/{name}/receipt.json").unlink()
-    check_as_anew(settings, tmp_path, other, one)
+    for path in (tmp_path / "out/_cache/reserves").glob("*/texts/digest/c/0"):
+        path.write_bytes(path.read_bytes()[::-1])
+    with caplog.at_level("WARNING", "tasks.shards.index"):
+        result = check_as_anew(settings, tmp_path, other, one)
+    assert "texts/digest/c/0 is not what was published" in caplog.text
+    assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
 
 
 def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
@@ -292,30 +295,30 @@ def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Pat
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
-    """Shards of a version that was kept stay; those of one that went do not."""
+    """The reserve of a version goes with it, and that of one that stays gives a later one what it needs."""
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", ["same", "a"])
     put(sources / "b.jsonl", ["same", "b"])
     check_as_anew(settings, tmp_path, ["same", "a"], ["same", "b"])
-    everything = receipts(tmp_path / "out")
     policy = Policy(keep_versions=1, grace_days=0)
     assert collect(Store.at(tmp_path / "out"), policy, delete=True).garbage == ()
     (sources / "a.jsonl").unlink()
     assert check_as_anew(settings, tmp_path, ["same", "b"]).text_bytes_tokenized == 0
+    reserves = {path.name for path in (tmp_path / "out/_cache/reserves").iterdir()}
     kinds = {item.kind for item in collect(Store.at(tmp_path / "out"), policy, delete=True).garbage}
-    assert kinds == {"version", "shard", "record"}
-    assert receipts(tmp_path / "out") < everything
+    assert kinds == {"version", "record"}
+    assert {path.name for path in (tmp_path / "out/_cache/reserves").iterdir()} < reserves
     put(sources / "c.jsonl", ["b", "c"])
     check_as_anew(settings, tmp_path, ["same", "b"], ["b", "c"])
+
+
+def die(*_: Any) -> Any:
+    raise OSError("stop")
 
 
 def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path / "a.jsonl", ["same", "a", "same"])
     settings = told(tmp_path / "out", path)
-
-    def die(*_: Any) -> Any:
-        raise OSError("stop")
-
     with monkeypatch.context() as patch:
         patch.setattr("tasks.finalize.seal.write_index", die)
         with pytest.raises(OSError, match="stop"):
@@ -327,19 +330,45 @@ def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, mo
     assert documents_of(build_here(settings)) == [(0, 0, "same"), (0, 1, "a")]
 
 
-def test_shards_next_to_a_version_are_small_and_raw_ones_of_a_former_program_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = put(tmp_path / "a.jsonl", ["salt and wind " * 2000, "same", "same"])
-    with monkeypatch.context() as patch:
-        patch.setattr("tasks.shards.write.shard_layout", lambda *, is_kept: SHARD_LAYOUT)
-        former = build_here(told(tmp_path / "out", path, slice_bytes=10**6))
+def test_a_reserve_has_the_tokens_of_what_was_left_out_and_no_others(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.jsonl", ["salt and wind " * 2000, "same", "other " * 3000, "same"])
+    first = build_here(told(tmp_path / "out", path, slice_bytes=10**6))
     again = build_here(told(tmp_path / "out", path, slice_bytes=10**6, split_seed=5))
     assert (again.slices_reused, again.text_bytes_tokenized) == (1, 0)
-    assert documents_of(again) == documents_of(former)
-    assert documents_of(build_here(told(tmp_path / "new", path, slice_bytes=10**6))) == documents_of(former)
-    small, raw = (next(tmp_path.glob(f"{name}/_cache/*/encoded_tokens/c/0")).stat().st_size for name in ("new", "out"))
-    assert raw > 4 * 28_008 > 2 * small
+    assert documents_of(again) == documents_of(first)
+    left_out = open_split(Store.at(tmp_path / "out/_cache/reserves" / again.version / "left_out"))
+    assert [left_out.sequence(i).tolist() for i in range(left_out.seq_count)] == [[byte + 1 for byte in b"same"]]
+    assert receipts(tmp_path / "out") == set()
+
+
+@pytest.mark.parametrize("output", ["disk", "store"])
+def test_what_is_kept_of_a_document_goes_with_it_through_the_reserve(tmp_path: Path, output: str) -> None:
+    """Columns, the column that decides on splits, loss masks: the bytes are those of a build from nothing."""
+    rows = [{"id": str(i), "prompt": f"p{i % 3}", "answer": f"a{i % 2}", "site": f"s{i % 5}", "n": i or None} for i in range(40)]
+    source = {"path": str(tmp_path / "in"), "prompt_column": "prompt", "completion_column": "answer"}
+    settings = {
+        "output": f"memory://{uuid.uuid4().hex}" if output == "store" else str(tmp_path / "out"),
+        "scratch": str(tmp_path / "scratch"),
+        "sources": [{**source, "keep_columns": ["site", "n"], "id_column": "id"}],
+        "documents": {"duplicates": "drop"},
+        "split": {"by": "site"},
+        "layout": "compact",
+        "tokenizer": "bytes",
+        "validation_fraction": 0.4,
+        "slice_bytes": 100,
+    }
+    (tmp_path / "in").mkdir()
+    for name, some in {"a": rows[:10], "b": rows[10:], "c": rows[5:25]}.items():
+        (tmp_path / f"in/{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
+    refreshed(settings)
+    for gone in ("a", "b"):
+        (tmp_path / f"in/{gone}.jsonl").unlink()
+        result = refreshed(settings)
+        assert result.text_bytes_tokenized == 0
+        anew = build_here({**settings, "output": str(tmp_path / f"anew-{gone}")})
+        store = Store.at(settings["output"]) / "versions" / result.version
+        found = {key: store.digest(key, "sha256").digest for key, _ in store.listing()}
+        assert found == version_digests(tmp_path / f"anew-{gone}", anew.version)
 
 
 def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path: Path) -> None:
@@ -354,14 +383,24 @@ def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path
     assert documents_of(dropped) == documents_of(plain)
 
 
-def test_shards_of_a_build_that_did_not_end_are_used_again(tmp_path: Path) -> None:
+def test_shards_of_a_build_that_did_not_end_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of one whose first file has gone since, so that other copies stay."""
     one, other = planted(30)
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", one), put(tmp_path / "b.jsonl", other))
-    first = version_digests(tmp_path / "out", build_here(settings).version)
-    unpublish(tmp_path / "out")
-    again = build_here(settings)
-    assert (again.text_bytes_tokenized, again.slices_reused) == (0, again.slices)
-    assert version_digests(tmp_path / "out", again.version) == first
+    settings = told(tmp_path / "out", tmp_path / "in")
+    put(tmp_path / "in/a.jsonl", one)
+    put(tmp_path / "in/b.jsonl", other)
+    for files in ([one, other], [other]):
+        with monkeypatch.context() as patch:
+            patch.setattr("tasks.finalize.seal.write_index", die)
+            with pytest.raises(OSError, match="stop"):
+                build_here(settings)
+        if len(files) == 1:
+            (tmp_path / "in/a.jsonl").unlink()
+        again = build_here(settings)
+        assert (again.text_bytes_tokenized, again.slices_reused) == (0, again.slices)
+        anew = build_here({**settings, "output": str(tmp_path / f"anew-{len(files)}")})
+        assert version_digests(tmp_path / "out", again.version) == version_digests(tmp_path / f"anew-{len(files)}", anew.version)
+        shutil.rmtree(tmp_path / "out")
 
 
 TEXTS = st.lists(st.sampled_from(["", "a", "b", "cc", "dddd", "e" * 90, "f" * 90]), min_size=1, max_size=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -35,6 +36,7 @@ from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect
 from tasks.output.held import approve
+from tasks.output.paths import RESERVES
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
 from tests.examples import first_fast
@@ -301,8 +303,13 @@ def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
     dataset.rows["b"][21]["text"] = dataset.rows["a"][3]["text"]
     dataset.rows["b"][22]["text"] = dataset.rows["a"][4]["text"]
     dataset.build()
+    (reserve,) = Path(dataset.output, RESERVES).iterdir()
+    shutil.copytree(reserve, tmp_path / "reserve")
     result = dataset.forget("b-21")
     assert (result.key_count, result.same_text) == (1, 2)
+    shutil.copytree(tmp_path / "reserve", reserve)
+    assert any(f"the reserve of version {reserve.name}" in line for line in check_forgotten(dataset.root))
+    shutil.rmtree(reserve)
     assert dataset.refresh().outcome == "unchanged"
     with pytest.raises(AssertionError):
         check_gone(dataset, ["a-4"])
@@ -312,6 +319,10 @@ def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
     assert totals["skipped"] == {"duplicate": 1, "forgotten": 3}
     dataset.rows["a"] += rows("c", 2)
     dataset.refresh()
+    check_same(dataset, ["a-3", "b-20", "b-21"])
+    del dataset.rows["a"][4]
+    result = dataset.refresh()
+    assert result.text_bytes_tokenized <= sum(len(row["text"]) for row in dataset.rows["a"])  # none of b
     check_same(dataset, ["a-3", "b-20", "b-21"])
 
 

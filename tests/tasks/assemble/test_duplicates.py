@@ -29,7 +29,10 @@ def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tupl
             of = seen.setdefault(digest, (file, 7 * i))
             expected += [] if of == (file, 7 * i) else [(i, *of)]
         rows = np.arange(len(digests), dtype=np.uint64) * np.uint64(7)
-        found = first.add(np.array(digests, np.uint64).reshape(-1, 2), np.full(len(rows), file, np.uint64), rows)
+        before = first.copy()
+        found = first.add(np.array(digests, np.uint64).reshape(-1, 2), file, rows)
+        again = before.add(np.array(digests, np.uint64).reshape(-1, 2), file, rows)  # a copy does not see what is added later
+        assert all((one == other).all() for one, other in zip(found, again, strict=True))
         assert list(zip(*(array.tolist() for array in found), strict=True)) == expected
 
 
@@ -54,7 +57,7 @@ def test_ten_million_texts_take_less_than_two_gigabytes() -> None:
         "    digests = draw.integers(0, 2**64, (50_000, 2), np.uint64)\n"
         "    digests[:5_000] = before if i else digests[5_000:10_000]\n"
         "    before = digests[-5_000:].copy()\n"
-        "    copies += len(first.add(digests, np.full(50_000, i, np.uint64), np.arange(50_000, dtype=np.uint64)).copies)\n"
+        "    copies += len(first.add(digests, i, np.arange(50_000, dtype=np.uint64)).copies)\n"
         "print(copies)\n"
     )
     told = run_whole([sys.executable, "-c", program])

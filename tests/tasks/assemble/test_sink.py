@@ -25,16 +25,26 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
+from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
-from tasks.config import DocumentPolicy
+from tasks.config import DocumentPolicy, NearDuplicates
 from tasks.models import TokenShard
 from tasks.output.paths import UNFINISHED, shard_key
 from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import ENTRIES, TAILS, ShardEntries, check_unfinished, may_stream, write_entries, write_tails
-from tasks.shards.stream import TASK, BrokenStreamError
+from tasks.parts.unfinished import (
+    ENTRIES,
+    IN_NO_SPLIT,
+    TAILS,
+    ShardEntries,
+    check_unfinished,
+    may_stream,
+    write_entries,
+    write_tails,
+)
+from tasks.shards.stream import TASK, BrokenStreamError, TextsOfSlice
 from tests.examples import examples
 from tests.tasks.assemble.test_assembler import OnRequest
 from tests.tasks.assemble.test_spans import (
@@ -363,9 +373,10 @@ def test_a_slice_waits_for_the_one_that_its_thread_had_before(place: Workspace) 
         ({}, True),
         ({"here": False}, False),
         ({"root": Store.at("memory://there")}, False),
-        ({"documents": DocumentPolicy(duplicates="drop")}, False),
+        ({"documents": DocumentPolicy(duplicates="drop")}, True),
+        ({"documents": DocumentPolicy(near_duplicates=NearDuplicates())}, False),
     ],
-    ids=["plain", "other machines", "remote", "duplicates"],
+    ids=["plain", "other machines", "remote", "duplicates", "near-duplicates"],
 )
 def test_where_tokens_go_straight_into_the_version(place: Workspace, changed: dict[str, Any], streams: bool) -> None:
     usual = {"root": place.root, "documents": DocumentPolicy(), "here": True}
@@ -388,6 +399,28 @@ def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None
         assembler.end()
         finish(assembler.finish().spans, "mmap", place)
     check_arrays(model(shards, ALL_TRAIN), "mmap", place)
+
+
+def test_a_slice_that_fails_is_no_copy_of_itself(place: Workspace) -> None:
+    """What was compared of it is taken back: it is compared when it is added. What was compared of it to its end stays."""
+    duplicates = DuplicateFilter(target_of(place, ALL_TRAIN))
+    digests, rows = np.arange(6, dtype=np.uint64).reshape(3, 2), np.arange(3, dtype=np.uint64)
+    with Assembler(duplicates.target) as assembler:
+        sink = assembler.open_sink({key_of(i): (i, None) for i in range(3)}, streams=True, duplicates=duplicates)
+        assert sink is not None
+        with sink.stream(key_of(0)) as into:
+            assert into is not None
+            batch = TokenBatch.from_sequences([[1], [2], [1]])
+            numbers = into.append(batch, rows, TextsOfSlice(rows, digests[[0, 1, 0]]))
+            assert numbers.tolist() == [0, 0, IN_NO_SPLIT]
+            into.end()
+        with contextlib.suppress(OSError), sink.stream(key_of(1)) as into:
+            assert into is not None
+            assert into.append(batch, rows, TextsOfSlice(rows, digests)).tolist() == [IN_NO_SPLIT, IN_NO_SPLIT, 0]
+            raise OSError("the file's store is away")
+    assert duplicates.seen.add(digests, 1, rows).copies.tolist() == [0, 1]
+    assert [some.copies.tolist() for some in duplicates.streamed[0]] == [[2]]
+    assert list(duplicates.streamed) == [0]
 
 
 def test_a_disk_that_fails_is_told_to_the_slice(place: Workspace) -> None:
