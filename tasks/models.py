@@ -226,7 +226,7 @@ class TokenShard(Model):
     matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
     examples: dict[str, list[dict[str, Any]]] = Field({}, description="Of each of these the first few, by their rows")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
-    texts: tuple[str, ...] = Field((), description="What is known of its texts besides their lengths: digests, signatures")
+    texts: tuple[Name, ...] = Field((), description="What is known of its texts besides their lengths: digests, signatures")
     unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
     published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
 

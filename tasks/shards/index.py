@@ -27,7 +27,7 @@ from flat_tokens.columns import parts_of
 from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
 from tasks.models import Name, PublishedLocation, TokenShard, digest_of
 from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, reserve_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
@@ -125,6 +125,8 @@ def read_index(root: Store, version: str) -> Index:
             raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
         published = [TokenShard.model_validate(one) for one in facts["shards"]]
         reserve = tuple(stored_object(one) for one in facts.get("reserve", ()))
+        if wrong := [stored.key for stored in reserve if not is_below(stored.key)]:
+            raise ValueError(f"{root.path(index_key(version))}: {wrong[0]!r} is not a name of an object of a reserve")
         if any(shard.published is None or shard.published.version != version for shard in published):
             raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
     except FileNotFoundError:

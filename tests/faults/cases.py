@@ -100,7 +100,8 @@ def prepare_gc(here: Path, command: Command) -> None:
         command("build", config(here, "new", write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
         if name == "b":
             command("pin", str(out))
-    for left in ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw"):
+    remains = ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw")
+    for left in (*remains, "_cache/reserves/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)
         (out / left).write_text("{}")
     (out / "_quarantine" / "damaged").mkdir(parents=True)

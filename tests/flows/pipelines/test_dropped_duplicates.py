@@ -32,6 +32,7 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
+from tasks.models import digest_of
 from tests.examples import examples, first_fast
 from tests.faults.support import build_here, receipts, version_digests
 from tests.flows.through_json import Elsewhere
@@ -339,6 +340,24 @@ def test_a_reserve_has_the_tokens_of_what_was_left_out_and_no_others(tmp_path: P
     left_out = open_split(Store.at(tmp_path / "out/_cache/reserves" / again.version / "left_out"))
     assert [left_out.sequence(i).tolist() for i in range(left_out.seq_count)] == [[byte + 1 for byte in b"same"]]
     assert receipts(tmp_path / "out") == set()
+
+
+@pytest.mark.parametrize("planted", ["an object of the reserve", "an array of texts"])
+def test_an_index_leads_nowhere_else(tmp_path: Path, caplog: pytest.LogCaptureFixture, planted: str) -> None:
+    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", ["same", "other", "same"]))
+    first = build_here(settings)
+    index = tmp_path / f"out/_cache/index/{first.version}.json"
+    facts = json.loads(index.read_bytes())
+    del facts["sha256"]
+    if planted == "an object of the reserve":
+        facts["reserve"][0]["key"] = "../../../../secret"
+    else:
+        facts["shards"][0]["texts"] = ["../../../../secret"]
+    index.write_text(json.dumps({"sha256": digest_of(facts), **facts}))
+    again = build_here({**settings, "split_seed": 5})
+    assert "is not used" in caplog.text
+    assert again.text_bytes_tokenized > 0
+    assert documents_of(again) == documents_of(first)
 
 
 @pytest.mark.parametrize("output", ["disk", "store"])
