@@ -45,7 +45,7 @@ test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults,
 
 LOWEST := $(VENV)-lowest
 
-test-lowest: ## Run the library's fast tests with the lowest versions that pyproject.toml declares: three minutes.
+test-lowest: ## Run fast tests of the library with the lowest versions that pyproject.toml declares: a minute.
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
@@ -53,7 +53,7 @@ test-lowest: ## Run the library's fast tests with the lowest versions that pypro
 	# What the tests themselves need, and the small builds among them.
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
-	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" tests/flat_tokens
+	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
 
 NEWEST := $(VENV)-newest
 
@@ -65,11 +65,12 @@ test-newest: ## Run fast tests of the library with the newest versions of everyt
 	$(NEWEST)-tools/bin/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
 		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward && \
-	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(NEWEST_TESTS)
+	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
 
 # What stands on numpy, zarr, fsspec and pyarrow, a test file for each way.
-NEWEST_TESTS := $(addprefix tests/flat_tokens/,arrays stores rows/test_views.py rows/test_loader.py rows/test_packing.py rows/test_lookup.py \
-	formats/test_round_trips.py formats/test_parquet.py text/test_source_formats.py test_reader.py test_columns.py test_vocabulary.py)
+VERSIONS_TESTS := $(addprefix tests/flat_tokens/,arrays stores record rows/test_views.py rows/test_loader.py rows/test_packing.py \
+	rows/test_lookup.py rows/test_selection.py formats/test_round_trips.py formats/test_parquet.py text/test_source_formats.py \
+	test_reader.py test_columns.py test_vocabulary.py test_forgotten.py test_keys.py test_where.py)
 
 faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.
 	$(BIN)/python -m tests.faults --table docs/measured/faults.md

@@ -210,7 +210,7 @@ def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_any_history_of_edits_gives_what_a_build_from_nothing_gives(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     tmp_path, chance = tmp_path_factory.mktemp("history"), random.Random(seed)

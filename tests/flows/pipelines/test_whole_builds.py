@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +160,27 @@ def test_the_card_says_what_the_dataset_is_made_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
-def test_every_sequence_of_the_corpus_is_tiktokens(tmp_path: Path, corpus: Path, vocabularies: Path, name: str) -> None:
-    """All 46,132 documents, at 1, 2 and 4 workers: nothing lost, nothing doubled, the same bytes."""
+@pytest.mark.parametrize(("name", "files"), [("cl100k_base", 8), ("gpt2", 2), ("o200k_base", 2)])
+def test_every_sequence_of_the_corpus_is_tiktokens(
+    tmp_path: Path, corpus: Path, vocabularies: Path, name: str, files: int
+) -> None:
+    """All 46,132 documents, or those of some files, at 1, 2 and 4 workers: nothing lost, nothing doubled, the same bytes."""
     import tiktoken
 
+    source = tmp_path / "in"
+    source.mkdir()
+    for path in sorted(corpus.iterdir())[:files]:
+        shutil.copy(path, source)
     results = [
-        run(tmp_path / str(n), n, source={"path": str(corpus), "id_column": "id"}, tokenizer=name, slice_bytes=size)
+        run(tmp_path / str(n), n, source={"path": str(source), "id_column": "id"}, tokenizer=name, slice_bytes=size)
         for n, size in ((1, 128_000_000), (2, 8_000_000), (4, 3_000_000))
     ]
     assert len({json.dumps(objects(result.path)) for result in results}) == 1
-    assert results[0].totals["documents"]["written"] == 46_132
 
     encoding = tiktoken.get_encoding(name)
-    texts = [t for path in sorted(corpus.iterdir()) for t in pq.read_table(path, columns=["text"])["text"].to_pylist()]
-    starts = np.cumsum([0] + [pq.read_metadata(path).num_rows for path in sorted(corpus.iterdir())])
+    texts = [t for path in sorted(source.iterdir()) for t in pq.read_table(path, columns=["text"])["text"].to_pylist()]
+    assert results[0].totals["documents"]["written"] == len(texts) > 10_000
+    starts = np.cumsum([0] + [pq.read_metadata(path).num_rows for path in sorted(source.iterdir())])
     dataset, seen = flat_tokens.open(results[1].path), np.zeros(len(texts), bool)
     for split_name, split in (("train", dataset.train), ("validation", dataset.validation)):
         beside = {a: zarr.open_array(f"{dataset.path}/documents/{split_name}/{a}", mode="r")[:] for a in ("file", "row")}
