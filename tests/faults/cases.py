@@ -18,7 +18,9 @@ import flat_tokens.text.limits
 import flows.runners.threads
 import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.parts.reserve
 import tasks.parts.stored
+import tasks.parts.unfinished
 import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
@@ -151,7 +153,9 @@ def small_objects() -> None:
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1
-    tasks.parts.stored.SHARD_LAYOUT = LAYOUTS["mmap"]
+    for module in (tasks.parts.stored, tasks.parts.unfinished, tasks.shards.write):
+        module.SHARD_LAYOUT = LAYOUTS["mmap"]  # type: ignore[attr-defined]
+    tasks.parts.reserve.LAYOUT = LAYOUTS["mmap"]
     tasks.assemble.span_writer.ARRAYS_WAITING = tasks.assemble.span_writer.MARKS_TOGETHER = 2
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 

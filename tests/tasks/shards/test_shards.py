@@ -42,7 +42,8 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents make many stored objects."""
-    monkeypatch.setattr(tasks.parts.stored, "SHARD_LAYOUT", SMALL)
+    for module in (tasks.parts.stored, tasks.shards.write):
+        monkeypatch.setattr(module, "SHARD_LAYOUT", SMALL)
 
 
 @pytest.fixture
