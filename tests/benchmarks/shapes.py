@@ -4,8 +4,7 @@ The same text as 20,000 text files of 4 kB, as 2,000 files of JSON lines or Parq
 100,000 small files. The *script* of 15 lines (`tests/benchmarks/short_script.py`) has a pool of two, tiktoken and `np.save`.
 *Reading* opens and reads each file, in one thread, and does nothing with it (`tests/benchmarks/read_files.py`). Wall time,
 processor time (user and system), peak memory, and the most files and directories that the output had while the build ran;
-median of the rounds. Then the same text as one Parquet file, with what a build may have besides: *written* is the bytes that the
-processes wrote for a byte of the version.
+median of the rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, python, warm
+from tests.benchmarks.bench import HERE, Bench, Grid, python, warm
 from tests.benchmarks.build import TOKENIZER
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
@@ -145,28 +144,6 @@ def measure(bench: Bench) -> list[Grid]:
     count = bench.size(MANY_FILES, 300)
     rows.append(measured(bench, flows("plan", here), None).cells(f"`plan` of {count:,} files of 11 bytes"))
     rows.append(measured(bench, flows("build", here), output, afresh).cells("build of the same"))
-
-    features: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("two threads", {}, {"workers": 2}),
-        ("nine processes", {}, {"workers": 9}),
-        ("kept columns", {"keep_columns": ["id"]}, {}),
-        ("`duplicates: drop`", {}, {"documents": {"duplicates": "drop"}}),
-        ("`compact`", {}, {"layout": "compact"}),
-        ("loss mask", {"prompt_column": "id", "completion_column": "text"}, {}),
-    ]
-    corpus = bench.share(0.25)
-    others = []
-    for name, source, settings in features:
-        plain = {"path": f"{corpus.directory}/*.parquet", **source}
-        here = config("feature", plain, slice_bytes=bench.size(32_000_000, 1_000_000), **settings)
-        afresh()
-        written = bench.run(python(HERE / "written_bytes.py", *flows("build", here)[1:]))
-        stored = bytes_below(output / "versions")
-        found = json.loads(written.out.splitlines()[-1])
-        others.append([name, f"{found['seconds']:.2f}", f"{found['cpu']:.2f}", f"{found['written'] / stored:.2f}"])
     for name in ("shapes", "shapes-output", "shapes-many"):
         bench.fresh(name)
-    return [
-        Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows),
-        Grid(["one Parquet source, quarter of the text", "s", "processor, s", "written / version"], others),
-    ]
+    return [Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows)]

@@ -42,15 +42,15 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        ("kills", 100),
+        ("kills", 200),
         ("faults", 400),
-        ("elsewhere", 900),
-        ("lasting", 160),
-        ("power", 300),
+        ("elsewhere", 1800),
+        ("lasting", 320),
+        ("power", 600),
         ("readers", 10),
-        ("histories", 17),
+        ("histories", 34),
         ("decisions", 67),
-        ("chains", 50),
+        ("chains", 90),
     ],
 )
 def test_a_sample(name: str, every: int) -> None:

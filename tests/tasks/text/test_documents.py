@@ -322,9 +322,9 @@ def test_no_wrong_bit_in_the_footer_of_a_parquet_file_loses_documents(tmp_path: 
     pq.write_table(FORTY, path, write_page_checksum=True, store_schema=False, write_statistics=False)
     data = path.read_bytes()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    found = flip_bits(path, "parquet", footer, len(data), 1)
+    found = flip_bits(path, "parquet", footer, len(data), 3)
     assert set(found) <= {"same", "other", "refused"}
-    assert found["refused"] > 200
+    assert found["refused"] > 60
 
 
 def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
