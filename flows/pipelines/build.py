@@ -294,19 +294,27 @@ def build_version(
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
                     assembled = assembler.finish()
-            counts_equal = config.may_part_equal_texts and target.store.is_local  # a store would be read once more
-            forgetting = threading.Thread(target=forget_what_was_learned)  # of an engine, which takes a while, and Python's lock
-            if not counts_equal:
-                forgetting.start()
             with timed("finalize", output.seconds):
                 documents = partial(built_totals, made_of, shard_parts(counted))
                 draft = VersionDraft(made_of, assembled, documents, card, token_bytes=tokenizer.token_bytes)
-                runner.start(target, FINALIZE.given(draft, config.verify_level)).result()
-                if counts_equal:
-                    reuse["equal_texts_apart"] = equal_texts_apart(target.store, target.splits)
-                    forgetting.start()
+                reuse.update(finalized(config, target, draft, runner))
             reuse.update(stored.reuse(text.slices, shard_parts(counted)))
     return version.finish(BuildResult, **reuse)
+
+
+def finalized(config: BuildConfig, target: Target, draft: VersionDraft, runner: Runner) -> dict[str, int]:
+    """Finalize the version. Return how many documents another split has, too, if that is to be known and its output is local: a
+    store would be read once more. What an engine has learned is forgotten by a thread, which takes a while, and Python's lock.
+    """
+    counts, forgetting = config.may_part_equal_texts and target.store.is_local, threading.Thread(target=forget_what_was_learned)
+    if not counts:
+        forgetting.start()
+    runner.start(target, FINALIZE.given(draft, config.verify_level)).result()
+    if not counts:
+        return {}
+    found = equal_texts_apart(target.store, target.splits)
+    forgetting.start()
+    return {"equal_texts_apart": found}
 
 
 class StoredSlices(NamedTuple):
