@@ -29,7 +29,7 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
 from tasks.models import Name, PublishedLocation, TokenShard, digest_of
-from tasks.output.paths import CACHE, DOCUMENTS, index_key, receipt_key, reserve_key, version_key, version_store
+from tasks.output.paths import CACHE, DOCUMENTS, RESERVES, index_key, receipt_key, reserve_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.target import SPLIT_KEY
 from tasks.output.versions import names_of
@@ -177,7 +177,7 @@ class StoredTokens:
 
     root: Store
     versions: VersionNames
-    _checked: dict[str, bool] = field(default_factory=dict)
+    _checked: dict[tuple[str, str], bool] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _open: dict[str, Documents | None] = field(default_factory=dict)
     _manifests: dict[str, VersionObjects] = field(default_factory=dict)
@@ -295,32 +295,34 @@ class StoredTokens:
         return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
-        """Whether the version's objects that hold a slice are what its manifest says; and all of its reserve what its index says,
-        where the slice has a share of that. Each is read through once.
+        """Whether the version's objects that hold a slice are what its manifest says, and its reserve what its index says, where
+        the slice has a share of that. Each is read through once.
         """
         assert shard.published is not None
         version = shard.published.version
-        store, reserve = version_store(self.root, version), self.root / reserve_key(version)
+        store = version_store(self.root, version)
         try:
-            objects = [
-                (store, key, self._manifest(version).objects.get(key))
-                for key in objects_of(self._manifest(version), store, shard)
-            ]
-            if shard.published.first_text is not None:
-                objects += [(reserve, wanted.key, wanted) for wanted in self._indexes[version].reserve]
-            for at, key, wanted in objects:
+            for key in objects_of(self._manifest(version), store, shard):
                 with self._lock:
-                    where = at.path(key)
+                    where = (version, key)
                     if where not in self._checked:
-                        self._checked[where] = wanted is not None and at.now(wanted) == wanted
+                        wanted = self._manifest(version).objects.get(key)
+                        self._checked[where] = wanted is not None and store.now(wanted) == wanted
                         if not self._checked[where]:
-                            raise ValueError(f"{where} is not what was published")
+                            raise ValueError(f"{store.path(key)} is not what was published")
                     if not self._checked[where]:
                         return False  # it was reported before
+            if shard.published.first_text is None:
+                return True
+            with self._lock:
+                if (where := (version, RESERVES)) not in self._checked:
+                    self._checked[where] = False
+                    check_reserve(self.root, version, self._indexes[version])
+                    self._checked[where] = True
+                return self._checked[where]
         except (*NO_OBJECT, ValueError) as problem:
             logger.warning("Version %s is not trusted, and what it holds is rebuilt: %s", version, problem)
             return False
-        return True
 
     def _manifest(self, version: str) -> VersionObjects:
         with self._lock:

@@ -86,8 +86,8 @@ SABOTAGES = (
     Sabotage(
         "the digests of a version's reserve are not looked at",
         "tasks/shards/index.py",
-        "                objects += [(reserve, wanted.key, wanted) for wanted in self._indexes[version].reserve]\n",
-        "                pass\n",
+        "                    check_reserve(self.root, version, self._indexes[version])\n",
+        "",
         "tests/flows/pipelines/test_dropped_duplicates.py::test_the_next_copy_takes_the_place_of_one_that_leaves",
     ),
     Sabotage(

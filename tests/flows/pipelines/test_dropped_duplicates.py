@@ -254,7 +254,7 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog
         path.write_bytes(path.read_bytes()[::-1])
     with caplog.at_level("WARNING", "tasks.shards.index"):
         result = check_as_anew(settings, tmp_path, other, one)
-    assert "texts/digest/c/0 is not what was published" in caplog.text
+    assert "texts/digest/c/0 is not what was written" in caplog.text
     assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
 
 
