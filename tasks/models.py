@@ -277,9 +277,10 @@ class TokenShard(Model):
         return sum(stored.size for stored in self.objects)
 
 
-def _texts_of(objects: Sequence[Any]) -> tuple[str, ...]:
-    """The names of the arrays of a shard about its texts."""
-    folders = (str(stored[0]).split("/") for stored in objects)
+def _texts_of(objects: Any) -> tuple[str, ...]:
+    """The names of the arrays of a shard about its texts. *objects* need not be what they should: that is checked afterwards."""
+    listed = [one for one in objects if isinstance(one, list | tuple) and one] if isinstance(objects, list | tuple) else []
+    folders = (str(stored[0]).split("/") for stored in listed)
     names = dict.fromkeys(name for folder, name, *_ in (parts for parts in folders if len(parts) > 2) if folder == "documents")
     return tuple(name for name in names if name == DIGEST or name.startswith(SIGNATURE))
 
