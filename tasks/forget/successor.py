@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
+from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from tasks.derive.pieces import Counted
@@ -23,7 +23,7 @@ from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
 from tasks.forget.find import duplicates_of, entries_of, numbered
-from tasks.models import TEXT_BYTES, PublishedLocation, TokenShard
+from tasks.models import PublishedLocation, TokenShard
 from tasks.output.paths import DOCUMENTS, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
@@ -234,15 +234,12 @@ def _write_reserve(
     target: Target, shards: Sequence[TokenShard], forgotten: Forgotten, gone: Sequence[Int64s], made: list[TokenShard]
 ) -> list[StoredObject]:
     """Write the reserve of a successor without the forgotten documents, and append to *made* what becomes of *shards*."""
-    names = (TEXT_BYTES, *dict.fromkeys(name for shard in shards for name in shard.texts))
-    kinds = {name: kind for name, kind in target.columns.items() if name != CLUSTER}
-    settings: dict[str, Any] = {"masked": target.masked, "has_split_keys": target.has_split_keys, "columns": kinds}
-    with ReserveWriter(target.root, target.name, names, **settings) as writer:
+    with ReserveWriter(target, dict.fromkeys(name for shard in shards for name in shard.texts), target.columns) as writer:
         for shard in shards:
             assert shard.published is not None
             documents = open_shard(target.root, shard)
             stays = ~forgotten.those(documents.keys)
-            texts = {name: read_texts(target.root, shard, name)[stays] for name in names}
+            texts = {name: read_texts(target.root, shard, name)[stays] for name in writer.texts}
             # The arrays of a published slice are its splits, and after them what the version left out.
             left_out = documents.array == len(target.splits)
             share = writer.append(documents.those(stays), left_out[stays], texts, has_columns=bool(shard.columns))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -23,12 +23,13 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import Columns, ColumnsWriter, batch_of
 from flat_tokens.columns import Part as ColumnsPart
+from flat_tokens.manifest import CLUSTER
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
-from tasks.models import Name, PublishedLocation
+from tasks.models import TEXT_BYTES, Name, PublishedLocation
 from tasks.output.paths import DOCUMENTS, reserve_key
-from tasks.output.target import SPLIT_KEY
+from tasks.output.target import SPLIT_KEY, Target
 from tasks.parts.documents import Documents
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec
 
@@ -55,19 +56,19 @@ NOTHING_RESERVED = Reserved()
 
 
 class ReserveWriter:
-    """Writes the reserve of a version, slice by slice, within a block. *texts*: the arrays of what is known of texts. *columns*:
-    the kinds of the kept columns.
+    """Writes the reserve of a version, slice by slice, within a block. *texts*: the arrays of what is known of texts besides
+    their lengths. *columns*: the kinds of the version's columns.
     """
 
-    def __init__(
-        self, root: Store, version: Name, texts: Sequence[str], *, masked: bool, has_split_keys: bool, columns: Mapping[str, str]
-    ) -> None:
-        store, self._columns, self._has_split_keys = root / reserve_key(version), dict(columns), has_split_keys
-        self._tokens, spec = FlatTokensWriter(store / LEFT_OUT, LAYOUT, masked), document_spec(LAYOUT)
-        names = (*PLACE, *([SPLIT_KEY] if has_split_keys else []))
+    def __init__(self, target: Target, texts: Iterable[str], columns: Mapping[str, str]) -> None:
+        store = target.root / reserve_key(target.name)
+        self.texts = (TEXT_BYTES, *texts)
+        self._columns = {name: kind for name, kind in columns.items() if name != CLUSTER}  # that one is not kept of sources
+        self._tokens, spec = FlatTokensWriter(store / LEFT_OUT, LAYOUT, target.masked), document_spec(LAYOUT)
+        names = (*PLACE, *([SPLIT_KEY] if target.has_split_keys else []))
         self._entries = {name: ArrayWriter(store / LEFT_OUT, f"{DOCUMENTS}/{name}", spec) for name in names}
-        self._texts = {name: ArrayWriter(store, f"{TEXTS}/{name}", spec) for name in texts}
-        self._kept = (store / LEFT_OUT).create(COLUMNS) if columns else None
+        self._texts = {name: ArrayWriter(store, f"{TEXTS}/{name}", spec) for name in self.texts}
+        self._kept = (store / LEFT_OUT).create(COLUMNS) if self._columns else None
         self._rows: ColumnsWriter | None = None
         self._open, self._count = contextlib.ExitStack(), 0
         self.objects: list[StoredObject] = []
