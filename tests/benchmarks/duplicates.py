@@ -15,11 +15,10 @@ MEET = """
 import sys, numpy as np
 from tasks.assemble.duplicates import FirstTexts
 rng, seen, copies = np.random.default_rng(0), FirstTexts(), 0
-for start in range(0, int(sys.argv[1]), 50_000):
+for number in range(int(sys.argv[1]) // 50_000):
     digests = rng.integers(0, 1 << 63, (50_000, 2)).astype(np.uint64)
     digests[::10] = digests[1]
-    rows = np.arange(start, start + 50_000, dtype=np.uint64)
-    copies += len(seen.add(digests, np.zeros_like(rows), rows).copies)
+    copies += len(seen.add(digests, number, np.arange(50_000, dtype=np.uint64)).copies)
 print(copies)
 """
 
