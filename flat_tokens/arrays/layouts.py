@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -219,12 +219,24 @@ def _indented(value: Any, newline: str, step: str) -> str:
     if not any(isinstance(item, dict | list | tuple) for item in items):
         text = _encoder("," + inner)(value)
         return text[0] + inner + text[1:-1] + newline + text[-1]
+    if isinstance(value, list) and _are_flat(items):
+        # One call for very many files. No string of JSON has a line's end within, so one between braces is between two items.
+        within = inner + step
+        text = _encoder("," + within)(value)[2:-2].replace("}," + within + "{", inner + "}," + inner + "{" + within)
+        return "[" + inner + "{" + within + text + inner + "}" + newline + "]"
     parts = [_indented(item, inner, step) for item in items]
     if isinstance(value, dict):
         keys = [_encoder(", ")({key: 0})[1:-4] for key in value]  # {"key": 0}
         parts = [f"{key}: {part}" for key, part in zip(keys, parts, strict=True)]
     begin, end = "{}" if isinstance(value, dict) else "[]"
     return begin + inner + ("," + inner).join(parts) + newline + end
+
+
+def _are_flat(items: Collection[Any]) -> bool:
+    """Whether all items are mappings that have something, and no containers."""
+    if not all(isinstance(item, dict) and item for item in items):
+        return False
+    return not any(isinstance(value, dict | list | tuple) for item in items for value in item.values())
 
 
 @functools.cache

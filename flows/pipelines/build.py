@@ -7,6 +7,7 @@ source -> files -> slices -> token shards -> spans of the final arrays -> versio
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from flat_tokens.manifest import CLUSTER, TOKEN_BYTES
+from flat_tokens.manifest import CLUSTER, TOKEN_BYTES, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.assembling import assembling, shard_parts
@@ -54,7 +55,7 @@ from tasks.finalize.seal import VersionDraft, document_totals, is_published, mat
 from tasks.gates import Gate
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.held import read_held
-from tasks.output.paths import SETS
+from tasks.output.paths import SETS, version_store
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
@@ -76,6 +77,7 @@ from tasks.tokenize.engines import (
     forget_what_was_learned,
     import_ahead,
     may_use_fast_engine,
+    put_off_fast_engine,
     try_fast_engine,
 )
 from tasks.tokenize.masks import chats_by_reference
@@ -141,7 +143,7 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
             if is_much(found):
                 loading.result()  # a wrong tokenizer is an error before so much is fetched
             known = known_files(found, config.sources, config.slice_bytes, [output.root])
-            if not all(known):
+            if output.pointer.version is None or is_much(unknown(found, known)):
                 beside.submit(import_ahead, loading)
             text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
             tokenizer = loading.result()
@@ -164,7 +166,7 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
             pinned = pin_sources(config, output.root)
             found = files_of(pinned)
             known = known_files(found, config.sources, config.slice_bytes, [output.root])
-            if is_much([file for file, cut in zip(found, known, strict=True) if cut is None]):
+            if is_much(unknown(found, known)):
                 return None
             text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
@@ -176,6 +178,11 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
         if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
             return None
         return build_version(config, text, tokenizer, runner, output)
+
+
+def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:
+    """The files that have to be read to know their contents."""
+    return [file for file, cut in zip(found, known, strict=True) if cut is None]
 
 
 def is_much(files: list[FoundFile]) -> bool:
@@ -269,7 +276,9 @@ def build_version(
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
                     warn_of_separators(config, text.files)
-                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, list_left_out(made_of))
+                    puts_off = runner.workers == "threads" and has_tokens_of(tokenizer, output)
+                    left_out = list_left_out(made_of)
+                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, left_out, puts_off=puts_off)
                     keys = list(map(recipe.key, text.slices))
                     slices = dict(zip(keys, text.slices, strict=True))  # equal slices are tokenized once
                     stored = StoredSlices.look_up(target.root, slices)
@@ -402,6 +411,17 @@ def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
     return tokenizer
 
 
+def has_tokens_of(tokenizer: Tokenizer, output: OpenOutput) -> bool:
+    """Whether the latest version at an output has tokens of this tokenizer, most of which the next version takes."""
+    if output.pointer.version is None:
+        return False
+    try:
+        manifest = read_manifest(version_store(output.root, output.pointer.version))
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(manifest["provenance"].get("tokenizer", {}).get("digest") == tokenizer.digest)
+
+
 def processors_of(config: BuildConfig) -> int:
     return min(config.workers or available_cores(), available_cores())
 
@@ -454,15 +474,24 @@ def make_recipe(
     slices: list[Slice],
     chats: tuple[Chat | None, ...],
     forgotten: str,
+    *,
+    puts_off: bool = False,
 ) -> Recipe:
     """The recipe of the build's shards, with the engine that a sample of its own documents allows. *forgotten*: the digest of the
-    list of forgotten documents, which it leaves out.
+    list of forgotten documents, which it leaves out. *puts_off*: little is to be tokenized, perhaps, and by threads of this
+    process. Then the fast engine is tried when it is clear that there is more.
     """
-    samples, text_bytes = sample_texts(config, workspace, slices), sum(slice_.text_bytes for slice_ in slices)
-    texts = [text for of in samples.values() for text in of]
-    fast = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
-    by_reference = chats_by_reference(config.sources, chats, samples, config.tokenizer, engine_of(tokenizer, fast))
+    samples = functools.cache(partial(sample_texts, config, workspace, slices))
     may_differ = config.documents.on_bad != "error" or is_doubted(workspace.root, tokenizer.digest)
+
+    def is_right() -> bool:
+        texts, text_bytes = [text for of in samples().values() for text in of], sum(slice_.text_bytes for slice_ in slices)
+        return may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
+
+    puts_off = puts_off and not may_differ and not any(chats)
+    fast = (puts_off and put_off_fast_engine(tokenizer, config.tokenizer.engine, is_right)) or is_right()
+    engine, of_sources = engine_of(tokenizer, fast), samples() if any(chats) else {}
+    by_reference = chats_by_reference(config.sources, chats, of_sources, config.tokenizer, engine)
     return Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,

@@ -19,6 +19,7 @@ from flows.pipelines.build import (
     pin_sets,
     pin_sources,
     tokenizer_of,
+    unknown,
 )
 from flows.pipelines.publish import OpenOutput, layout_of, opened, timed
 from flows.pipelines.stages import Runner
@@ -146,9 +147,10 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         uncut = files_of_origin(root, latest) if named_by_store and not config.documents.compares else {}
         needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
         fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
-        if not all(cuts):
+        much = is_much(unknown(fresh, cuts))
+        if latest is None or much:
             beside.submit(import_ahead, loading)
-        if is_much([file for file, cut in zip(fresh, cuts, strict=True) if cut is None]):
+        if much:
             loading.result()  # a wrong tokenizer is an error before so much is fetched
         cut = dict(zip(needed, download(config, fresh, runner, root, known=cuts), strict=True))
         tokenizer = loading.result()

@@ -130,7 +130,7 @@ JSON_VALUES = st.recursive(
     SCALARS,
     lambda of: st.lists(of, max_size=3) | st.tuples(of) | st.dictionaries(st.text(max_size=3) | st.integers(), of, max_size=3),
     max_leaves=12,
-)
+) | st.lists(st.dictionaries(st.text(max_size=3), SCALARS | st.sampled_from(["},\n  {", "}", "{"]), max_size=3), max_size=4)
 
 
 @examples(50)
