@@ -242,7 +242,7 @@ def test_lines_and_markdown_of_any_text() -> None:
     assert markdown("![a](b)[c][d]\n# e\\") == r"![a\](b)[c\][d]␊# e" + "\\\\"
     for name in ("web_text-1.2 (part *)", "s3://bucket/a_b/**/[0-9]*.jsonl?x=1&y=2", "local files (corpus)", "日本 ☃.txt"):
         assert markdown(name) == name
-    files: list[dict[str, object]] = [{"name": f"{n}_[x](", "size": n, "split": None} for n in range(3)]
+    files: list[dict[str, object]] = [{"name": f"({n}_[x]", "size": n, "split": None} for n in range(3)]
     assert markdown(files) is files  # nothing in so many files is to be escaped
     assert markdown([*files, {"name": "a|b"}]) == [*files, {"name": r"a\|b"}]
     assert markdown([{"`": "x"}, {"name": ["<"]}, {"of": 0.5}]) == [{"'": "x"}, {"name": ["&lt;"]}, {"of": 0.5}]
