@@ -167,7 +167,7 @@ def in_turn(scratch: Path, slices: int, number: int) -> Watched:
 def measure(bench: Bench) -> list[Grid]:
     scratch = bench.fresh("orchestration")
     rows = []
-    for slices, times in bench.size(SLICES, ((20, 1), (40, 1))):
+    for slices, times in bench.size(SLICES, ((20, 1),)):
         scratch.mkdir(exist_ok=True)
         write_text(scratch / f"{slices}.jsonl", slices)
         runs = [in_turn(scratch, slices, number) for number in range(times)]

@@ -43,9 +43,9 @@ def workers(service: Pool) -> Iterator[dict[str, Process]]:
     service.stop([process for process in started.values() if process in service.running])
 
 
-def told(tmp_path: Path, name: str, **settings: Any) -> dict[str, Any]:
-    """A build of some 20 slices in 5 groups."""
-    notes = write_notes(tmp_path / "in" / f"{name}.jsonl", 100)
+def told(tmp_path: Path, name: str, count: int = 100, **settings: Any) -> dict[str, Any]:
+    """A build of *count* notes, by default some 20 slices in 5 groups."""
+    notes = write_notes(tmp_path / "in" / f"{name}.jsonl", count)
     groups = {"threshold": 2, "slices": 4, "lost_after": 8}
     made = settings_of(tmp_path / "out", notes, name=name, slice_bytes=1000, runner="groups", groups=groups, **settings)
     (tmp_path / "build.yaml").write_text(json.dumps(made))
@@ -139,10 +139,10 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
 def test_workers_that_are_killed_while_they_write_to_a_store(
     service: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """All workers with their runs, when the 10th and the 40th upload has come."""
-    deadly, uploads, dead = {10, 40}, itertools.count(1), threading.Event()
+    """All workers with their runs, when the 10th and the 25th upload has come."""
+    deadly, uploads, dead = {10, 25}, itertools.count(1), threading.Event()
     with BUCKETS[protocol](monkeypatch) as bucket:
-        settings = {**told(tmp_path, f"on-{protocol}"), "scratch": str(tmp_path / "scratch"), "output": f"{bucket.url}/out"}
+        settings = {**told(tmp_path, f"on-{protocol}", 60), "scratch": str(tmp_path / "scratch"), "output": f"{bucket.url}/out"}
         (tmp_path / "build.yaml").write_text(json.dumps(settings))
         root, at_work = Store.at(settings["output"]), [service.work(name) for name in ("a", "b")]
 
@@ -181,7 +181,7 @@ AWAY_SECONDS = 10.0
 @pytest.mark.usefixtures("workers")
 def test_the_server_dies_and_comes_back(service: Pool, tmp_path: Path) -> None:
     """Builds on groups and on threads both end well, and running them again makes nothing again."""
-    settings = told(tmp_path, "away")
+    settings = told(tmp_path, "away", 60)
     threads = {**settings, "output": str(tmp_path / "threads"), "runner": "threads"}
     (tmp_path / "threads.yaml").write_text(json.dumps(threads))
     spread = service.build(tmp_path / "build.yaml")
