@@ -139,10 +139,10 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
 def test_workers_that_are_killed_while_they_write_to_a_store(
     service: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """All workers with their runs, when the 10th and the 25th upload has come."""
-    deadly, uploads, dead = {10, 25}, itertools.count(1), threading.Event()
+    """All workers with their runs, when the 10th and the 40th upload has come."""
+    deadly, uploads, dead = {10, 40}, itertools.count(1), threading.Event()
     with BUCKETS[protocol](monkeypatch) as bucket:
-        settings = {**told(tmp_path, f"on-{protocol}", 60), "scratch": str(tmp_path / "scratch"), "output": f"{bucket.url}/out"}
+        settings = {**told(tmp_path, f"on-{protocol}"), "scratch": str(tmp_path / "scratch"), "output": f"{bucket.url}/out"}
         (tmp_path / "build.yaml").write_text(json.dumps(settings))
         root, at_work = Store.at(settings["output"]), [service.work(name) for name in ("a", "b")]
 
