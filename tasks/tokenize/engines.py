@@ -435,7 +435,7 @@ def may_use_fast_engine(
 
 
 def put_off_fast_engine(tokenizer: Tokenizer, preference: str, trial: Callable[[], bool]) -> bool:
-    """Let *trial* say whether the fast engine is used, once loading it pays. False where there is none to try."""
+    """Let *trial* say whether the fast engine is used, once loading it pays. False if there is none to try."""
     if not _is_wanted(tokenizer, preference) or tokenizer.make_fast is None or tokenizer.why_slow is not None:
         return False
     engine_of(tokenizer, True).put_off(trial)
