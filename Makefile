@@ -32,8 +32,9 @@ demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it
 serve: $(STAMP) ## A Prefect server (UI on http://127.0.0.1:4200, with a secret), workers and deployments, until Ctrl-C. SERVE="dataset.yaml --cron '0 3 * * *'"
 	$(BIN)/python deployments/serve.py $(SERVE)
 
-# A process for each core; which tests stay together is in tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
+# A process for each core; which tests stay together is in tests/conftest.py. How long each test took is in $(REPORTS).
+REPORTS := $(VENV)/reports
+PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --durations 20 --junit-xml $(REPORTS)/$(or $(REPORT),$@).xml
 
 SELECT := not slow
 
@@ -93,7 +94,7 @@ $(PEERS): $(STAMP) tests/peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names, words, one way to open; types and links of the documentation.
+check: $(STAMP) ## Format, lint, types, directions of imports, names, words, size, one way to open; types and links of the documentation.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -101,6 +102,7 @@ check: $(STAMP) ## Format, lint, types, directions of imports, names, words, one
 	$(BIN)/python -m tests.names
 	$(BIN)/python -m tests.words
 	$(BIN)/python -m tests.doors
+	$(BIN)/python -m tests.size
 	$(BIN)/python -m tests.docs.typed
 	$(BIN)/python -m pytest --quiet tests/docs/test_links.py tests/docs/test_words.py
 

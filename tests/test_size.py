@@ -1,0 +1,34 @@
+"""The ceiling counts what runs, and fails if there is more of it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.size import code_tokens, faults
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("x = 1\n", 3),
+        ('"""A docstring\nof two lines."""\nx = 1  # a comment\n\n\n', 3),
+        ('def f():\n    """Return."""\n    return (\n        1,\n    )\n', 10),
+        ('x = f"{y} and {f(1)}"\n', 3),
+        ("x = '''two\nlines'''\n", 3),
+    ],
+)
+def test_code_tokens(source: str, count: int) -> None:
+    assert code_tokens(source) == count
+
+
+def test_more_than_the_ceiling_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("x = 1\n")
+    (tmp_path / "a.py").write_text("x = 1 + 1\n")
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.flat-tokens.ceiling]\nproduct = 5\ntests = 2\n")
+    assert faults(tmp_path) == ["tests has 3 code tokens; its ceiling in pyproject.toml is 2. Remove as much as you add."]
