@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
-import shlex
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
 from flat_tokens.extras import extra
+from flat_tokens.stores.signing import secret_in
 
 PRIVATE_KEY_FILE = "FLAT_TOKENS_PRIVATE_KEY_FILE"
 ENDORSED = ".ed25519"
@@ -52,17 +51,7 @@ def private_key() -> Any:
 
 @functools.cache
 def _key_in(path: str) -> Any:
-    where = f"{PRIVATE_KEY_FILE}={path}"
-    if not path:
-        raise PermissionError(f"{PRIVATE_KEY_FILE} is empty. Name the file of the key, or unset it.")
-    try:
-        with open(path, "rb") as file:
-            data, status = file.read(), os.fstat(file.fileno())
-    except OSError as error:
-        raise PermissionError(f"{where} cannot be read ({error.strerror}). Restore the file, or name another.") from error
-    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
-        raise PermissionError(f"{where} can be read or written by others. Make a new key, and: chmod 600 {shlex.quote(path)}")
-    return private_key_of(data, where)
+    return private_key_of(secret_in(path, PRIVATE_KEY_FILE), f"{PRIVATE_KEY_FILE}={path}")
 
 
 def private_key_of(data: bytes, where: str) -> Any:

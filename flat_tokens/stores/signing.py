@@ -32,18 +32,23 @@ def keys() -> tuple[bytes, ...]:
 
 @functools.cache
 def _keys_in(path: str) -> tuple[bytes, ...]:
+    return keys_of(secret_in(path, KEY_FILE).decode(errors="replace"), f"{KEY_FILE}={path}")
+
+
+def secret_in(path: str, setting: str) -> bytes:
+    """The content of a key's file, which *setting* names. PermissionError if it cannot be read, or if others can read it."""
     if not path:
-        raise PermissionError(f"{KEY_FILE} is empty. Name the file of the keys, or unset it.")
+        raise PermissionError(f"{setting} is empty. Name the file of the key, or unset it.")
     try:
-        with open(path, errors="replace") as file:
-            text, status = file.read(), os.fstat(file.fileno())
+        with open(path, "rb") as file:
+            data, status = file.read(), os.fstat(file.fileno())
     except OSError as error:  # one of reading, unlike one of opening, names no path
+        raise PermissionError(f"{setting}={path} cannot be read ({error.strerror}). Restore the file, or name another.") from error
+    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         raise PermissionError(
-            f"{KEY_FILE}={path} cannot be read ({error.strerror}). Restore the file, or name another."
-        ) from error
-    if stat.S_ISREG(status.st_mode) and status.st_mode & 0o022:
-        raise PermissionError(f"{KEY_FILE}={path} can be written by others. Make new keys, and: chmod 600 {shlex.quote(path)}")
-    return keys_of(text, f"{KEY_FILE}={path}")
+            f"{setting}={path} can be read or written by others. Make a new key, and: chmod 600 {shlex.quote(path)}"
+        )
+    return data
 
 
 def keys_of(text: str, where: str) -> tuple[bytes, ...]:

@@ -233,6 +233,7 @@ class Bench:
         os.environ.pop(signing.KEY_FILE, None)
         if case.signed:
             (self.here / "keys").write_text("5a" * 32)
+            (self.here / "keys").chmod(0o600)
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
         case.prepare(self.here, self._must)
         shutil.copytree(self.here, self.template, symlinks=True)

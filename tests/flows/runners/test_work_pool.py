@@ -208,6 +208,7 @@ def test_workers_with_the_key_sign_and_a_worker_without_it_says_so(tmp_path: Pat
     told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, name="signed")
     alone = build_here(told)
     (tmp_path / "keys").write_text("5a" * 32)
+    (tmp_path / "keys").chmod(0o600)
     groups = {**SPREAD["groups"], "attempts": 1}
     spread = config_of(tmp_path / "spread.yaml", {**told, **SPREAD, "groups": groups, "output": str(tmp_path / "groups")})
     (tmp_path / "pool").mkdir()
