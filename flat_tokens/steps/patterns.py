@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 _PART = re.compile(
-    r"(?P<quoted>\\Q.*?(?:\\E|$))|(?P<names>\\[pP](?:\{[^}]*\}|.)|\[\[?:[^]]*\]|\[\^?\]?(?:\\[pP]\{[^}]*\}|\\.|\[:\w+:\]|[^]\\])*\])"
-    r"|(?P<escaped>\\.)|(?P<open>\((?:\?(?:P?<[^>]*>|[a-zA-Z-]*[:)]))?)|(?P<close>\))|(?P<count>\{(\d+)(?:,(\d*))?\})"
+    r"(?P<quoted>\\Q.*?(?:\\E|$))|(?P<names>\\[pP](?:\{[^}]*\}|.)|\[\^?\]?(?:\\[pP]\{[^}]*\}|\\.|\[:\^?\w+:\]|[^]\\])*\])"
+    r"|(?P<escaped>\\x\{[^}]*\}|\\.)|(?P<open>\((?:\?(?:P?<[^>]*>|[a-zA-Z-]*[:)]))?)|(?P<close>\))|(?P<count>\{([0-9]+)(?:,([0-9]*))?\})"
     r"|(?P<often>[*+?])|(?P<any>\.)|(?P<plain>.)",
     re.DOTALL,
 )
-_CLASS, _UNICODE = 16, 256
-"""About how many instructions a class has: of ASCII or all but that, and of Unicode by its properties."""
+_MEMBERS = re.compile(r"\\[pPx]\{[^}]*\}|\\.|.", re.DOTALL)
+_CLASS, _UNICODE, _MEMBER = 16, 256, 3
+"""Instructions of a class, about: of ASCII or all but that, of Unicode by its properties, and for each member of such a one."""
 
 
 def program_size(pattern: str) -> int:
@@ -27,7 +28,7 @@ def program_size(pattern: str) -> int:
         if kind == "close":
             last = 2 + levels.pop() if len(levels) > 1 else 1
         elif part["count"] is not None:
-            most = max(int(number) for number in re.findall(r"\d+", text))
+            most = max(int(number) for number in re.findall("[0-9]{1,9}", text))
             levels[-1] += last * max(most, 1) + most
             last = last * (most + 1)
             continue
@@ -36,7 +37,9 @@ def program_size(pattern: str) -> int:
             last += 1
             continue
         elif kind == "names":
-            last = _UNICODE if re.search(r"\\[pP]|[^\x00-\x7f]", text) else _CLASS
+            members = len(_MEMBERS.findall(text))
+            is_wide = re.search(r"\\[pPx]|[^\x00-\x7f]", text)
+            last = _UNICODE + _MEMBER * members if is_wide else max(_CLASS, members)
         elif kind == "escaped" and text[1:] in "WDS":
             last = _CLASS
         else:

@@ -54,8 +54,10 @@ examples:
 
 MOST_WORK = 1 << 32
 """Instructions of the patterns that a stranger's dataset names: some 20 seconds."""
-MOST_STEPS = 100
-"""Steps of a source that a stranger's dataset names."""
+MOST_STEPS, MOST_PATTERN_BYTES = 100, 10_000
+"""Steps of a source that a stranger's dataset names, and bytes of each pattern."""
+COMPILING = 512
+"""A pattern is compiled in about the time in which it is matched with this many bytes."""
 
 
 class Sample(NamedTuple):
@@ -120,6 +122,8 @@ def sample(text: str) -> Sample:
 def run(options: argparse.Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
     if options.forgotten:
+        if options.key is not None or options.number is not None or options.sign:
+            raise ValueError("--forgotten compares no signature: give --key, --number or --sign without it")
         return _run_forgotten(options)
     private = endorsing.private_key() if options.sign else None
     if options.sign and not (options.full and (signing.keys() or private)):
@@ -346,15 +350,11 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
             if settings.get("messages_column"):
                 not_reachable["conversations are tokenized by builds alone"] += len(sequences)
                 continue
-            steps, unusable = _steps_of(settings, options.trust_records)
+            steps, unusable, work = _steps_of(settings, options.trust_records, texts.values(), work)
             if steps is None:
                 not_reachable[unusable] += len(sequences)
                 continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
-            work += work_of(settings.get("steps") or (), texts.values())
-            if work > MOST_WORK and not options.trust_records:
-                not_reachable["a pattern in the manifest would take long: --trust-records waits for it"] += len(sequences)
-                continue
             texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
             wrong |= left_out
             joined = settings.get("completion_column") is not None
@@ -370,27 +370,36 @@ def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counte
     return same, not_reachable, faults
 
 
-def _steps_of(settings: Mapping[str, Any], trusted: bool) -> tuple[Steps | None, str]:
-    """The steps that the documents of a source took; or None, and why they cannot be taken again."""
+def _steps_of(
+    settings: Mapping[str, Any], trusted: bool, texts: Collection[str] = (), work: int = 0
+) -> tuple[Steps | None, str, int]:
+    """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
+    before; it is returned with those of this one.
+    """
     described = settings.get("steps") or ()
     try:
         foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
         if len(described) > MOST_STEPS and not trusted:
-            return None, f"the manifest has {len(described):,} steps, which take long: --trust-records takes them"
+            return None, f"the manifest has {len(described):,} steps, which take long: --trust-records takes them", work
         if foreign and not trusted:
-            return None, f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records"
+            return None, f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records", work
         if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
-            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read"
-        return open_steps(described), ""
-    except (ValueError, KeyError, TypeError) as error:
-        return None, f"its steps cannot be taken again: {error}"
+            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read", work
+        if not trusted:
+            patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
+            if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
+                return None, f"a pattern in the manifest has {longest:,} bytes: --trust-records takes it", work
+            work += sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts))
+            if work > MOST_WORK:
+                return None, "a pattern in the manifest would take long: --trust-records waits for it", work
+        return open_steps(described), "", work
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return None, f"its steps cannot be taken again: {error}", work
 
 
-def work_of(described: Sequence[Mapping[str, Any]], texts: Collection[str]) -> int:
-    """Instructions, about, that the patterns of steps take for texts."""
-    patterns = [step["options"] for step in described if step["use"] == "pattern"]
-    sizes = [program_size(str(one.get("keep") or one.get("drop"))) for one in patterns]
-    return sum(sizes) * sum(map(len, texts))
+def _pattern_of(options: Mapping[str, Any]) -> str:
+    keep = options.get("keep")
+    return str(options.get("drop") if keep is None else keep)
 
 
 def _behind(

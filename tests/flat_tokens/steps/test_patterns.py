@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -12,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.steps.patterns import program_size
-from flat_tokens.tools.verify import MOST_STEPS, MOST_WORK, _steps_of, work_of
+from flat_tokens.tools.verify import MOST_PATTERN_BYTES, MOST_STEPS, MOST_WORK, _steps_of
 
 SLOW = {
     "optional": "(?:a?){1000}b",
     "optional, nested": "(?:(?:a?){30}){30}b",
-    "alternation": "|".join(f"{i:020b}".replace("0", "a").replace("1", "b") + "c" for i in range(1000)),
+    "alternation": "|".join(f"{i:09b}".replace("0", "a").replace("1", "b") + "c" for i in range(800)),
     "tail": "(?:a|b)*a(?:a|b){900}c",
     "classes": r"(?:\pL?){300}7",
     "case": "(?i)(?:[a-z]?){900}7",
@@ -26,7 +25,12 @@ SLOW = {
     "named": "(?P<x>a?){1000}b",
     "lazy": "(?:a??){1000}b",
     "quoted": r"(?:\Qaaaaaaaa\E?){900}b",
+    "members": f"(?:[{''.join(chr(i) for i in range(0x3400, 0x3FB8, 2))}]?){{3}}z",
+    "escaped": "(?:[" + "".join(rf"\x{{{i:x}}}" for i in range(0x3400, 0x3600, 2)) + "]?){3}z",
+    "named class": "(?:[[:alpha:]]?){900}7",
+    "named members": f"[[:alpha:]{''.join(chr(i) for i in range(0x3400, 0x3600, 2))}]{{30}}z",
 }
+LENGTH = {"use": "length", "options": {"min_bytes": 1}, "version": "1"}
 PLAIN = [
     "licence",
     r"^\s*(copyright|licen[cs]e)\b",
@@ -40,26 +44,44 @@ PLAIN = [
 
 @pytest.mark.parametrize("name", SLOW)
 def test_a_pattern_that_takes_long_is_large(name: str) -> None:
-    """Of a megabyte of text none of them is tried without trust."""
-    step = {"use": "pattern", "options": {"drop": SLOW[name]}}
+    """Of some megabytes of text none of them is tried without trust, whatever characters these are of."""
+    step = {"use": "pattern", "options": {"drop": SLOW[name]}, "version": "1"}
     assert program_size(SLOW[name]) >= 900
-    assert work_of([step], ["a" * 3_000_000]) > MOST_WORK
+    for text in ("a" * 5_000_000, "\u3400" * 1_700_000):
+        assert _steps_of({"steps": [step]}, False, [text])[:2] == (
+            None,
+            "a pattern in the manifest would take long: --trust-records waits for it",
+        )
 
 
 @pytest.mark.parametrize("pattern", PLAIN)
 def test_usual_patterns_are_small(pattern: str) -> None:
-    step: dict[str, Any] = {"use": "pattern", "options": {"keep": pattern}}
-    assert work_of([step, {"use": "length", "options": {}}], ["a" * 1_000_000]) < MOST_WORK
+    steps = [{"use": "pattern", "options": {"keep": pattern}, "version": "1"}, LENGTH]
+    found, _, work = _steps_of({"steps": steps}, False, ["a" * 1_000_000])
+    assert found is not None
+    assert work < MOST_WORK
+
+
+def test_work_of_files_adds_up() -> None:
+    step = {"use": "pattern", "options": {"keep": "a{100}"}, "version": "1"}
+    _, _, work = _steps_of({"steps": [step]}, False, ["b" * 1_000_000])
+    assert _steps_of({"steps": [step]}, False, ["b" * 1_000_000], MOST_WORK - work)[2] == MOST_WORK
+    assert _steps_of({"steps": [step]}, False, ["b" * 1_000_000], MOST_WORK - work + 1)[0] is None
+
+
+def test_a_long_pattern_of_a_stranger_is_not_compiled() -> None:
+    step = {"use": "pattern", "options": {"keep": "é" * (MOST_PATTERN_BYTES // 2 + 1)}, "version": "1"}
+    assert _steps_of({"steps": [step]}, False)[1] == "a pattern in the manifest has 10,002 bytes: --trust-records takes it"
+    assert _steps_of({"steps": [step]}, True)[0] is not None
 
 
 def test_a_stranger_names_some_steps() -> None:
     """Each takes time for every file, whatever it does. With trust, as many as there are."""
-    step = {"use": "length", "options": {"min_bytes": 1}, "version": "1"}
-    steps, why = _steps_of({"steps": [step] * (MOST_STEPS + 1)}, trusted=False)
+    steps, why, _ = _steps_of({"steps": [LENGTH] * (MOST_STEPS + 1)}, trusted=False)
     assert steps is None
     assert why == "the manifest has 101 steps, which take long: --trust-records takes them"
     for count, trusted in ((MOST_STEPS, False), (MOST_STEPS + 1, True)):
-        steps, why = _steps_of({"steps": [step] * count}, trusted)
+        steps, why, _ = _steps_of({"steps": [LENGTH] * count}, trusted)
         assert steps is not None, why
         assert len(steps.described) == count
 
