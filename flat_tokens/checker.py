@@ -218,6 +218,8 @@ def check_endorsed(root: Store, store: Store, public: Any, number: int | None = 
         yield f"{store.path(MANIFEST)} is not endorsed by this key"
     elif root.exists(POINTER):
         yield from _check_number(root, mine, public, number)
+    elif number is not None:
+        yield f"{root.url} has no {POINTER}, whose number could be compared with {number}. Name the output itself"
 
 
 def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number: int | None) -> Iterator[str]:

@@ -54,6 +54,8 @@ from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 from flat_tokens.where import parse
 
 STARTS_AT_A_TIME = 1 << 20
+MAX_LINKS = 40
+"""The most links that a path leads through, as in Linux."""
 
 
 @dataclass(frozen=True)
@@ -404,14 +406,24 @@ def resolve(store: Store) -> Store:
 
 
 def without_links(store: Store) -> Store:
-    """The store at its real path. With a key, the link ``latest`` is the output itself: its signed pointer says which version is
-    the latest, and whoever writes to the output can change a link.
+    """The store at its real path. With a key, a link ``latest`` is the output itself: its signed pointer says which version is
+    the latest, and whoever writes to the output can change a link. ValueError if there is no pointer.
     """
     if not store.is_local:
         return store
-    above, name = os.path.split(store.root)
-    if name == LINK and signing.keys() and kind_of(os.path.join(above, POINTER)) == "file":
-        return replace(store, root=followed(above))
+    path = store.root
+    for _ in range(MAX_LINKS if signing.keys() else 0):
+        above, name = os.path.split(path)
+        if name == LINK:
+            if kind_of(os.path.join(above, POINTER)) != "file":
+                raise ValueError(
+                    f"{path}: there is no {POINTER} next to it, whose signature would say which version is the latest. "
+                    f"Restore it, or name a version: {os.path.join(above, VERSIONS)}/ID"
+                )
+            return replace(store, root=followed(above))
+        if kind_of(path, follow_links=False) != "link":
+            break
+        path = os.path.join(above, os.readlink(path)).rstrip("/")
     return replace(store, root=followed(store.root))
 
 

@@ -43,7 +43,9 @@ def secret_in(path: str, setting: str) -> bytes:
         with open(path, "rb") as file:
             data, status = file.read(), os.fstat(file.fileno())
     except OSError as error:  # one of reading, unlike one of opening, names no path
-        raise PermissionError(f"{setting}={path} cannot be read ({error.strerror}). Restore the file, or name another.") from error
+        raise PermissionError(
+            f"{setting}={path} cannot be read ({error.strerror}). Restore the file, or name another."
+        ) from error
     if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
         raise PermissionError(
             f"{setting}={path} can be read or written by others. Make a new key, and: chmod 600 {shlex.quote(path)}"

@@ -6,7 +6,7 @@ import argparse
 import itertools
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -382,7 +382,11 @@ def _steps_of(
         if len(described) > MOST_STEPS and not trusted:
             return None, f"the manifest has {len(described):,} steps, which take long: --trust-records takes them", work
         if foreign and not trusted:
-            return None, f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records", work
+            return (
+                None,
+                f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records",
+                work,
+            )
         if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
             return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read", work
         if not trusted:

@@ -90,6 +90,22 @@ def test_an_earlier_version_that_is_put_back_is_refused(output: str, keys: Keys,
         check(output, keys, number=2)
 
 
+@pytest.mark.parametrize("path", ["", "latest", "versions/{version}", "copy"])
+def test_a_number_needs_a_pointer(keys: Keys, tmp_path: Path, path: str) -> None:
+    """By a version alone nobody can tell that a later one is known."""
+    output = tmp_path / "out"
+    version = build_version(str(output), tmp_path, 0)
+    shutil.copytree(output / "versions" / version, output / "copy")
+    if not path:
+        (output / "latest.json").unlink()
+    there = output / path.format(version=version) if path else output / "latest"
+    check(str(there), keys)
+    with pytest.raises(DamagedError, match=r"has no latest\.json, whose number could be compared with 1"):
+        check(str(there), keys, number=1)
+    command = [sys.executable, "-m", "flat_tokens", "verify", str(there), "--key", str(keys.public), "--number", "1"]
+    assert subprocess.run(command, cwd=Path(__file__).parents[3], check=False).returncode == 1
+
+
 def test_a_rollback_is_endorsed_with_a_number_of_its_own(output: str, keys: Keys, tmp_path: Path) -> None:
     for seed in range(3):
         build_version(output, tmp_path, seed)

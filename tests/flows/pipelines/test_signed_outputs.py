@@ -45,6 +45,7 @@ NOW = Policy(keep_versions=1, grace_days=0)
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A key that the environment names."""
     (tmp_path / "keys").write_text("5a" * 32 + "\n")
+    (tmp_path / "keys").chmod(0o600)
     monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
     return str(tmp_path / "keys")
 
@@ -210,6 +211,7 @@ def test_what_was_made_without_a_key_is_adopted_after_a_full_check(
     out = str(tmp_path / "out")
     first = build_here(settings)
     (tmp_path / "keys").write_text("5a" * 32)
+    (tmp_path / "keys").chmod(0o600)
     assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 2  # no key
     monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
     status, told = run_verify(out, capsys=capsys)
@@ -295,3 +297,13 @@ def test_the_link_latest_leads_where_the_signed_pointer_says(settings: Settings,
     assert Path(flat_tokens.open(output / "latest").store.root).name == pointed
     assert at_dataset(str(output / "latest"))[1] == pointed
     assert Path(open_corpus(str(output / "latest")).store.root).name == pointed
+    (tmp_path / "mine").symlink_to("out/latest/")
+    assert Path(flat_tokens.open(tmp_path / "mine").store.root).name == pointed
+    (output / "latest.json").unlink()
+    for path in (output / "latest", tmp_path / "mine"):
+        with pytest.raises(ValueError, match=r"out/latest: there is no latest\.json next to it, whose signature would say"):
+            flat_tokens.open(path)
+    (output / "latest").unlink()
+    shutil.copytree(output / "versions" / older, output / "latest")  # no link, but a copy in its place
+    with pytest.raises(ValueError, match="there is no latest"):
+        flat_tokens.open(output / "latest")
