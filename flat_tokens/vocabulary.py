@@ -149,8 +149,8 @@ def is_file_name(name: str) -> bool:
 
 def resolve(name: str, *, pattern: str | None = None, revision: str | None = None, pin: bool = False) -> Definition:
     """The tokenizer that a name stands for: a tiktoken encoding, ``bytes``, a ``.tiktoken`` file, a ``tokenizer.json``, Mistral's
-    ``tekken.json``, a ``.model`` file of SentencePiece, a directory with one of the last three, or a hub repository. *pattern* is
-    for ``.tiktoken`` files; *pin* asks the hub for the commit first.
+    ``tekken.json``, a ``.model`` file of SentencePiece or of ranks, a directory with one of the last three, or a hub repository.
+    *pattern* is for ranks; *pin* asks the hub for the commit first.
 
     ValueError, with the next step, where the name means nothing or a file is malformed; ModuleNotFoundError where a package
     is not installed.
@@ -158,20 +158,18 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
     path = Path(name)
     if name == "bytes":
         return ByteValues()
-    if path.suffix == ".tiktoken":
-        return _rank_file(path, pattern)
     if kind_of(path) == "directory":
         found = _file_in(path)
-        return _of_data(name, found.name, _read(found))
+        return _of_data(name, found.name, _read(found), pattern)
     if is_file_name(name):
-        return _of_data(name, name, _read(path))
+        return _of_data(name, name, _read(path), pattern)
     if kind_of(path) == "file":
         raise ValueError(
             f"the tokenizer {name} is none of tokenizer.json, tekken.json, .tiktoken and .model. {_conversion(path.parent)}"
         )
     if _is_repository(name):
         data, file, revision = _hub_file(name, revision, pin)
-        return _of_data(name, file, data, revision)
+        return _of_data(name, file, data, pattern, revision)
     encoding = _encoding(check_encoding(name), name)
     return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
 
@@ -228,9 +226,12 @@ def _file_in(directory: Path) -> Path:
     return directory / FILES[0]
 
 
-def _of_data(name: str, file: str, data: bytes, revision: str | None = None) -> Definition:
+def _of_data(name: str, file: str, data: bytes, pattern: str | None, revision: str | None = None) -> Definition:
     """The tokenizer that a file defines, by its name and its bytes."""
-    return _tokenizer_json(name, data, revision) if file.endswith(".json") else _sentence_pieces(name, data, revision)
+    if file.endswith(".json"):
+        return _tokenizer_json(name, data, revision)
+    is_ranks = file.endswith(".tiktoken") or RANK_LINE.match(data)
+    return _rank_file(name, data, pattern, revision) if is_ranks else _sentence_pieces(name, data, revision)
 
 
 def _conversion(directory: Path) -> str:
@@ -294,11 +295,16 @@ def _nearest_file(path: Path) -> str:
     return ""
 
 
-def _rank_file(path: Path, pattern: str | None) -> Ranks:
+RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+"""A line of ranks. The ``tokenizer.model`` of Llama 3 begins with one: it is not a model of SentencePiece."""
+
+
+def _rank_file(path: str, data: bytes, pattern: str | None, revision: str | None) -> Ranks:
     """A file of lines 'base64 rank'."""
+    name = Path(path).name
     ranks: dict[bytes, int] = {}
     taken: set[int] = set()
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(data.splitlines(), 1):
         if not line:
             continue
         try:
@@ -313,21 +319,21 @@ def _rank_file(path: Path, pattern: str | None) -> Ranks:
         ranks[token] = rank
         taken.add(rank)
     if pattern is None:
-        return Ranks(path.name, ranks)
+        return Ranks(name, ranks, revision=revision)
     _check_bytes(path, ranks)
-    tiktoken = extra("tiktoken", f"encoding with {path.name}")
+    tiktoken = extra("tiktoken", f"encoding with {name}")
     spelled = PATTERNS.get(pattern, pattern)
     if spelled in tiktoken.list_encoding_names():
         spelled = str(_encoding(tiktoken, spelled)._pat_str)
-    return Ranks(path.name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern))
+    return Ranks(name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern), revision)
 
 
-def _check_bytes(name: str | Path, ranks: Mapping[bytes, int]) -> None:
+def _check_bytes(name: str, ranks: Mapping[bytes, int]) -> None:
     if missing := [value for value in range(256) if bytes([value]) not in ranks]:
         raise ValueError(f"{name}: has no token for the byte {missing[0]:#04x}; every byte needs one")
 
 
-def _new_encoding(name: str | Path, ranks: Mapping[bytes, int], spelled: str, pattern: str) -> Any:
+def _new_encoding(name: str, ranks: Mapping[bytes, int], spelled: str, pattern: str) -> Any:
     """A ``tiktoken.Encoding`` of ranks and the pattern as it is *spelled*. ValueError, with *pattern*, if it cannot be had."""
     tiktoken = extra("tiktoken", f"encoding with {name}")
     try:

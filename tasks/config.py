@@ -293,7 +293,7 @@ class TokenizerConfig(Model):
         min_length=1,
         description=TOKENIZERS,
     )
-    pattern: str | None = Field(None, description=".tiktoken files: the split pattern, or the encoding whose it is")
+    pattern: str | None = Field(None, description="Files of ranks: the split pattern, or the encoding whose it is")
     revision: str | None = Field(None, description="Hub repositories: branch, tag or commit")
     engine: Literal["auto", "reference"] = Field(
         "auto", description="auto: the fast engine, where it gives exactly the reference engine's tokens"

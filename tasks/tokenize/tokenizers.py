@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.stores.local import kind_of
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import (
     CL100K,
@@ -50,14 +49,13 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """Load a tokenizer, once a process. ValueError, with the next step, where the name means nothing or the vocabulary
     does not fit the format; nothing that a file says is ever run as code.
     """
-    is_ranks = config.name.endswith(".tiktoken")
-    if is_ranks and config.pattern is None and kind_of(config.name) is not None:
+    fault = try_out(config)
+    definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
+    if isinstance(definition, Ranks) and definition.pattern is None:
         raise ValueError(
             f"{config.name} holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern to the pattern, "
             f"or to the encoding whose it is: {', '.join(PATTERNS)}."
         )
-    fault = try_out(config)
-    definition = resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True)
     tokenizer = replace(ENGINES[type(definition)](definition), token_bytes=partial(token_bytes_of, definition))
     if is_from_a_file(config.name):
         reference, make_fast = tokenizer.reference, tokenizer.make_fast

@@ -73,7 +73,7 @@ def fault_of(config: TokenizerConfig) -> str | None:
     """The fault of a tokenizer as `try_out` returns it, found in this process, which its library may hold up or end."""
     with contextlib.suppress(ValueError, ImportError):  # whoever loads the tokenizer hears of it then
         match resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True):
-            case Ranks() as ranks:
+            case Ranks(pattern=str()) as ranks:
                 return _fault_of_ranks(ranks, config)
             case TokenizerJson() as definition:
                 return _fault_of_json(definition, config)

@@ -176,9 +176,13 @@ def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path: Path) ->
     assert lists(fast(tokenizer), texts) == expected
 
 
-def test_a_tiktoken_file_is_the_encoding_of_its_ranks_and_pattern(tmp_path: Path) -> None:
-    path = tmp_path / "mine.tiktoken"
+@pytest.mark.parametrize("name", ["mine.tiktoken", "tokenizer.model"])
+def test_a_file_of_ranks_is_the_encoding_of_its_ranks_and_pattern(tmp_path: Path, name: str) -> None:
+    """Whatever its name says: Llama 3's ranks are a tokenizer.model."""
+    path = tmp_path / name
     path.write_bytes(definition_file("cl100k_base")[0])
+    with pytest.raises(ValueError, match=rf"{name} holds ranks, not the pattern .* Set tokenizer.pattern"):
+        load_tokenizer(TokenizerConfig(name=str(path)))
     named = load_tokenizer(TokenizerConfig(name=str(path), pattern="cl100k_base"))
     spelled = load_tokenizer(TokenizerConfig(name=str(path), pattern=CL100K))
     original = load_tokenizer(TokenizerConfig(name="cl100k_base"))
