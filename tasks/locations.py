@@ -31,11 +31,10 @@ HARMLESS = "alt|date|dl|download|file|format|lang|limit|name|offset|page|part|pa
 """Parameters that URLs may have. Any other one may be a secret."""
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*:"
 _USER = rf"(?:(?!hf://){_SCHEME}[/\\]*[^/\\?#]*@|{_SCHEME}[\s\S]*:[/\\]+[^/\\?#]*@|hf://[^/]*:[^/]*@)"
-_SIGNED = (
-    rf"(?:{_SCHEME}[\s\S]*(?:[?&;#]|%3[FBfb]|%2[36])(?!(?:{HARMLESS})=)[^=&;#/]*="
-    rf"|[Hh][Tt][Tt][Pp][Ss]?:[\s\S]*(?:#|\?(?!(?:{HARMLESS})=)|\?[\s\S]*[&;](?!(?:{HARMLESS})=)))"
-)
-WITHOUT_SECRETS = rf"^(?!\s*{_USER})(?!\s*{_SIGNED})"
+_PARAMETER = rf"{_SCHEME}[\s\S]*(?:[?&;#]|%3[FBfb]|%2[36])(?!(?:{HARMLESS})=)[^=&;#/?]*="
+_QUERY = rf"[Hh][Tt][Tt][Pp][Ss]?:[\s\S]*(?:#|\?(?!(?:{HARMLESS})=)|\?[\s\S]*[&;](?!(?:{HARMLESS})=))"
+"""A query or a fragment of any form. A name in the path may have an encoded '?' or '#', which begins neither."""
+WITHOUT_SECRETS = rf"^(?!\s*{_USER})(?!\s*{_PARAMETER})(?!\s*{_QUERY})"
 """For JSON schemas: Prefect's server refuses secrets by it before it stores a run."""
 _UP = re.compile(r"(^|[/\\])\.\.?(;[^/\\]*)?([/\\]|$)")
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?!0*$)\d{1,5})?")
@@ -49,7 +48,7 @@ def plain_location(location: str) -> str:
     named, ambient = f"the URL of {host[1]}" if host else "a location", "ambient credentials (environment, instance role)"
     if any(re.match(rf"\s*{_USER}", text) for text in _decoded(location)):
         raise ValueError(f"{named} carries credentials. Parameters are shown in plain text: use {ambient} instead.")
-    if any(re.match(rf"\s*{_SIGNED}", text) for text in _decoded(location)):
+    if re.match(rf"\s*{_QUERY}", location) or any(re.match(rf"\s*{_PARAMETER}", text) for text in _decoded(location)):
         name, *_ = re.findall(rf"[?&;#](?!(?:{HARMLESS})=)([A-Za-z_-]{{2,24}})=[^=&;#]", location) or ["more than a path"]
         raise ValueError(f"{named} is signed ({name}). Use ambient credentials instead. Known as harmless: {HARMLESS}")
     scheme, separator, rest = location.partition("://")

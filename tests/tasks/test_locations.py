@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tasks.config import BuildConfig, HubDataset, Source, TokenizerConfig
 from tasks.derive.request import ImportRequest
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
-from tasks.locations import Location, Output, plain_location, unbound
+from tasks.locations import WITHOUT_SECRETS, Location, Output, plain_location, unbound
 from tasks.models import FoundFile
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -320,6 +321,15 @@ def test_a_secret_is_refused_and_not_repeated(location: str) -> None:
     with pytest.raises(ValueError, match=r"credentials|not followed by a server") as refused:
         plain_location(location)
     assert "CRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["https://example.org/a/part%231.jsonl", "https://example.org/a%3F.jsonl?raw=true", "https://example.org/a%253Fb%3B"],
+)
+def test_an_encoded_question_mark_or_hash_belongs_to_the_path(location: str) -> None:
+    assert plain_location(location) == location
+    assert re.match(WITHOUT_SECRETS, location)
 
 
 @functools.cache
