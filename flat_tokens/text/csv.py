@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import BinaryIO, Literal
@@ -242,7 +243,16 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
             raise ValueError(f"{file.name}: the first row, which names the columns, is damaged: {header}")
         check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in header]))
     except ValueError as error:
-        if (other := _other_delimiter(file)) is None:
+        with file.open() as opened:
+            first = opened.readline(limits.LOOK_BYTES).removeprefix(BOM).decode("utf-8", "replace")
+        if re.fullmatch('"?sep=.?"?[\r\n]*', first):
+            raise ValueError(
+                f"{file.name}: its first line, {first.strip()!r}, is for Excel; the columns' names come after it. Remove it: "
+                f"tail -n +2 {PurePath(file.name).name}"
+            ) from error
+        # A delimiter by which the first row names all columns that are wanted.
+        others = (one for one in DELIMITERS if one != _delimiter(file) and set(file.columns) <= set(_cells(first, one)))
+        if (other := next(others, None)) is None:
             raise
         raise ValueError(f"{error} Its delimiter looks like {other!r}: set source.delimiter to that.") from error
     yield Range(0, file.size, None, file.size)
@@ -254,14 +264,6 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
-
-
-def _other_delimiter(file: TextFile) -> str | None:
-    """A delimiter by which the first row names all columns that are wanted; None where no other one than the file's does."""
-    with file.open() as opened:
-        line = opened.readline(limits.LOOK_BYTES).removeprefix(BOM).decode("utf-8", "replace")
-    others = (one for one in DELIMITERS if one != _delimiter(file))
-    return next((one for one in others if set(file.columns) <= set(_cells(line, one))), None)
 
 
 def columns(file: TextFile) -> list[str] | None:

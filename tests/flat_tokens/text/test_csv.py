@@ -135,6 +135,14 @@ def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path: Path, del
         list(CSV.ranges(file._replace(text_column="body", delimiter=delimiter), 1 << 20))
 
 
+@pytest.mark.parametrize("line", ["sep=;\n", "sep=\t\r\n", '\ufeff"sep=;"\r\n', "sep=,\n"])
+def test_a_line_for_excel_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{line}id;text\n1;one\n", newline="")
+    with pytest.raises(ValueError, match=r"a.csv: its first line, .*sep=.* is for Excel.* Remove it: tail -n \+2 a.csv"):
+        list(CSV.ranges(TextFile(str(path), path.name, path.stat().st_size, "text", delimiter=";"), 1 << 20))
+
+
 def test_a_tsv_with_commas_is_told_by_its_header(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("id,text\n1,one\n")
