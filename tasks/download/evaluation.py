@@ -16,6 +16,7 @@ from tasks.download.cut import at_hand, cut_files
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
+from tasks.locations import is_within
 from tasks.output.staging import Workspace
 from tasks.text.documents import Tally, read_documents
 
@@ -65,7 +66,7 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
     sources = (one.source(),)
     try:
         found = resolve_source(sources[0], 0).files
-        if within := [file.uri for file in found if file.uri.startswith(workspace.root.url)]:
+        if within := [file.uri for file in found if is_within(file.uri, [workspace.root.url])]:
             raise ValueError(f"{within[0]} is within the output {workspace.root.url}. Keep them apart")
         cuts = (cut for pack in packs_of(found) for cut in cut_files(pack, sources, SLICE_BYTES, workspace))
         texts, size = list[pa.LargeStringArray](), 0

@@ -163,6 +163,7 @@ def test_a_set_that_is_not_there_or_within_the_output_is_refused(tmp_path: Path)
         pinned(tmp_path, str(tmp_path / "x.jsonl"))
     with pytest.raises(ValueError, match=r"x.jsonl is within the output .*out. Keep them apart"):
         pinned(tmp_path, str(put(tmp_path / "out/x.jsonl", QUESTIONS)))
+    assert pinned(tmp_path, str(put(tmp_path / "outside.jsonl", QUESTIONS)))
     with pytest.raises(ValueError, match="sets_url is not for configurations"):
         pinned(tmp_path, "x.jsonl", sets_url=str(tmp_path))
 
