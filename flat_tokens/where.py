@@ -60,6 +60,12 @@ class Where(NamedTuple):
         """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
         try:
             found: npt.NDArray[np.bool_] = self.test(columns).fill_null(False).to_numpy(zero_copy_only=False)
+        except pa.lib.ArrowNotImplementedError as error:  # no comparison of these types
+            kinds = ", ".join(f"{name} is {_kind(columns(name).type)}" for name in sorted(self.names))
+            raise ValueError(
+                f"where {self.text!r} compares unlike values: {kinds}. Numbers are compared with numbers, texts with '...', "
+                "and booleans with true and false. All columns of CSV are text."
+            ) from error
         except pa.ArrowException as error:
             raise ValueError(f"where {self.text!r}: {error}") from error
         except ValueError as error:
@@ -203,6 +209,13 @@ class _Parser:
             raise ValueError(f"where {self.text[:100]!r}: {written[:30]} is too large; whole numbers are below 2**63")
         number = int(written) if written.isdigit() else float(written)
         return lambda _: -number if is_negative else number
+
+
+def _kind(kind: Any) -> str:
+    types = pa.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    is_number, is_text = types.is_integer(kind) or types.is_floating(kind), types.is_string(kind) or types.is_large_string(kind)
+    return "a number" if is_number else "a text" if is_text else "true or false" if types.is_boolean(kind) else str(kind)
 
 
 def _unquoted(word: str) -> str:
