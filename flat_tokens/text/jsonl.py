@@ -278,7 +278,9 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
     except RecursionError:
         return _Line(fault=("malformed", "the line is JSON nested too deep"))
     except ValueError as error:
-        return _Line(fault=("malformed", f"the line is not JSON ({error})"))
+        # The decoder counts lines within the text that it was given, which is one line.
+        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        return _Line(fault=("malformed", f"the line is not JSON ({why})"))
     if not isinstance(value, dict):
         return _Line(fault=("wrong_type", f"the line is a JSON {_json_type(value)}, not an object"))
     return row_of(value, file)

@@ -315,7 +315,7 @@ def bad_document(slice_: Slice, source: Source, row: int, reason: str, detail: s
 
 
 def row_name(slice_: Slice, source: Source, row: int) -> str:
-    """The file of a row of a slice, and its number there, for errors."""
+    """The file of a row of a slice, and its number there, for errors: ``a.parquet, row 1``, ``a.jsonl, line 2 (row 1)``."""
     # Rows before it are counted only here, where somebody wants to know.
     policy, part = DocumentPolicy(), slice_.ranges[-1]
     if len(slice_.ranges) > 1:
@@ -326,4 +326,6 @@ def row_name(slice_: Slice, source: Source, row: int) -> str:
                 break
             row -= count
     before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
-    return f"{part.file.name}, row {before + row}"
+    row += before
+    # Editors count lines from 1, the dataset's table of documents counts rows from 0.
+    return f"{part.file.name}, " + (f"line {row + 1} (row {row})" if part.file.format == "jsonl" else f"row {row}")

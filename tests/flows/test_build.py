@@ -189,7 +189,7 @@ def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> Non
     path = hundred_lines(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:60], '{"text": 1}\n', *lines[61:]]))
-    with pytest.raises(ValueError, match=r"^lines\.jsonl, row 60: 'text' is a JSON number"):
+    with pytest.raises(ValueError, match=r"^lines\.jsonl, line 61 \(row 60\): 'text' is a JSON number"):
         build_dataset(config(tmp_path / "out", sources=[{"path": str(path)}], slice_bytes=50, workers=2))
     receipts = list((tmp_path / "out" / "_cache").glob("*/receipt.json"))
     assert 60 <= len(receipts) < 100

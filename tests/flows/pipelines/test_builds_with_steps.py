@@ -204,7 +204,7 @@ def test_a_text_that_a_step_makes_too_long_is_a_bad_document(tmp_path: Path) -> 
     _install(twice=lambda documents: Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()])))
     source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
     told = settings(tmp_path / "out", source, [{"use": "twice"}], documents={"max_bytes": 4})
-    with pytest.raises(ValueError, match=r"x.jsonl, row 1: .* after its steps \[too_long\]"):
+    with pytest.raises(ValueError, match=r"x.jsonl, line 2 \(row 1\): .* after its steps \[too_long\]"):
         build_here(told)
     skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
     assert (skipped["written"], skipped["skipped"]) == (1, {"too_long": 1})
@@ -220,7 +220,7 @@ def test_a_document_on_which_a_step_fails_is_a_bad_document(tmp_path: Path) -> N
     _install(fails=_fails)
     source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b", "bad", "c"])
     told = settings(tmp_path / "out", source, [{"use": "fails"}])
-    with pytest.raises(ValueError, match=r"x.jsonl, row 2: step 'fails' fails on it: ZeroDivisionError: of nothing \[f"):
+    with pytest.raises(ValueError, match=r"x.jsonl, line 3 \(row 2\): step 'fails' fails on it: ZeroDivisionError: of"):
         build_here(told)
     skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
     assert (skipped["written"], skipped["skipped"]) == (3, {"fails.failed": 1})

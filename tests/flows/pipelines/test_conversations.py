@@ -143,7 +143,7 @@ def test_a_conversation_that_loses_its_text_is_a_bad_document(
     build: Callable[..., flat_tokens.Dataset], talk: Any, reason: str, told: str
 ) -> None:
     """The error names file, row and reason."""
-    with pytest.raises(ValueError, match=r"in\.jsonl, row 1: the conversation cannot be encoded: ") as failed:
+    with pytest.raises(ValueError, match=r"in\.jsonl, line 2 \(row 1\): the conversation cannot be encoded: ") as failed:
         build([line(GOOD), line(talk), line(GOOD)], WITHOUT_CRITICS)
     assert told in str(failed.value)
     assert f"[{reason}]" in str(failed.value)

@@ -145,7 +145,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
         ({"output": "/dev/null/out"}, "^cannot write to output /dev/null/out: /dev/null: Not a directory. Choose another"),
         ({"tokenizer": "gpt5"}, "^there is no tokenizer 'gpt5'"),
         ({"sources": [{"path": "/nowhere"}]}, "^source 'source': there is nothing at /nowhere"),
-        ({"documents": {"max_bytes": 21}}, r"^a.jsonl, row 1: the document has 22 bytes .*\[too_long\]"),
+        ({"documents": {"max_bytes": 21}}, r"^a.jsonl, line 2 \(row 1\): the document has 22 bytes .*\[too_long\]"),
     ],
 )
 def test_a_plan_refuses_what_a_build_would(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
@@ -169,7 +169,7 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
     check_estimate(made, result, 0)
     slow = configured(tmp_path / "slow", path, tokenizer={"name": "o200k_base", "engine": "reference"})
     for work in (plan, built):
-        with pytest.raises(ValueError, match=r"^a.jsonl, row 1: tokenizer 'o200k_base' cannot encode the document \(.*Max stack"):
+        with pytest.raises(ValueError, match=r"^a.jsonl, line 2 \(row 1\): tokenizer 'o200k_base' cannot encode .*Max stack"):
             work(slow)
     skipping = slow.model_copy(update={"documents": slow.documents.model_copy(update={"on_bad": "skip"})})
     assert built(skipping).totals["documents"]["skipped"] == {"unencodable": 1}

@@ -217,7 +217,8 @@ BAD = {
 def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path, bad: Bad) -> None:
     (tmp_path / bad.name).write_bytes(bad.content)
     remedy = r"Repair it, or set documents\.on_bad to 'skip' or 'replace'"
-    words = rf"^{bad.name}, row 1: .*{re.escape(bad.words)}.*\[{bad.reason}\]\. {remedy}"
+    row = r"line 2 \(row 1\)" if bad.name.startswith("a.jsonl") else "row 1"
+    words = rf"^{bad.name}, {row}: .*{re.escape(bad.words)}.*\[{bad.reason}\]\. {remedy}"
     refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
 
 
@@ -408,7 +409,8 @@ def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path:
     refuse(
         tmp_path,
         path,
-        rf"^a.{kind}, row 2: tokenizer '.*words.json' cannot encode the document \(Exception: .*Missing \[UNK\] token.*\) "
+        rf"^a.{kind}, {'row 2' if kind == 'parquet' else 'line 3 .row 2.'}: "
+        r"tokenizer '.*words.json' cannot encode the document \(Exception: .*Missing \[UNK\] token.*\) "
         r"\[unencodable\]\. Repair it, or set documents\.on_bad to 'skip'",
         **settings,
     )
@@ -1011,8 +1013,8 @@ def test_a_bad_document_is_one_line_of_the_command_line_too(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "build failed: in.jsonl, row 1: the line is JSON nested too deep [malformed]. Repair it, or set documents.on_bad "
-        "to 'skip' or 'replace'.\n"
+        "build failed: in.jsonl, line 2 (row 1): the line is JSON nested too deep [malformed]. Repair it, or set "
+        "documents.on_bad to 'skip' or 'replace'.\n"
     )
     status, out, _ = command_line(config, "--set", "documents.on_bad=skip")
     assert status == 0

@@ -195,7 +195,7 @@ def test_a_bad_document_is_named_by_its_file_and_row(tmp_path: Path) -> None:
     source = Source(path="x")
     good = b'{"text": "a"}\n\n{"text": "b"}\n'
     ranges = written(tmp_path / "in", [good, good, b'{"text": "c"}\n{"text": null}\n', good], "jsonl", source)
-    with pytest.raises(ValueError, match=r"^002.jsonl, row 1: the text is null \[null\]"):
+    with pytest.raises(ValueError, match=r"^002.jsonl, line 2 \(row 1\): the text is null \[null\]"):
         read([Slice(tuple(ranges))], source, DocumentPolicy())
     ranges = written(tmp_path / "in", [b"a", plain.BOM, b"\xff", b"\xfe"], "text", source)
     with pytest.raises(ValueError, match=r"^002.text, row 0: the text is not valid UTF-8"):

@@ -214,7 +214,9 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
         with Threads(1) as runner:
             return build(BuildConfig.model_validate(config), runner)
 
-    with pytest.raises(EnginesDifferError, match=r"2.jsonl, row 0: the fast engine does not give the tokens of .*tokenizer.json"):
+    with pytest.raises(
+        EnginesDifferError, match=r"2.jsonl, line 1 \(row 0\): the fast engine does not give the tokens of .*tokenizer.json"
+    ):
         built("auto")
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(str(tmp_path / "out"))
