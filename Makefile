@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/.tools-installed
 STAMP := $(VENV)/.installed
+TESTS := $(VENV)/.tests-installed
 PEERS := $(VENV)/.peers-installed
 SECRET := $(or $(PREFECT_HOME),$(HOME)/.prefect)/flat-tokens-secret
 
@@ -13,12 +15,33 @@ SITE := $(VENV)-docs
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
-$(STAMP): requirements.lock
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	# The lock is complete: nothing is left to resolve, and older pips trip over packages with extras when they try.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
-	touch $(STAMP)
+# What a command imports is compiled once, even if the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-deps
+# pip installs if there is no uv for this machine, or if uv does not reach the package index that pip.conf names.
+install = { test -x $(BIN)/uv && $(BIN)/uv pip install --python $(BIN)/python --no-deps $(1); } || $(PIP) $(1)
+
+$(TOOLS): tests/tools.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	@echo "An environment in $(VENV), and uv, which installs the rest"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --quiet --require-hashes --requirement tests/tools.txt || \
+		{ echo "There is no uv for this machine: pip installs, in some minutes" && $(PIP) --quiet "setuptools>=77"; }
+	@touch $(TOOLS)
+
+# The locks are complete: nothing is left to resolve.
+$(STAMP): requirements.lock | $(TOOLS)
+	@$(call install,--require-hashes --requirement requirements.lock)
+	@$(call install,--no-build-isolation --editable .)
+	@printf '#!/bin/sh\nexec "$$(dirname "$$(readlink -f "$$0")")/python" -P -m flows "$$@"\n' > $(BIN)/flat-tokens-service
+	@chmod +x $(BIN)/flat-tokens-service
+	@$(BIN)/python -m compileall -q flat_tokens tasks flows deployments
+	@touch $(STAMP)
+
+$(TESTS): $(STAMP) tests/dev.txt
+	@$(call install,--require-hashes --requirement tests/dev.txt)
+	@touch $(TESTS)
 
 demo: $(STAMP) ## Build a dataset from the texts in deployments/demo and read it back.
 	$(BIN)/python -m flows build deployments/demo/demo.yaml --no-server
@@ -38,32 +61,29 @@ PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --durat
 
 SELECT := not slow
 
-test: $(STAMP) ## Run the tests, but for the slow ones: a few minutes on two cores. SELECT="shared" for those that need ../shared.
+test: $(TESTS) ## Run the tests, but for the slow ones: a few minutes on two cores. SELECT="shared" for those that need ../shared.
 	$(PYTEST) -m "$(SELECT)"
 
-test-slow: $(STAMP) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
+test-slow: $(TESTS) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile all
 
 LOWEST := $(VENV)-lowest
 
-test-lowest: ## Run fast tests of the library with the lowest versions that pyproject.toml declares: a minute.
-	$(PYTHON) -m venv --clear $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
-	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+test-lowest: $(STAMP) ## Run fast tests of the library with the lowest versions that pyproject.toml declares: a minute.
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
 		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores
 	# What the tests themselves need, and the small builds among them.
-	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
 	$(LOWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
 
 NEWEST := $(VENV)-newest
 
-test-newest: ## Run fast tests of the library with the newest versions of everything, on Python 3.13 or newer: a minute. PYTHON_NEWEST=...
+test-newest: $(STAMP) ## Run fast tests of the library with the newest versions of everything, on Python 3.13 or newer: a minute. PYTHON_NEWEST=...
 	python=$${PYTHON_NEWEST:-$$(.ci/newest-python)}; test -n "$$python" || exit 0; \
-	$(PYTHON) -m venv --clear $(NEWEST)-tools && \
-	$(NEWEST)-tools/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt && \
-	$(NEWEST)-tools/bin/uv venv --quiet --clear --no-python-downloads --python "$$python" $(NEWEST) && \
-	$(NEWEST)-tools/bin/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
+	$(BIN)/uv venv --quiet --clear --no-python-downloads --python "$$python" $(NEWEST) && \
+	$(BIN)/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
 		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward && \
 	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
@@ -73,28 +93,28 @@ VERSIONS_TESTS := $(addprefix tests/flat_tokens/,arrays stores record rows/test_
 	rows/test_lookup.py rows/test_selection.py formats/test_round_trips.py formats/test_parquet.py text/test_source_formats.py \
 	test_reader.py test_columns.py test_vocabulary.py test_forgotten.py test_keys.py test_where.py)
 
-faults: $(STAMP) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.
+faults: $(TESTS) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.
 	$(BIN)/python -m tests.faults --table docs/measured/faults.md
 
 SECONDS := 600
 
-fuzz: $(STAMP) ## Fuzz what reads bytes from elsewhere, 600 seconds a target. SECONDS=60 TARGETS="parquet yaml"
+fuzz: $(TESTS) ## Fuzz what reads bytes from elsewhere, 600 seconds a target. SECONDS=60 TARGETS="parquet yaml"
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
 BENCHMARKS := /var/tmp/flat-tokens-benchmarks
 
-benchmarks: $(STAMP) ## Measure every table of docs/measured/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
+benchmarks: $(TESTS) ## Measure every table of docs/measured/benchmarks.md and write the page: an hour, on a machine with nothing else to do.
 	$(BIN)/python -m tests.benchmarks --scratch $(BENCHMARKS)
 
 peers: $(PEERS) ## Install torch, jax and other projects' own readers, too: tests that need them are not selected without.
 
-$(PEERS): $(STAMP) tests/peers.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/peers.txt
+$(PEERS): $(TESTS) tests/peers.txt
+	$(call install,--require-hashes --requirement tests/peers.txt)
 	# Not hashed, and with its dependencies: a machine may have a wheel for its CPU, while the registry's needs CUDA packages.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
 	touch $(PEERS)
 
-check: $(STAMP) ## Format, lint, types, directions of imports, names, words, size, one way to open; types and links of the documentation.
+check: $(TESTS) ## Format, lint, types, directions of imports, names, words, size, one way to open; types and links of the documentation.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -114,28 +134,24 @@ $(SITE)/.installed: tests/docs.txt
 	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/docs.txt
 	touch $@
 
-COMPILE := $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
-lock: ## Pin every dependency with its hashes; the lock names no package index.
-	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
+lock: $(TOOLS) ## Pin every dependency with its hashes; the lock names no package index.
 	$(COMPILE) tests/tools.in --output-file tests/tools.txt
 	$(COMPILE) tests/docs.in --output-file tests/docs.txt
-	$(COMPILE) --no-strip-extras --group service --group dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) --no-strip-extras --group service pyproject.toml --output-file requirements.lock
+	$(COMPILE) --no-strip-extras --constraint requirements.lock --group pyproject.toml:dev --output-file tests/dev.txt
 	$(COMPILE) --no-deps --constraint requirements.lock tests/peers.in --output-file tests/peers.txt
 	# torch is not hashed: see PEERS. The benchmarks' peers have environments of their own.
-	echo "torch; sys_platform == 'never'" > $(VENV)-lock/no-torch
+	echo "torch; sys_platform == 'never'" > $(VENV)/no-torch
 	for peer in datatrove datasets megatron; do \
-		$(COMPILE) --override $(VENV)-lock/no-torch --constraint requirements.lock \
-			tests/benchmarks/peer_programs/$$peer.in --output-file tests/benchmarks/peers/$$peer.txt || exit 1; \
+		$(COMPILE) --override $(VENV)/no-torch --constraint requirements.lock \
+			tests/benchmarks/peer_programs/$$peer.in --output-file tests/benchmarks/peer_programs/$$peer.txt || exit 1; \
 	done
-	rm -r $(VENV)-lock
+	rm $(VENV)/no-torch
 
 wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist/flat_tokens_service-*.whl, the service without a checkout.
-	$(PYTHON) -m venv --clear $(VENV)-build
-	$(VENV)-build/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement tests/tools.txt
-	$(VENV)-build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./service
-	rm -r $(VENV)-build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./service
 
 clean: ## Remove what was installed, and the demo's dataset.
-	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(NEWEST)-tools $(SITE) site demo-output
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(SITE) site demo-output

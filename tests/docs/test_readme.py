@@ -63,7 +63,7 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     texts = [f"text {i}" for i in range(300)]
     pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data" / "a.parquet")
-    commands = re.findall(r"^\.venv/bin/python (-m flows .*?) *#", TEXT, re.MULTILINE)
+    commands = re.findall(r"^\.venv/bin/flat-tokens-service (.*?) *#", TEXT, re.MULTILINE)
     assert len(commands) == 3
     environment = {
         **os.environ,
@@ -73,7 +73,7 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
     }
     for command in commands:
         done = subprocess.run(
-            [sys.executable, *shlex.split(command)], cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "flows", *shlex.split(command)], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
     assert flat_tokens.open(tmp_path / "out" / "my-dataset").train.seq_count > 290

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -225,6 +226,17 @@ def test_a_mistake_is_refused_in_one_line_that_repeats_no_secret(
 def test_a_setting_that_leads_nowhere_is_refused_by_name(config: Path, setting: str, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         read_config(config, [setting])
+
+
+@pytest.mark.needs("bin/flat-tokens-service")
+@pytest.mark.parametrize("program", ["flat-tokens-service --version", "flat-tokens --version", "python -P -c 'import flat_tokens'"])
+def test_programs_run_in_any_directory(program: str, tmp_path: Path) -> None:
+    """Also next to modules of other people that have the same names."""
+    for name in ("flat_tokens", "flows", "tasks"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    name, *words = shlex.split(program)
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run([Path(sys.executable).parent / name, *words], cwd=tmp_path, env=clean, check=True)
 
 
 @pytest.mark.parametrize("written", ["", "tokenizer:", "tokenizer: bytes", "tokenizer: {name: bytes}"])
