@@ -152,6 +152,7 @@ lock: $(TOOLS) ## Pin every dependency with its hashes; the lock names no packag
 
 wheels: $(STAMP) ## Make dist/flat_tokens-*.whl, what trainers install, and dist/flat_tokens_service-*.whl, the service without a checkout.
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./service
+	rm -r build service/build service/*.egg-info # make check would look through them
 
 clean: ## Remove what was installed, and the demo's dataset.
 	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(SITE) site demo-output

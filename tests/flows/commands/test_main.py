@@ -229,7 +229,9 @@ def test_a_setting_that_leads_nowhere_is_refused_by_name(config: Path, setting: 
 
 
 @pytest.mark.needs("bin/flat-tokens-service")
-@pytest.mark.parametrize("program", ["flat-tokens-service --version", "flat-tokens --version", "python -P -c 'import flat_tokens'"])
+@pytest.mark.parametrize(
+    "program", ["flat-tokens-service --version", "flat-tokens --version", "python -P -c 'import flat_tokens'"]
+)
 def test_programs_run_in_any_directory(program: str, tmp_path: Path) -> None:
     """Also next to modules of other people that have the same names."""
     for name in ("flat_tokens", "flows", "tasks"):
