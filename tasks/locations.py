@@ -22,6 +22,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
 
+OF_CREDENTIALS = [
+    ipaddress.ip_network(named)
+    for named in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::/32", "fd20:ce::/32")
+]
+"""Where cloud machines get their credentials, besides link-local addresses."""
+RUN = "PREFECT__FLOW_RUN_ID"
+"""Environment variable of the process of a run that Prefect's API was asked for."""
 AZURE = ("az", "abfs", "abfss", "adl")
 SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
 LOCAL = ("file", "local")
@@ -109,8 +116,8 @@ def unbound() -> str | None:
 
 
 def readable(location: str) -> str:
-    """Refuse a location outside of the roots for input, where the operator has set any, and link-local addresses that no root
-    names: cloud machines get their credentials there.
+    """Refuse a location outside of the roots for input, where the operator has set any, and addresses of cloud machines'
+    credentials that no root names.
     """
     _check_within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
     if location.startswith(("http://", "https://")):
@@ -219,37 +226,46 @@ def place_of(location: str) -> tuple[str, str]:
 def check_hop(began: str, url: str, address: str = "") -> None:
     """Refuse a request of *url*, to which one of *began* was led, perhaps by way of others. *address*: the server's, once it is
     known. Within the roots all may be asked; what began at the hub may lead to its other pages and to public servers by https,
-    as the hub's own files do. Without roots, all but link-local addresses.
+    as the hub's own files do. Without roots, all but addresses of credentials, and for a run that came through Prefect's API
+    public ones alone.
     """
     parts, roots = urlsplit(url), named_roots(INPUT_ROOTS, OUTPUT_ROOTS)
     if parts.scheme in WEB and roots and is_within(url, roots):
         return
     hub = _origin(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    of_hub, number = _origin(began) == hub, _number(address or parts.hostname or "")
+    of_hub, numbers = _origin(began) == hub, _numbers(address or parts.hostname or "")
     if of_hub and _origin(url) == hub:
         return
-    is_public = parts.scheme == "https" and (number is None or number.is_global)
+    is_public = all(number.is_global for number in numbers)
     message = f"{began} leads to {parts.scheme}://{parts.hostname}{f' ({address})' if address else ''}"
-    if parts.scheme not in WEB or (roots and not (of_hub and is_public)):
+    if parts.scheme not in WEB or (roots and not (of_hub and is_public and parts.scheme == "https")):
         raise ValueError(f"{message}, which may not be read here: {INPUT_ROOTS} allows {', '.join(roots) or 'http and https'}")
-    if number is not None and number.is_link_local:
-        raise ValueError(f"{message}, a link-local address: cloud machines get their credentials at such. No root names it.")
+    if any(number.is_link_local or any(number in network for network in OF_CREDENTIALS) for number in numbers):
+        raise ValueError(f"{message}, an address at which cloud machines get their credentials. No root names it.")
+    if not is_public and RUN in os.environ:
+        raise ValueError(f"{message}, a private address, which a run of Prefect may not read unless {INPUT_ROOTS} names it.")
 
 
 def _origin(url: str) -> str:
     return place_of(url)[0] if url.startswith(("http://", "https://")) else ""
 
 
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host's name is, in any way of writing it."""
+def _numbers(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The address that a host's name is, in any way of writing it, and those of IPv4 that one of IPv6 stands for."""
     with contextlib.suppress(OSError, ValueError):
-        return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+        return [ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))]
     with contextlib.suppress(ValueError):
         number = ipaddress.IPv6Address(host.strip("[]").partition("%")[0])
-        # IPv4 within IPv6: compatible, mapped, by way of a translator
-        is_inner = int(number) >> 32 in (0, 0xFFFF, 0x64FF9B << 64)
-        return ipaddress.IPv4Address(int(number) & 0xFFFFFFFF) if is_inner else number
-    return None
+        value, low = int(number), ipaddress.IPv4Address(int(number) & 0xFFFFFFFF)
+        if value >> 32 in (0, 0xFFFF, 0xFFFF << 16):  # compatible, mapped, translated
+            return [low]
+        inner = [number.sixtofour, *(number.teredo or ())]
+        if value >> 32 == 0x64FF9B << 64 or value >> 32 & 0xFDFFFFFF == 0x5EFE:  # by way of a translator or a tunnel
+            inner.append(low)
+        if value >> 80 == 0x64FF9B0001:  # a translator of one's own: at the end, or around the eight bits after 64
+            inner += [low, ipaddress.IPv4Address(value >> 48 & 0xFFFF0000 | value >> 40 & 0xFFFF)]
+        return [number, *(one for one in inner if one is not None)]
+    return []
 
 
 def checked_session(began: str) -> Any:

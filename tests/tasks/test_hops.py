@@ -143,7 +143,7 @@ def test_a_redirect_to_a_link_local_address_is_refused(
     servers: tuple[Server, Server], tmp_path: Path, client: Client, leads: str
 ) -> None:
     servers[0].leads = leads
-    with pytest.raises((ValueError, OSError), match="a link-local address"):
+    with pytest.raises((ValueError, OSError), match="an address at which cloud machines get"):
         client(f"{servers[0].url}/to/a.jsonl", tmp_path)
 
 
@@ -154,10 +154,10 @@ def test_a_name_of_a_link_local_address_is_refused_when_it_is_connected_to(
     """What the name led to is looked at, not what it may lead to the next time."""
     import tasks.locations
 
-    number = tasks.locations._number
-    monkeypatch.setattr(tasks.locations, "_number", lambda host: number("169.254.0.1" if host == "127.0.0.1" else host))
+    numbers = tasks.locations._numbers
+    monkeypatch.setattr(tasks.locations, "_numbers", lambda host: numbers("169.254.0.1" if host == "127.0.0.1" else host))
     url = servers[0].url.replace("127.0.0.1", "localhost")
-    with pytest.raises((ValueError, OSError), match=r"localhost \(127.0.0.1\), a link-local address"):
+    with pytest.raises((ValueError, OSError), match=r"localhost \(127.0.0.1\), an address at which cloud"):
         client(f"{url}/data/a.jsonl", tmp_path)
     assert servers[0].seen == []
 

@@ -25,7 +25,7 @@ from tasks.config import BuildConfig, HubDataset, Source, TokenizerConfig
 from tasks.derive.request import ImportRequest
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
-from tasks.locations import WITHOUT_SECRETS, Location, Output, plain_location, unbound
+from tasks.locations import RUN, WITHOUT_SECRETS, Location, Output, plain_location, unbound
 from tasks.models import FoundFile
 from tasks.tokenize.tokenizers import load_tokenizer
 
@@ -261,15 +261,50 @@ def test_a_dataset_of_the_hub_is_a_name_and_no_path(path: str) -> None:
         "http://[64:ff9b::a9fe:a9fe]/",
         "http://[fe80::1]/",
         "http://[FE80::1]:8080/",
+        "http://[fe80::5efe:808:808]/",
+        "http://[2002:a9fe:a9fe::1]/",
+        "http://[2001:0:a9fe:a9fe::1]/",
+        "http://[2001:0:808:808::5601:5601]/",
+        "http://[64:ff9b:1::a9fe:a9fe]/",
+        "http://[64:ff9b:1:a9fe:a9:fe00::]/",
+        "http://[::ffff:0:a9fe:a9fe]/",
+        "http://[2001:db8::5efe:a9fe:a9fe]/",
+        "http://[2001:db8::200:5efe:a9fe:a9fe]/",
+        "http://[fd00:ec2::254]/",
+        "http://[fd00:ec2::23]/",
+        "http://[FD20:CE::254]/",
+        "http://100.100.100.200/",
+        "http://[::ffff:100.100.100.200]/",
+        "http://0x646464c8/",
+        "http://192.0.0.192/",
+        "http://168.63.129.16/",
+        "http://[64:ff9b::a83f:8110]/",
+        "http://[2002:c000:c0::]/",
     ],
 )
-def test_link_local_addresses_are_not_asked_however_they_are_written(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_addresses_of_credentials_are_not_asked_however_they_are_written(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ValidationError, match="a link-local address"):
+    with pytest.raises(ValidationError, match="an address at which cloud machines get their credentials. No root names it"):
         READ(url)
-    for internal in ("http://127.0.0.1:8000/a", "http://10.1.2.3/a", "http://[::1]/a", "http://[fd12::1]/a"):
-        assert READ(internal) == internal
+
+
+def test_private_addresses_are_for_runs_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that came through Prefect's API reads at one only if a root names it."""
+    for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
+        monkeypatch.delenv(variable, raising=False)
+    internal = ["127.0.0.1:8000", "10.1.2.3", "100.64.0.1", "0.0.0.0", "[::1]", "[::]", "[fd12::1]", "[2002:a01:203::]"]
+    public = ["8.8.8.8", "[2606:4700::1111]", "data.example"]
+    for host in (*internal, *public):
+        assert READ(f"http://{host}/a") == f"http://{host}/a"
+    monkeypatch.setenv(RUN, "0000")
+    for host in public:
+        assert READ(f"http://{host}/a") == f"http://{host}/a"
+    for host in internal:
+        with pytest.raises(ValidationError, match=f"a private address, .* unless {INPUT_ROOTS} names it"):
+            READ(f"http://{host}/a")
+    monkeypatch.setenv(INPUT_ROOTS, "http://127.0.0.1:8000")
+    assert READ("http://127.0.0.1:8000/a") == "http://127.0.0.1:8000/a"
 
 
 SIGNED = [
