@@ -390,7 +390,7 @@ def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
         metadata = read_metadata(store, "group")
     except NO_OBJECT as error:
         raise no_dataset(store) from error
-    if isinstance(metadata["attributes"], dict) and "max_token_id" in metadata["attributes"]:
+    if "max_token_id" in metadata["attributes"]:
         raise no_dataset(store)
     return store, metadata
 
@@ -433,7 +433,7 @@ def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
     attributes = metadata["attributes"]
     if not attributes and metadata["zarr_format"] == 2:
         read_json(store, ".zattrs")  # FileNotFoundError while the version is removed, file by file
-    max_token_id = attributes.get("max_token_id") if isinstance(attributes, dict) else None
+    max_token_id = attributes.get("max_token_id")
     if type(max_token_id) is not int or not 0 <= max_token_id <= MAX_TOKEN_ID:
         raise ValueError(f"{store.url}: max_token_id is {reprlib.repr(max_token_id)}, but the format says 0 to {MAX_TOKEN_ID}")
     tokens = open_array(store / "encoded_tokens", "uint32", in_order=in_order)

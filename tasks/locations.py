@@ -23,8 +23,7 @@ from flat_tokens.stores.local import real_path
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
 
 OF_CREDENTIALS = [
-    ipaddress.ip_network(named)
-    for named in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::/32", "fd20:ce::/32")
+    ipaddress.ip_network(named) for named in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::/32", "fd20:ce::/32")
 ]
 """Where cloud machines get their credentials, besides link-local addresses."""
 RUN = "PREFECT__FLOW_RUN_ID"

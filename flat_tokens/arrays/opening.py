@@ -41,7 +41,8 @@ def read_metadata(store: Store, node: Literal["array", "group"]) -> dict[str, An
                 metadata["attributes"] = read_json(store, ".zattrs", *LIMIT)
             except FileNotFoundError:
                 metadata["attributes"] = {}
-        metadata.setdefault("attributes", {})
+        if not isinstance(attributes := metadata.setdefault("attributes", {}), dict):
+            raise ValueError(f"{store.path(key)}: its attributes are {reprlib.repr(attributes)}, not an object of JSON")
         return metadata
     raise FileNotFoundError(f"{store.url}: there is no zarr {node} here")
 
@@ -82,14 +83,15 @@ def _matching_spec(metadata: dict[str, Any], dtype: ItemType) -> ArraySpec | Non
         same = ("chunks", "compressor", "filters", "order", "fill_value")
     check_lengths(object_length, chunk_length, np.dtype(dtype).itemsize)
     level = block_length = None
-    if inner["name"] == "zstd":
-        level = inner["configuration"].get("level")
-    elif inner["name"] == "blosc":
-        level = inner["configuration"].get("clevel")
+    if setting := {"zstd": "level", "blosc": "clevel"}.get(inner["name"]):
+        level = inner["configuration"].get(setting, 0)
+        if type(level) not in (int, float):
+            raise ValueError(f"has {setting} {reprlib.repr(level)} of {inner['name']}, which is not a number")
+    if inner["name"] == "blosc":
         block_length, rest = divmod(inner["configuration"].get("blocksize"), np.dtype(dtype).itemsize)
         if rest or not block_length or chunk_length % block_length:
             return None
-    elif zarr_format == 2:
+    elif setting is None and zarr_format == 2:
         return None
     if not all(number is None or type(number) is int for number in (level, block_length)):
         return None  # 3.0 equals 3, but is not written so

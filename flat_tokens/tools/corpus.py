@@ -188,8 +188,10 @@ def open_corpus(
         opened = open_any(path, format, options_of(format, options) if format and options else None)
     except (OSError, ValueError) as error:
         failed = not isinstance(error, NO_OBJECT) and getattr(error, "errno", None)  # the disk did; nothing says what is there
-        if format is None and not failed and (config_output(root) or datasets_below(root)):
-            raise no_dataset(root) from error
+        if format is None and not failed:
+            nearest = next(iter(datasets_below(root)), root)
+            if nearest.root != root.root or config_output(root):
+                raise no_dataset(root) from error
         raise
     if opened.format == FLAT_TOKENS:
         return _flat_tokens(root, dict(opened.splits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import shutil
 import tracemalloc
 import uuid
@@ -24,6 +25,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 import flat_tokens
 from flat_tokens import LayoutName, TokenBatch
 from flat_tokens.stores.store import Store
+from flat_tokens.tools import cli
+from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
 from tests.examples import examples, first_fast
 
@@ -541,13 +544,48 @@ def test_a_missing_max_token_id_is_refused(tmp_path: Path, layout: LayoutName) -
     path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
     removals: list[Change] = [lambda m: (m if layout == "zarr2" else m["attributes"]).pop("max_token_id")]
     if layout == "mmap":
-        removals += [lambda m: m.pop("attributes"), lambda m: m.update(attributes=[8]), lambda m: m.update(attributes=None)]
+        removals += [lambda m: m.pop("attributes")]
     good = path.read_bytes()
     for removal in removals:
         path.write_bytes(good)
         change(path, removal)
         with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: max_token_id is None"):
             flat_tokens.open(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("wrong", [-1, None, [8], "max_token_id", True])
+@pytest.mark.parametrize("node", ["", "train", "train/encoded_tokens"])
+def test_attributes_that_are_no_object_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], node: str, wrong: object
+) -> None:
+    write(tmp_path / "dataset")
+    path = tmp_path / "dataset" / node / "zarr.json"
+    change(path, lambda m: m.update(attributes=wrong))
+    complaint = f"{path}: its attributes are {wrong!r}, not an object of JSON"
+    for reading in (flat_tokens.open, flat_tokens.verify, open_corpus):
+        with pytest.raises(ValueError, match=re.escape(complaint)):
+            reading(str(tmp_path / "dataset"))
+    for command in ("verify", "inspect"):
+        assert cli.main([command, str(tmp_path / "dataset")]) != 0
+        told = capsys.readouterr()
+        assert complaint in told.out + told.err
+
+
+@pytest.mark.parametrize("wrong", [None, "3", [3], True])
+@pytest.mark.parametrize(
+    ("layout", "name"), [("compact", "clevel"), ("zarr2", "clevel"), ("compact", "level"), ("zarr2", "level")]
+)
+def test_a_level_that_is_no_number_is_refused(tmp_path: Path, layout: LayoutName, name: str, wrong: object) -> None:
+    write(tmp_path / "dataset", layout=layout)
+    array = "encoded_tokens" if name == "clevel" else "seq_starts"
+    path = tmp_path / "dataset/train" / array / (".zarray" if layout == "zarr2" else "zarr.json")
+
+    def damage(metadata: dict[str, Any]) -> None:
+        (metadata["compressor"] if layout == "zarr2" else sharding(metadata)["codecs"][-1]["configuration"])[name] = wrong
+
+    change(path, damage)
+    with pytest.raises(ValueError, match=re.escape(f"{array}: has {name} {wrong!r} of ")):
+        flat_tokens.open(tmp_path / "dataset")
 
 
 def test_a_split_whose_attributes_were_removed_is_gone_not_wrong(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_a_dataset_of_the_hub_is_a_name_and_no_path(path: str) -> None:
 def test_addresses_of_credentials_are_not_asked_however_they_are_written(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ValidationError, match="an address at which cloud machines get their credentials. No root names it"):
+    with pytest.raises(ValidationError, match=r"an address at which cloud machines get their credentials\. No root names it"):
         READ(url)
 
 
