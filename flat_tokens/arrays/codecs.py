@@ -21,9 +21,10 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zstandard
-from numcodecs.blosc import Blosc
-from numcodecs.lz4 import LZ4
-from numcodecs.zstd import Zstd
+
+from flat_tokens.extras import LazyModule
+
+numcodecs: Any = LazyModule("numcodecs", "a compressed chunk")  # takes as long as numpy, and raw tokens do without it
 
 HEADER = struct.Struct("<4B3I")
 BEGINS = (2, 1, 0x90, 1)
@@ -37,12 +38,17 @@ EMPTY_FRAME = b"\x50\x2a\x4d\x18" + bytes(4)
 _threads = threading.local()
 
 
+def encode_frame(items: npt.NDArray[Any], level: int) -> bytes:
+    """A frame of zstd with its checksum."""
+    return bytes(numcodecs.zstd.Zstd(level=level, checksum=True).encode(items))
+
+
 def encode_blocks(items: npt.NDArray[Any], block_length: int, level: int) -> bytes:
     """A buffer of whole blocks, in order."""
-    encoder, blocks = Zstd(level=level, checksum=True), list[bytes]()
+    blocks = list[bytes]()
     for start in range(0, len(items), block_length):
         block = items[start : start + block_length]
-        frame = bytes(encoder.encode(block))
+        frame = encode_frame(block, level)
         blocks.append(frame + EMPTY_FRAME if len(frame) == block.nbytes else frame)  # or it would be taken for the block
     ends = HEADER.size + 4 * len(blocks) + np.cumsum([4 + len(block) for block in blocks])
     offsets = np.concatenate([[HEADER.size + 4 * len(blocks)], ends[:-1]]).astype("<i4")
@@ -161,7 +167,7 @@ def inflate(codec: str, stored: memoryview, size: int) -> memoryview:
         if (claimed := claimed_size(codec, stored)) not in (size, None):
             raise ValueError(f"it says {claimed}")
         out = np.empty(size, np.uint8).data
-        {"zstd": Zstd, "blosc": Blosc, "lz4": LZ4}[codec]().decode(stored, out)
+        numcodecs.get_codec({"id": codec}).decode(stored, out)
         return out
     except (RuntimeError, ValueError, zlib.error) as error:
         raise ValueError(f"does not decompress to {size} bytes ({error})") from error

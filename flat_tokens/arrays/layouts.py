@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs.zstd import Zstd
 
 from flat_tokens.arrays import codecs
 
@@ -125,7 +124,7 @@ class ArraySpec:
         assert self.zstd_level is not None
         if self.block_length is not None:
             return codecs.encode_blocks(items, self.block_length, self.zstd_level)
-        return bytes(Zstd(level=self.zstd_level, checksum=True).encode(items))
+        return codecs.encode_frame(items, self.zstd_level)
 
     def chunk_size(self, stored: memoryview) -> int:
         """Bytes of the compressed chunk that is at the beginning, whatever comes after it. ValueError where it is cut off."""

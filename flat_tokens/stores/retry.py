@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -130,6 +128,9 @@ def may_pass(error: BaseException) -> bool:
     wrong name or certificate, stays so. A FileNotFoundError that fsspec made of a transient error passes too, and what its store
     in memory says when it is listed while another thread writes there.
     """
+    import socket  # a store that fails needs them, a local dataset does not
+    import ssl
+
     if (status := status_of(error)) is not None:
         return status in RETRIED_STATUS
     passes = False

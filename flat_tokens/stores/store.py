@@ -11,22 +11,27 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, cast
 
-import fsspec
 import numpy as np
 from blake3 import blake3
-from fsspec.implementations.local import LocalFileSystem
 
+from flat_tokens.extras import LazyModule
 from flat_tokens.stores import local, reading, signing
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
 from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
+
+if TYPE_CHECKING:
+    import fsspec
+else:
+    fsspec = LazyModule("fsspec", "a store")  # takes as long as numpy, and a local dataset is read without it
 
 DIRECT_READ_BYTES = 1 << 18
 PART_BYTES = 16 << 20
@@ -40,6 +45,8 @@ SIZES_AT_ONCE = 16
 LAST_BYTES = {"s3", "gs", "http", "https"}
 """Protocols whose clients read the last bytes of an object without knowing its size. That of Azure does not."""
 CONNECT_SECONDS = 10.0
+OTHER_THAN_A_PATH = re.compile(r"://|::|^[~.]|^$")
+"""In what fsspec makes a path of. Else it is one."""
 REQUEST_SECONDS = 300.0
 """For the data of one request, which is mostly a part of an object."""
 
@@ -109,6 +116,14 @@ def _as_text(digest: Any, kind: DigestKind) -> str:
 
 
 @dataclass(frozen=True)
+class LocalFiles:
+    """fsspec's local file system, imported when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fsspec.filesystem("file"), name)
+
+
+@dataclass(frozen=True)
 class Store:
     """A tree of objects below *root*. Keys are relative and use forward slashes.
 
@@ -121,7 +136,7 @@ class Store:
     """
 
     root: str
-    fs: fsspec.AbstractFileSystem = field(repr=False)
+    fs: fsspec.AbstractFileSystem | LocalFiles = field(repr=False)
     staging: str | None = None
     read_once: bool = False
     patience: float = PATIENCE_SECONDS
@@ -134,12 +149,16 @@ class Store:
     def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
         """The store at a local path or fsspec URL."""
         url = os.fspath(path_or_url)
-        fs, root = fsspec.core.url_to_fs(url, **client_options(url))
+        if OTHER_THAN_A_PATH.search(url):
+            fs, root = fsspec.core.url_to_fs(url, **client_options(url))
+            fs = LocalFiles() if "file" in fs.protocol else fs
+        else:
+            fs, root = LocalFiles(), os.path.join(os.getcwd(), url)
         return cls(root.rstrip("/") or "/", fs, staging, read_once)
 
     @property
     def is_local(self) -> bool:
-        return isinstance(self.fs, LocalFileSystem)
+        return isinstance(self.fs, LocalFiles)
 
     @property
     def url(self) -> str:

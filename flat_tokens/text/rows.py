@@ -6,9 +6,8 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 
@@ -96,7 +95,11 @@ class TextFile(NamedTuple):
         """The file, open for reading."""
         if self.content is not None:
             return io.BytesIO(self.content)
-        return open_plain(self.path) if self.is_local else fsspec.open(self.path, "rb").open()
+        if self.is_local:
+            return open_plain(self.path)
+        import fsspec  # local text is read without it
+
+        return cast(BinaryIO, fsspec.open(self.path, "rb").open())
 
 
 class Range(NamedTuple):
