@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
 
 from flat_tokens.manifest import VERSIONS, splits_of
 from flat_tokens.stores.local import kind_of
@@ -22,14 +21,12 @@ from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.terminal import duration, line, plural, show, size
 from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, run_with_progress
-from tasks.config import BuildConfig, TokenizerConfig
-from tasks.faults import faults_of
-from tasks.locations import CREDENTIALS
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
     from flows.pipelines.plan import Plan
     from flows.pipelines.publish import Published
+    from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
     from tasks.output.held import Candidate
 
@@ -88,6 +85,8 @@ def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResu
     """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None where there is or may
     be something to do, and where it takes Prefect to tell the server: ``run_with_progress`` is the way of all builds.
     """
+    from tasks.locations import CREDENTIALS  # help and mistakes need neither pydantic nor stores
+
     server = None if options.no_server else prefect_server()
     login = login_without_prefect()
     if server is None or login is None or os.environ.get(CREDENTIALS):
@@ -124,6 +123,7 @@ def run_refresh(options: argparse.Namespace) -> None:
 
     from flows.pipelines.refresh import refresh
     from flows.runners.chosen import runner_without_server
+    from tasks.config import BuildConfig
     from tasks.output.changes import as_text
 
     config = dataset if isinstance(dataset, BuildConfig) else trusted_config(options, dataset)
@@ -256,6 +256,11 @@ def read_config(path: Path, settings: list[str]) -> BuildConfig:
         if not equals or not all(names):
             raise ValueError(f"--set {key}: write KEY=VALUE, such as --set tokenizer=gpt2 or --set source.text_column=body")
         set_at(value, names, read_yaml(new, f"--set {key}: the value"))
+    from pydantic import ValidationError
+
+    from tasks.config import BuildConfig
+    from tasks.faults import faults_of
+
     try:
         return BuildConfig.model_validate(value)
     except ValidationError as error:
@@ -294,6 +299,11 @@ def _place(whole: str, items: list[Any], text: str) -> int:
 def read_tokenizer(text: str) -> TokenizerConfig:
     """A tokenizer as a configuration has it: a name, or a mapping in YAML."""
     value = read_yaml(text, f"--tokenizer {text}") if text.lstrip().startswith("{") else {"name": text}
+    from pydantic import ValidationError
+
+    from tasks.config import TokenizerConfig
+    from tasks.faults import faults_of
+
     try:
         return TokenizerConfig.model_validate(value)
     except ValidationError as error:

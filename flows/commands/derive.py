@@ -6,9 +6,7 @@ import argparse
 import shlex
 import sys
 from functools import partial
-from typing import Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.formats import FORMATS
@@ -20,6 +18,9 @@ from flat_tokens.tools.import_ import lost_bounds
 from flat_tokens.tools.terminal import show, size
 from flows.commands.build import published_text, read_tokenizer, seconds_line
 from flows.commands.running import ON_REQUEST, PUBLISHING, add_command, add_layout, checked, publishing, run_with_progress
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 REASONS = {
     "split": "in the split that is dropped",

@@ -8,18 +8,17 @@ import os
 import pkgutil
 import sys
 import tomllib
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
-from tasks.faults import faults_of
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def prefect_server() -> str | None:
@@ -30,6 +29,8 @@ def prefect_server() -> str | None:
     url, secret, key = map(_setting, ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"))
     if not url:
         return None
+    import urllib.request  # only a server needs it
+
     # Where it goes away later, a run waits for it, up to four minutes: as with the deployments, see prefect.yaml.
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")
     try:
@@ -151,7 +152,7 @@ def _name(request: Any) -> str:
     return getattr(request, "name", None) or PurePath(place.rstrip("/")).name
 
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound="BaseModel")
 
 
 def publishing(options: argparse.Namespace) -> dict[str, Any]:
@@ -161,6 +162,10 @@ def publishing(options: argparse.Namespace) -> dict[str, Any]:
 
 def checked(model: type[M], **settings: Any) -> M:
     """A request from the settings of the command line. ValueError lists all that is wrong with it."""
+    from pydantic import ValidationError  # help needs no models
+
+    from tasks.faults import faults_of
+
     try:
         return model(**settings)
     except ValidationError as error:

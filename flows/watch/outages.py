@@ -10,8 +10,6 @@ import logging
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 
 from flat_tokens.tools.terminal import duration, one_line
 
@@ -37,6 +35,9 @@ LATE_SECONDS = 15.0
 
 def gone(url: str) -> str | None:
     """Why nothing answers at the URL of an API; None where something does, or where that is unknown."""
+    import urllib.error  # only a server needs them
+    import urllib.request
+
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310  an operator's setting
     except urllib.error.HTTPError as error:

@@ -2,7 +2,8 @@
 
 Start-up, and builds that find everything done: wall time and processor time (user and system) of whole processes, each the least
 and the median. `/nonexistent.yaml` is a configuration that is not there; `demo` is `deployments/demo/demo.yaml`; `text` is the
-smallest text of the first table. With a server, the build reports to a Prefect server on the same machine.
+smallest text of the first table. The first batch is eight rows of 128 tokens. With a server, the build reports to a Prefect
+server on the same machine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from tests.benchmarks.orchestration import server
 
 PACKAGES = ("prefect", "pydantic", "numpy", "pyarrow")
 ROUNDS = 10
+FIRST_BATCH = """
+import flat_tokens, sys
+
+train = flat_tokens.open(sys.argv[1]).train
+flat_tokens.ShuffledLoader(train.packed(128), batch_size=8, seed=0)[0]
+"""
 MISSING = 1
 """Exit status of a command whose configuration is not there."""
 
@@ -34,8 +41,13 @@ def measure(bench: Bench) -> list[Grid]:
     build = ("-m", "flows", "build", "--quiet")
     rows = [
         row(bench, "an interpreter that does nothing", ["-c", ""], {}),
+        row(bench, "`import flat_tokens`", ["-c", "import flat_tokens"], {}),
+        row(bench, "`flat-tokens --help`", ["-m", "flat_tokens", "--help"], {}),
+        row(bench, "`flat-tokens-service --help`", ["-m", "flows", "--help"], {}),
         row(bench, "`build /nonexistent.yaml`", [*build, "/nonexistent.yaml"], {}, MISSING),
         row(bench, "`build` of demo", [*build, "--no-server", *demo], {}),
+        row(bench, "`status` of demo", ["-m", "flows", "status", bench.scratch / "demo"], {}),
+        row(bench, "first batch of demo", ["-c", FIRST_BATCH, bench.scratch / "demo"], {}),
     ]
     if not bench.quick:
         rows.append(row(bench, "`build` of text", [*build, "--no-server", text], {}))

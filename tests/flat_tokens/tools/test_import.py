@@ -29,11 +29,20 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_importing_it_imports_nothing_of_the_service_and_no_framework() -> None:
-    code = "import json, sys, flat_tokens; print(json.dumps(sorted(sys.modules)))"
-    modules = set(json.loads(run(sys.executable, "-W", "error", "-c", code, cwd=ROOT)))
+def test_a_local_dataset_is_read_without_the_service_a_framework_or_what_stores_need(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "a", [TokenBatch.from_sequences([range(9)])])
+    code = (
+        "import json, sys, flat_tokens; flat_tokens.open(sys.argv[1]).train.packed(4)[1]; print(json.dumps(sorted(sys.modules)))"
+    )
+    modules = set(json.loads(run(sys.executable, "-W", "error", "-c", code, tmp_path / "a", cwd=ROOT)))
     assert "flat_tokens.reader" in modules
-    assert modules & {*SERVICES_OWN, *FRAMEWORKS} == set()
+    assert modules & {*SERVICES_OWN, *FRAMEWORKS, "fsspec", "numcodecs", "zarr", "asyncio", "ssl"} == set()
+
+
+def test_help_needs_neither_models_nor_stores() -> None:
+    code = "import json, sys; from flows.commands.main import parser; parser(); print(json.dumps(sorted(sys.modules)))"
+    modules = set(json.loads(run(sys.executable, "-c", code, cwd=ROOT)))
+    assert modules & {"prefect", "pydantic", "fsspec", "pyarrow", "tasks.config", "urllib.request"} == set()
 
 
 def test_all_names_what_is_public() -> None:
