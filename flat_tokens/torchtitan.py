@@ -41,7 +41,8 @@ class Config:
 
 
 class DataLoader:
-    """Batches ``({"input", "positions"}, labels)``, int64[local_batch_size, context] each, of one data-parallel rank.
+    """Batches ``({"input", "positions"}, labels)`` of one data-parallel rank: int64[num_tokens_per_batch] each, row after
+    row; for torchtitan 0.3.0, which says ``local_batch_size``, int64[local_batch_size, context].
 
     Labels are -100 in padding, where the loss mask is 0, and where a document would predict the first token of another. Positions
     begin with 0 at each document, also at a rest of one, and at a row's first token. The state is the number of samples that all
@@ -61,20 +62,27 @@ class DataLoader:
         seq_len: int | None = None,
         local_batch_size: int | None = None,
         max_context_length: int | None = None,
-        num_tokens_per_microbatch: int | None = None,
-        **_: Any,  # how often the state is taken, which costs nothing here
+        num_tokens_per_batch: int | None = None,
+        snapshot_every_n_steps: int | None = None,  # a state costs nothing here
+        **unknown: Any,
     ) -> None:
-        context = max_context_length if seq_len is None else seq_len
-        if context is None:
-            raise ValueError("the trainer says neither seq_len nor max_context_length, so the length of rows is not known")
-        if local_batch_size is None and num_tokens_per_microbatch is not None:
-            local_batch_size, rest = divmod(num_tokens_per_microbatch, context)
-            if rest:
-                raise ValueError(
-                    f"num_tokens_per_microbatch is {num_tokens_per_microbatch}, no multiple of the context, {context}"
-                )
-        self._rows = at_least(1, "local_batch_size", 1 if local_batch_size is None else local_batch_size)
+        sizes = (seq_len, local_batch_size, max_context_length, num_tokens_per_batch)
+        self._is_flat = num_tokens_per_batch is not None
+        context, count = sizes[2:] if self._is_flat else sizes[:2]
+        if unknown or context is None or count is None or sizes.count(None) != 2:
+            raise TypeError(
+                f"the trainer says seq_len, local_batch_size, max_context_length, num_tokens_per_batch = {sizes}"
+                f"{''.join(f', {name} = {value!r}' for name, value in unknown.items())}. This loader knows the first two alone, "
+                "of torchtitan 0.3.0, or the other two alone, of its main branch in August 2026: use one of these."
+            )
         self._context, self._config = at_least(1, "the context", context), config
+        rows, rest = divmod(count, context) if self._is_flat else (count, 0)
+        if rest:
+            raise ValueError(
+                f"num_tokens_per_batch is {count}, which is not a multiple of max_context_length, {context}. "
+                f"Set it to {count - rest or context}."
+            )
+        self._rows = at_least(1, "rows of a batch", rows)
         self._rank, self._ranks = dp_rank, at_least(1, "dp_world_size", dp_world_size)
         self._steps = self._from(0)
 
@@ -116,10 +124,10 @@ class DataLoader:
         places = torch.arange(self._context, device=tokens.device)
         first = torch.nn.functional.pad(others[:, :-1], (1, 0))
         positions = places - torch.cummax(places * first, -1).values
-        return (
-            {"input": tokens[:, :-1].contiguous(), "positions": positions},
-            torch.where(others, IGNORED_LABEL, labels[:, 1:]),
-        )
+        inputs, labels = tokens[:, :-1].contiguous(), torch.where(others, IGNORED_LABEL, labels[:, 1:])
+        if self._is_flat:
+            inputs, positions, labels = inputs.flatten(), positions.flatten(), labels.flatten()
+        return {"input": inputs, "positions": positions}, labels
 
     def state_dict(self) -> dict[str, Any]:
         loader = self._steps._loader

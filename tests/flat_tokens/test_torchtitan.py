@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +99,6 @@ def test_packs_and_masks_are_trained_on_where_they_count(tmp_path: Path) -> None
         loader.close()
 
 
-def test_the_trainer_of_0_3_says_how_often_it_saves(train: FlatTokens) -> None:
-    """``trainer.py`` of torchtitan 0.3.0 also passes ``snapshot_every_n_steps``. It changes nothing."""
-    plain, told = built(shuffled(train), 2, 1), built(shuffled(train), 2, 1, snapshot_every_n_steps=10)
-    for _ in range(3):
-        (inputs, labels), (others, more) = next(plain), next(told)
-        assert inputs["input"].equal(others["input"])
-        assert labels.equal(more)
-    assert plain.state_dict() == told.state_dict()
-    for loader in (plain, told):
-        loader.close()
-
-
 def rows_of(loaders: list[DataLoader]) -> list[list[int]]:
     return [row for loader in loaders for row in next(loader)[0]["input"].tolist()]
 
@@ -175,17 +164,39 @@ def test_the_end_is_that_of_the_loader(train: FlatTokens) -> None:
     loader.close()
 
 
-def test_the_words_of_the_newest_trainer_are_understood(train: FlatTokens) -> None:
-    loader = Config(batches=shuffled(train)).build(
-        dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=CONTEXT, num_tokens_per_microbatch=4 * CONTEXT
-    )
-    assert next(loader)[0]["input"].shape == (4, CONTEXT)
-    loader.close()
-    with pytest.raises(ValueError, match=r"num_tokens_per_microbatch is 31, no multiple of the context, 15"):
-        Config(batches=shuffled(train)).build(
-            dp_world_size=1, dp_rank=0, max_context_length=CONTEXT, num_tokens_per_microbatch=31
-        )
-    assert json.loads(json.dumps(Config(batches=shuffled(train)).to_dict()))["batches"].endswith("shuffled.<locals>.batches")
+OLD = {"seq_len": CONTEXT, "local_batch_size": 4}
+NEW = {"max_context_length": CONTEXT, "num_tokens_per_batch": 4 * CONTEXT}
+"""The sizes that ``trainer.py`` passes: of torchtitan 0.3.0, and of its main branch on 21 August 2026."""
+
+
+def test_each_trainer_gets_the_dimensions_that_it_takes(train: FlatTokens) -> None:
+    """Main's model takes one dimension: a row of four contexts is not four rows."""
+    config, others = Config(batches=shuffled(train)), {"dp_world_size": 2, "dp_rank": 1, "tokenizer": None}
+    old, new = config.build(**others, **OLD, snapshot_every_n_steps=10), config.build(**others, **NEW)
+    for _ in range(3):
+        (inputs, labels), (flat, flat_labels) = next(old), next(new)
+        assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (4, CONTEXT)
+        assert flat_labels.equal(labels.flatten())
+        assert {name: tensor.tolist() for name, tensor in flat.items()} == {k: v.flatten().tolist() for k, v in inputs.items()}
+    assert old.state_dict() == new.state_dict()
+    for loader in (old, new):
+        loader.close()
+    assert json.loads(json.dumps(config.to_dict()))["batches"].endswith("shuffled.<locals>.batches")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "words"),
+    [
+        ({**NEW, "num_tokens_per_batch": 31}, ValueError, "31, which is not a multiple of max_context_length, 15. Set it to 30"),
+        ({**NEW, "num_tokens_per_shard": 9}, TypeError, "num_tokens_per_shard = 9. This loader knows"),
+        ({"max_context_length": 15}, TypeError, "(None, None, 15, None)"),
+        ({**OLD, **NEW}, TypeError, "(15, 4, 15, 60)"),
+        ({}, TypeError, "(None, None, None, None)"),
+    ],
+)
+def test_sizes_that_are_not_known_are_refused(train: FlatTokens, sizes: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        Config(batches=shuffled(train)).build(dp_world_size=1, dp_rank=0, **sizes)
 
 
 def test_what_does_not_fit_the_trainer_is_refused(train: FlatTokens) -> None:
@@ -207,5 +218,3 @@ def test_what_does_not_fit_the_trainer_is_refused(train: FlatTokens) -> None:
     loader.load_state_dict({})
     assert loader.state_dict()["position"] == 0
     loader.close()
-    with pytest.raises(ValueError, match="neither seq_len nor max_context_length"):
-        Config(batches=deaf).build(dp_world_size=1, dp_rank=0)
