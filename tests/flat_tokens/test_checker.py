@@ -309,7 +309,7 @@ def test_every_batch_passes_wherever_blocks_end(
     publish(root, in_small_objects(name), batch.encoded_tokens.tolist(), batch.seq_starts.tolist(), batch.max_token_id)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)
-        verify(root, "full")
+        assert verify(root, "full").seq_count == 2 * len(train)  # each split is this batch
 
 
 @given(data=st.data(), train=ragged, block=st.integers(1, 9))
@@ -482,7 +482,7 @@ def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path: Path) -
         verify(root, "full")
     (root / "runs/refreshes.jsonl").write_text("{}\n")
     path.unlink()
-    verify(root, "full")
+    assert verify(root, "full").path.startswith(str(root))
 
 
 def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +499,8 @@ def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path: Path, monkeyp
         return found
 
     monkeypatch.setattr(flat_tokens.checker, "_differs_from_record", moved)
-    verify(root, "full")
+    assert verify(root, "full").level == "full"
+    assert json.loads((root / "latest.json").read_bytes()) == value  # it has moved
 
 
 def test_a_pointer_without_a_sequence_is_named(tmp_path: Path) -> None:

@@ -69,7 +69,10 @@ def test_defaults_are_those_that_the_documentation_promises() -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "deployments").rglob("demo.yaml")), ids=str)
 def test_examples_are_valid(example: Path) -> None:
-    BuildConfig.model_validate(yaml.safe_load(example.read_text()))
+    settings = yaml.safe_load(example.read_text())
+    assert [source.path for source in BuildConfig.model_validate(settings).sources] == [
+        one["path"] for one in settings["sources"]
+    ]
 
 
 @pytest.mark.parametrize(

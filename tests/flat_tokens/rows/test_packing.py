@@ -636,7 +636,7 @@ def test_documents_of_a_pack_do_not_see_each_other(options: dict[str, Any]) -> N
         assert torch.allclose(out[row, :, here], alone[0])
 
 
-def packs_as_trees() -> None:
+def packs_as_trees() -> list[list[int]]:
     import jax
 
     view = in_memory(LENGTHS).packed_documents(6, framework="jax")
@@ -650,12 +650,14 @@ def packs_as_trees() -> None:
     assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
     assert batch.max_seqlen == expected.max_seqlen
     assert [lengths.tolist() for lengths in batch.seq_lens] == [lengths.tolist() for lengths in expected.seq_lens]
+    stacked_tokens: list[list[int]] = stacked.tokens.tolist()
+    return stacked_tokens
 
 
 @needs_jax
 @pytest.mark.slow
 def test_jax_knows_packs_as_trees() -> None:
-    elsewhere(packs_as_trees)
+    assert elsewhere(packs_as_trees) == in_memory(LENGTHS).packed_documents(6).batch([0, 1]).tokens.tolist()
 
 
 # The kept index

@@ -638,7 +638,7 @@ def same(rows: Any, expected: Any) -> None:
         assert np.array_equal(np.asarray(rows[name]), array), name
 
 
-def torch_rows(train: FlatTokens) -> None:
+def torch_rows(train: FlatTokens) -> Any:
     import torch
 
     for fields in (None, ("inputs", "is_seq_start", "positions")):
@@ -657,14 +657,15 @@ def torch_rows(train: FlatTokens) -> None:
                 same(row, expected)
     encoded = train.packed(16)[0].encoded
     assert frameworks.converted(encoded, "torch").data_ptr() == encoded.ctypes.data, "a tensor is the array, not a copy"
+    return train.packed(16, framework="torch")[3].inputs.tolist()
 
 
 @needs_torch
 def test_torch_tensors(ragged_split: FlatTokens) -> None:
-    elsewhere(torch_rows, ragged_split)
+    assert elsewhere(torch_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
 
 
-def through_torchs_loader(train: FlatTokens) -> None:
+def through_torchs_loader(train: FlatTokens) -> Any:
     from torch.utils.data import DataLoader
 
     packed, documents, plain = train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))
@@ -678,16 +679,19 @@ def through_torchs_loader(train: FlatTokens) -> None:
         for batch, indices in zip(batches, order, strict=True):
             assert type(batch) is type(view[0])
             same(batch, view.batch(indices))
+    return batch[0].tolist()
 
 
 @needs_torch
 @pytest.mark.slow
 def test_torchs_loader_collates_rows(ragged_split: FlatTokens) -> None:
     """Without workers, with forked ones, with spawned ones."""
-    elsewhere(through_torchs_loader, ragged_split)
+    documents = ragged_split.documents(5)
+    last = len(documents) // 4 * 4
+    assert elsewhere(through_torchs_loader, ragged_split) == documents.batch(np.arange(last - 4, last))[0].tolist()
 
 
-def jax_rows(train: FlatTokens) -> None:
+def jax_rows(train: FlatTokens) -> Any:
     import jax
 
     for view, arrays in (
@@ -714,12 +718,13 @@ def jax_rows(train: FlatTokens) -> None:
     assert frameworks.converted(encoded, "jax").unsafe_buffer_pointer() == encoded.ctypes.data, (
         "a jax array is the batch, not a copy"
     )
+    return train.packed(16, framework="jax")[3].inputs.tolist()
 
 
 @needs_jax
 @pytest.mark.slow
 def test_jax_arrays(ragged_split: FlatTokens) -> None:
-    elsewhere(jax_rows, ragged_split)
+    assert elsewhere(jax_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
 
 
 def rows_through_grain(train: FlatTokens) -> None:
@@ -733,10 +738,14 @@ def rows_through_grain(train: FlatTokens) -> None:
             same(batches[k], view.batch(np.arange(4) + 4 * k))
 
 
-def loaders_through_grain(train: FlatTokens) -> None:
+def mixture_of(train: FlatTokens) -> flat_tokens.Mixture:
+    return flat_tokens.Mixture({"a": (train.packed(16), 2), "b": (train.packed(16), 1)}, 4, 1)
+
+
+def loaders_through_grain(train: FlatTokens) -> str:
     import grain
 
-    mixture = flat_tokens.Mixture({"a": (train.packed(16), 2), "b": (train.packed(16), 1)}, 4, 1)
+    mixture = mixture_of(train)
     for loader in (flat_tokens.ShuffledLoader(train.packed(16), 4, 1, epochs=2).shard(1, 2), mixture):
         dataset = loader.map_dataset()
         assert isinstance(dataset, grain.MapDataset)
@@ -751,16 +760,17 @@ def loaders_through_grain(train: FlatTokens) -> None:
             next(one)
         other.set_state(one.get_state())
         assert digest_of(next(other)) == loader.digest(4)
+    return digest_of(dataset[3])
 
 
-def through_grain(train: FlatTokens) -> None:
+def through_grain(train: FlatTokens) -> str:
     rows_through_grain(train)
-    loaders_through_grain(train)
+    return loaders_through_grain(train)
 
 
 @needs_grain
 def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
-    elsewhere(through_grain, ragged_split)
+    assert elsewhere(through_grain, ragged_split) == mixture_of(ragged_split).digest(3)
 
 
 def test_without_grain_the_error_says_what_to_install(ragged_split: FlatTokens, monkeypatch: pytest.MonkeyPatch) -> None:
