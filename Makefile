@@ -10,7 +10,7 @@ SECRET := $(or $(PREFECT_HOME),$(HOME)/.prefect)/flat-tokens-secret
 
 SITE := $(VENV)-docs
 
-.PHONY: help demo serve test test-slow test-lowest test-newest faults fuzz benchmarks peers check docs lock wheels clean
+.PHONY: help demo serve test test-slow test-nightly test-lowest test-newest faults fuzz benchmarks peers check docs lock wheels clean
 
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -64,8 +64,12 @@ SELECT := not slow
 test: $(TESTS) ## Run the tests, but for the slow ones: a few minutes on two cores. SELECT="shared" for those that need ../shared.
 	$(PYTEST) -m "$(SELECT)"
 
-test-slow: $(TESTS) ## Run the slow tests: kills, services, stores under faults, whole corpora, and properties with all their examples.
-	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile all
+# Many of these wait for a server or a worker: a process more than cores.
+test-slow: $(TESTS) ## Run the slow tests: kills, services, stores under faults, whole corpora, samples of campaigns.
+	$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly" --hypothesis-profile all
+
+test-nightly: $(TESTS) ## Run what the others sample: properties with all their examples, every tokenizer of the family, all sabotages, every table.
+	$(PYTEST) -m "nightly or (hypothesis and not slow)" --hypothesis-profile all
 
 LOWEST := $(VENV)-lowest
 

@@ -1,4 +1,6 @@
-"""How much is tried: a tenth of the examples of a property, and the first of a long list of cases; all in ``make test-slow``."""
+"""How much is tried: a tenth of the examples of a property, all in ``make test-nightly``; the first of a long list of cases, all
+in ``make test-slow``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from hypothesis import HealthCheck, settings
 ALL, FEW = "all", "few"
 SHARE = 10
 
-_common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+# Not the profile that hypothesis takes where the variable CI is set: it keeps no examples and chooses the same ones each time.
+_common = settings(
+    settings.get_profile("default"),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.register_profile(ALL, _common, max_examples=100)
 settings.register_profile(FEW, _common, max_examples=100 // SHARE)
 
@@ -28,3 +35,8 @@ def first_fast(cases: Iterable[Any], fast: int = 1, *, several: bool = False) ->
     return [
         case if k < fast else pytest.param(*(case if several else [case]), marks=pytest.mark.slow) for k, case in enumerate(cases)
     ]
+
+
+def rest_nightly(cases: Iterable[Any], every: int) -> list[Any]:
+    """Cases for ``parametrize``, of which each but every K-th is left to ``make test-nightly``."""
+    return [pytest.param(case, marks=[pytest.mark.nightly] * (k % every > 0)) for k, case in enumerate(cases)]

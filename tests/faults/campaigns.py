@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -78,14 +79,23 @@ def at_most_one_of_each(flaws: list[Flaw]) -> list[Flaw]:
     return [Flaw(what, f"{told[0]}{f' (and {len(told) - 1} more)' if told[1:] else ''}") for what, told in found.items()]
 
 
-def kills(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+Campaign = Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]
+
+
+def sampled(campaign: Callable[[Bench, re.Pattern[str]], Iterator[Trial]]) -> Campaign:
+    """Every K-th trial, counted through all commands."""
+    return lambda bench, under, every: itertools.islice(campaign(bench, under), 0, None, every)
+
+
+@sampled
+def kills(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Death behind every change of the disk, and within every write."""
     row = "killed behind every change of the disk, and within every write"
     for case in filter(under.search, CASES):
         counts = bench.calm(case).counts
-        for number in range(1, counts["change"] + 1, every):
+        for number in range(1, counts["change"] + 1):
             yield _faulty(bench, row, case, Fault("change", number, KILL))
-        for number in range(1, counts["write"] + 1, every):
+        for number in range(1, counts["write"] + 1):
             yield _faulty(bench, row, case, Fault("write", number, KILL_WITHIN))
 
 
@@ -99,25 +109,26 @@ def faults(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
             yield _faulty(bench, row, BUILD, Fault(kind, number, action), user)
 
 
-def elsewhere(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def elsewhere(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """One operation fails: every one of the other commands, each in one way, for root and an ordinary user in turn."""
     for case in filter(under.search, CASES):
         who = users() if CASES[case].is_for_all else (None,)
         counts = bench.calm(case).counts if case != BUILD else {}
         for kind, actions in KINDS.items():
-            for number in range(1, counts.get(kind, 0) + 1, every):
+            for number in range(1, counts.get(kind, 0) + 1):
                 fault = Fault(kind, number, actions[number % len(actions)])
                 user = who[number // len(actions) % len(who)]
                 yield _faulty(bench, "one operation of any kind fails, the errors in turn", case, fault, user)
 
 
-def lasting(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def lasting(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """From some operation on, all of a group fail."""
     for case in filter(under.search, CASES):
         counts = bench.calm(case).counts
         for group, action in LASTING:
-            step = every * max(counts[group] // LASTING_POINTS, 1)
-            for number in range(1, counts[group] + 1, step):
+            for number in range(1, counts[group] + 1, max(counts[group] // LASTING_POINTS, 1)):
                 fault = Fault(group, number, action, lasting=True)
                 yield _faulty(bench, "all operations of a sort fail from some moment on", case, fault)
 
@@ -282,7 +293,7 @@ def mended(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
             yield _faulty(bench, "mended", one.case, one.fault)._replace(name=one.name)
 
 
-CAMPAIGNS: dict[str, Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]] = {
+CAMPAIGNS: dict[str, Campaign] = {
     "kills": kills,
     "faults": faults,
     "elsewhere": elsewhere,

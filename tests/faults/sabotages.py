@@ -203,9 +203,11 @@ def found(sabotage: Sabotage, copy: Path) -> tuple[bool, str]:
     """
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            # With what is compiled, but for files that are being compiled now.
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         else:
             shutil.copy(ROOT / name, copy / name)
+    shutil.rmtree((copy / sabotage.file).parent / "__pycache__", ignore_errors=True)
     (copy / sabotage.file).write_text(source_of(sabotage).replace(sabotage.old, sabotage.new))
     tool = ["tests.faults", "--jobs", "1"] if sabotage.check.startswith("-") else ["pytest", "-q", "-x", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}

@@ -42,10 +42,10 @@ def test_a_power_loss_does_not_undo_what_was_said_to_be_done() -> None:
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        ("kills", 200),
+        ("kills", 401),
         ("faults", 400),
-        ("elsewhere", 1800),
-        ("lasting", 320),
+        ("elsewhere", 499),
+        ("lasting", 127),
         ("power", 600),
         ("readers", 10),
         ("histories", 34),

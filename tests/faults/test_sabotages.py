@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -22,13 +21,10 @@ def test_every_sabotage_can_still_be_made() -> None:
     assert not [name for file, _, name in named if not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE)]
 
 
-CAMPAIGNS = pytest.mark.skipif("FAULTS_CAMPAIGNS" not in os.environ, reason="a campaign takes minutes: set FAULTS_CAMPAIGNS=1")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sabotage",
-    [pytest.param(one, id=one.name, marks=[CAMPAIGNS] if one.check.startswith("-") else []) for one in SABOTAGES],
+    [pytest.param(one, id=one.name, marks=[pytest.mark.nightly] if one.check.startswith("-") else []) for one in SABOTAGES],
 )
 def test_a_sabotage_is_found(sabotage: Sabotage, tmp_path: Path) -> None:
     is_found, told = found(sabotage, tmp_path)

@@ -152,6 +152,8 @@ COMMANDS = {
 }
 
 
+NIGHTLY = {"merge", "subset by keys", "shuffle", "relayout", "build again", "export again", "verify a sample", "trace with trust"}
+"""Their ways through the code are others', for the most part."""
 READERS = ("verify", "trace", "stats", "inspect")
 """Commands that change nothing: what was there is there afterwards."""
 
@@ -187,7 +189,7 @@ def steps(root: Path, copy: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in COMMANDS])
 def test_no_command_is_led_out(
     name: str, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

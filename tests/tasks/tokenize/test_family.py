@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -43,11 +42,14 @@ def test_a_member_has_the_tokens_of_the_library(first: int) -> None:
         check(member, 2_000)
 
 
-CHARACTERS = 1_000_000 if "TOKENIZER_FAMILY" in os.environ else 250_000
-"""Of random text for each member. A million takes six minutes: ``TOKENIZER_FAMILY=1 python -m pytest -m slow`` with this file."""
+NIGHTLY = [pytest.param(member, 1_000_000, marks=pytest.mark.nightly) for member in MEMBERS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
-def test_a_member_has_the_tokens_of_the_library_on_long_texts(member: Member) -> None:
-    check(member, CHARACTERS if member.is_known else 20_000)
+@pytest.mark.parametrize(
+    ("member", "characters"),
+    [*((member, 250_000) for member in MEMBERS[::4]), *NIGHTLY],
+    ids=lambda value: value.name if isinstance(value, Member) else str(value),
+)
+def test_a_member_has_the_tokens_of_the_library_on_long_texts(member: Member, characters: int) -> None:
+    check(member, characters if member.is_known else 20_000)
