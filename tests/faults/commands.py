@@ -43,7 +43,7 @@ HANGS_AFTER = 60.0
 
 Facts = dict[str, str]
 CERTIFICATE = re.compile(r"forgotten/\d{8}T\d{6}-[0-9a-f]{8}(?=\.)")
-KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.table)?$")
+KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.table(\.hmac)?)?$")
 """What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another."""
 
 
