@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -198,6 +199,12 @@ def reference() -> Path:
 def vocabularies() -> Path:
     """The real gpt2, r50k, cl100k and o200k vocabularies, which tiktoken finds through TIKTOKEN_CACHE_DIR."""
     return _shared("vocab")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new output, on a disk and in an object store."""
+    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.fixture

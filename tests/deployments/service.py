@@ -6,58 +6,18 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import requests
 
+from tests.processes import family, kill, until
+
 CHECKOUT = Path(__file__).parents[2]
-DEADLINE = 180.0
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(question: Callable[[], T | None], what: str, deadline: float = DEADLINE) -> T:
-    """What a question is answered with, once it is answered with something."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        if answer := question():
-            return answer
-        time.sleep(0.3)
-    raise TimeoutError(f"waited {deadline:.0f} s for {what}")
-
-
-def descendants(pid: int) -> set[int]:
-    """The processes that a process has started, and those that these have."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children: dict[int, list[int]] = {}
-    for line in listed.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found, waiting = set(), [pid]
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            found.add(child)
-            waiting.append(child)
-    return found
-
-
-def kill(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 class Service(NamedTuple):
@@ -175,12 +135,12 @@ def _interrupt_with_parent() -> None:
 
 def end(service: Service) -> None:
     """Whatever became of it."""
-    pids = {service.process.pid} | descendants(service.process.pid)
+    pids = family(service.process.pid)
     if service.process.poll() is None:
         service.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             service.process.wait(60)
-    kill(pids | descendants(service.process.pid))
+    kill(*pids, *family(service.process.pid))
     service.process.wait()
 
 
@@ -192,5 +152,5 @@ def worker(service: Service, pool: str) -> Iterator[int]:
     try:
         yield process.pid
     finally:
-        kill({process.pid} | descendants(process.pid))
+        kill(*family(process.pid))
         process.wait()

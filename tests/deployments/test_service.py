@@ -36,8 +36,8 @@ from deployments.register import automate, create_pools, read_automations, read_
 from flat_tokens.stores.store import Store
 from tasks.output.leases import building
 from tasks.shards.index import read_index
-from tests.deployments.service import CHECKOUT, Service, descendants, end, environment, kill, start, until, worker
-from tests.deployments.service import free_port as some_port
+from tests.deployments.service import CHECKOUT, Service, end, environment, start, worker
+from tests.processes import family, free_port, kill, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -71,7 +71,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(home: Path) -> Iterator[Service]:
     """Everything on this machine, and a refresh of a directory every ten seconds."""
-    started = start(home, some_port(), str(home / "fruit.yaml"), "--every", "10")
+    started = start(home, free_port(), str(home / "fruit.yaml"), "--every", "10")
     try:
         yield started
     finally:
@@ -408,7 +408,7 @@ def test_no_websocket_opens_without_the_secret(service: Service, path: str) -> N
 def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
     """Arguments of processes are everybody's. Logs and the database may be."""
     service.get("/deployments/filter", {"limit": 1})
-    for pid in {service.process.pid} | descendants(service.process.pid):
+    for pid in family(service.process.pid):
         assert service.secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert stat.S_IMODE(service.secret_file.stat().st_mode) == 0o600
     databases = [path for path in (home / "prefect").rglob("*.db*") if path.is_file()]
@@ -451,7 +451,7 @@ PREFECT_API_URL = "http://127.0.0.1:PORT/api"
 @pytest.mark.parametrize("profiles", [None, PROFILES], ids=["fresh", "profiles"])
 def test_in_a_terminal_it_asks_nothing_and_leaves_the_profiles_alone(tmp_path: Path, profiles: str | None) -> None:
     """Prefect's own command asks which profile to change, or changes to the one of this address."""
-    port, file = some_port(), tmp_path / "prefect" / "profiles.toml"
+    port, file = free_port(), tmp_path / "prefect" / "profiles.toml"
     if profiles is not None:
         file.parent.mkdir(mode=0o700)
         file.write_text(profiles.replace("PORT", str(port)))
@@ -607,10 +607,10 @@ def test_a_killed_worker_is_started_again_and_its_run_says_why_it_ended(service:
     }
     run_id = service.start_run("build", {"config": config}).json()["id"]
     process = until(lambda: service.run(run_id)["infrastructure_pid"], "the run's process")
-    group = {int(process), *descendants(int(process))}
+    group = family(int(process))
     until(lambda: service.run(run_id)["state_type"] == "RUNNING", "the run to begin")
-    (worker_id,) = (pid for pid in descendants(service.process.pid) if b"--name\0builds" in command_of(pid))
-    kill({worker_id, *group})
+    (worker_id,) = (pid for pid in family(service.process.pid) if b"--name\0builds" in command_of(pid))
+    kill(worker_id, *group)
     assert "Run it again to resume after the last stored shard." in service.ended(run_id)["state"]["message"]
     until(lambda: "The worker 'builds' was killed by signal 9" in service.output, "the worker to be started again")
     again = service.start_run("build", {"config": {**config, "name": "few", "output": f"{home}/few", "slice_bytes": 10_000_000}})
@@ -656,7 +656,7 @@ def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: S
     run_id = start_one("short-of-patience")
     with worker(service, "elsewhere") as pid:
         until(lambda: list((home / "long/_cache").glob("*/receipt.json")), "the first shard")
-        kill({pid} | descendants(pid))
+        kill(*family(pid))
     done = {path.parent.name: path.stat().st_mtime_ns for path in (home / "long/_cache").glob("*/receipt.json")}
 
     with output_in_use, worker(service, "elsewhere"):
@@ -696,7 +696,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
     automations = sorted(one["name"] for one in service.get("/automations/filter", {"limit": 200}))
     by_hand = {"flow_id": service.deployment("build")["flow_id"], "state": {"type": "RUNNING"}, "tags": ["flat-tokens"]}
     run_id = service.ask("POST", "/flow_runs/", by_hand).json()["id"]  # as python -m flows build makes it
-    pids = descendants(service.process.pid)
+    pids = family(service.process.pid)[1:]
     assert len(pids) >= 3  # a server and two workers
     os.kill(service.process.pid, signal.SIGINT)
     assert service.process.wait(60) == 0
@@ -712,7 +712,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
         assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
         assert again.deployment("fruit")["schedules"] == []
         assert again.run(run_id)["state_type"] == "RUNNING"  # its process is none of the service's
-        left = descendants(again.process.pid)
+        left = family(again.process.pid)[1:]
         assert len(left) >= 3
         again.process.kill()  # nobody is there to stop them
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), "the processes to end")

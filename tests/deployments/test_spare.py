@@ -20,7 +20,7 @@ from prefect.utilities.processutils import open_process
 
 from deployments import spare as module
 from deployments.spare import Spares
-from tests.flows.pool import until
+from tests.processes import until
 
 CHECKOUT = Path(__file__).parents[2]
 ECHO = """

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ import flat_tokens
 from tests.docker.compose import ROOT, SECRETS, Service, read_services
 from tests.docker.dockerfile import Stage, read_stages
 from tests.docker.rehearse import Image, copy
+from tests.processes import free_port
 
 DEADLINE = 300.0
 GRACE = 120.0
@@ -41,12 +41,6 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"needs {name}: PostgreSQL's server and client, and redis-server with redis-cli")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @dataclass

@@ -24,7 +24,8 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.deployments.service import CHECKOUT, Service, end, free_port, start, until
+from tests.deployments.service import CHECKOUT, Service, end, start
+from tests.processes import free_port, until
 
 PICTURE = CHECKOUT / "docs" / "pictures" / "run.png"
 WIDTH, HEIGHT = 1200, 604

@@ -22,7 +22,8 @@ from tasks.output.paths import version_store
 from tasks.output.versions import changed_at
 from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
-from tests.flows.pool import DEADLINE, Pool, Process, family, finished, kill, pool, until
+from tests.flows.pool import Pool, Process, finished, pool
+from tests.processes import DEADLINE, family, kill, until
 
 pytestmark = pytest.mark.slow
 

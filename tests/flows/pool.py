@@ -5,52 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.processes import DEADLINE, family, free_port, kill, until
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 180.0
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
-T = TypeVar("T")
 Process = subprocess.Popen[str]
-
-
-def until(question: Callable[[], T], what: str) -> T:
-    """Wait for an answer that is true."""
-    end = time.monotonic() + DEADLINE
-    while not (answer := question()):
-        if time.monotonic() > end:
-            raise TimeoutError(what)
-        time.sleep(0.05)
-    return answer
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it has started, and these, as far as they live."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
-
-
-def kill(*pids: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass
@@ -159,9 +128,7 @@ class Pool:
 @contextlib.contextmanager
 def pool(home: Path) -> Iterator[Pool]:
     """A server of its own with the deployments of this checkout; at the end nothing that was started lives."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        made = Pool(home, probe.getsockname()[1])
+    made = Pool(home, free_port())
     try:
         made.serve()
         done = made.start("deployments/register.py", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

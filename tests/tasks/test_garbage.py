@@ -27,11 +27,6 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 NOW = Policy(keep_versions=1, grace_days=0)
 
 
-@pytest.fixture(params=["disk", "memory"])
-def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
-
-
 def build_files(output: str, tmp_path: Path, *names: str, **settings: object) -> str:
     """A version of the texts in files of these names, one shard each."""
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 2) for name in names]

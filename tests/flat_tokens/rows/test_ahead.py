@@ -16,6 +16,7 @@ import flat_tokens
 from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader, TokenBatch, write_dataset
 from flat_tokens.rows.loader import ByStep
 from flat_tokens.stores import cached
+from tests.processes import until
 from tests.slow_store import SlowStore
 
 UNIT = 4 * (65_536 * 4 + 4)
@@ -36,14 +37,6 @@ def _quick() -> Iterator[None]:
     SlowStore.reset()
     yield
     SlowStore.reset()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens without this thread, a minute at most."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def train_of(root: Path, cache: Path, layout: LayoutName = "mmap", read_ahead: int = 256 << 20) -> Any:

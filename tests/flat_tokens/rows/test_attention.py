@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch, write_dataset
 from tests.examples import examples
+from tests.flat_tokens.rows.test_crop import written
 
 needs_torch = pytest.mark.needs("torch")
 needs_jax = pytest.mark.needs("jax")
@@ -28,11 +27,6 @@ VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed_documents", {"fit": "crop"}),
     ("packed_documents", {"fit": "crop", "on_crop": "keep"}),
 ]
-
-
-def written(path: Path, lengths: list[int]) -> FlatTokens:
-    write_dataset(path, [TokenBatch.from_sequences([[d + 1] * size for d, size in enumerate(lengths)])])
-    return flat_tokens.open(path).train
 
 
 def dense(batch: Any) -> np.ndarray[Any, Any]:

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 
 from flat_tokens.rows.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
 from tests.examples import examples
+from tests.flat_tokens.rows.test_loader import philox_swaps
+from tests.flat_tokens.test_keys import MODULUS, A, B, mix
 
 # The keyed permutation as documented, in integers.
-A = 0x9E3779B97F4A7C15
-B = 0xC2B2AE3D27D4EB4F
-C = 0xD6E8FEB86659FD93
-D = 0xFF51AFD7ED558CCD
-MODULUS = 2**64
-
-
-def mix(x: int) -> int:
-    y = x * C % MODULUS
-    return (y ^ (y >> 32)) * D % MODULUS
 
 
 def documented_key(seed: int, *numbers: int) -> int:
@@ -214,14 +206,6 @@ def test_lengths_that_cannot_be_permuted_are_refused(length: int) -> None:
 # The reference's
 
 
-def swapped(seed: int, n: int) -> list[int]:
-    drawn = (np.random.Philox(seed).random_raw(n) % (np.arange(n, dtype=np.uint64) + np.uint64(1))).tolist()
-    p = list(range(n))
-    for i in range(n - 1, -1, -1):
-        p[i], p[drawn[i]] = p[drawn[i]], p[i]
-    return p
-
-
 def test_the_references_permutation() -> None:
     assert reference_permutation(0, 10).tolist() == [0, 4, 6, 5, 2, 1, 9, 3, 7, 8]
     assert reference_permutation(1, 10).tolist() == [2, 9, 1, 4, 6, 5, 8, 0, 3, 7]
@@ -230,12 +214,12 @@ def test_the_references_permutation() -> None:
 
 @given(seed=st.integers(0, 2**70), n=st.integers(0, 300))
 def test_it_is_what_swapping_one_by_one_gives(seed: int, n: int) -> None:
-    assert reference_permutation(seed, n).tolist() == swapped(seed, n)
+    assert reference_permutation(seed, n).tolist() == philox_swaps(seed, n)
 
 
 @pytest.mark.parametrize("n", [10_000, 100_003])
 def test_it_is_what_swapping_one_by_one_gives_for_long_ones(n: int) -> None:
-    assert reference_permutation(3, n).tolist() == swapped(3, n)
+    assert reference_permutation(3, n).tolist() == philox_swaps(3, n)
 
 
 @pytest.mark.parametrize("n", [-1, 2**32 + 1])

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
+from tests.processes import until
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -102,13 +102,6 @@ def children(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text() + "".join(
         path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")
     )
-
-
-def until(is_there: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not is_there():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture

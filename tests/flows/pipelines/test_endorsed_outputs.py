@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,6 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys(tmp_path, "key")
     monkeypatch.setenv(PRIVATE_KEY_FILE, str(made.private))
     return made
-
-
-@pytest.fixture(params=["disk", "memory"])
-def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
 
 
 def build_version(output: str, tmp_path: Path, seed: int) -> str:

@@ -26,7 +26,7 @@ from tasks.progress import meter
 from tasks.shards.write import stream_staged
 from tasks.tokenize import engines
 from tests.faults.support import receipts, settings_of, staged, version_digests, write_notes
-from tests.flows.pool import family, until
+from tests.processes import family, until
 
 ROOT = Path(__file__).parents[3]
 

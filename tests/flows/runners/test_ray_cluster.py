@@ -17,7 +17,7 @@ import pytest
 from flows.runners.ray_cluster import RayTasks
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
-from tests.flows.pool import family, kill, until
+from tests.processes import family, kill, until
 
 ROOT = Path(__file__).parents[3]
 

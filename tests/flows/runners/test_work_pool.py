@@ -20,7 +20,8 @@ import pytest
 from flat_tokens.stores import signing
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
-from tests.flows.pool import ENDED, Pool, finished, pool, until
+from tests.flows.pool import ENDED, Pool, finished, pool
+from tests.processes import until
 
 pytestmark = pytest.mark.slow
 

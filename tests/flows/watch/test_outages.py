@@ -11,7 +11,7 @@ import pytest
 
 import flows.watch.outages
 from flows.watch.outages import TOLD_ELSEWHERE, Outages, gone
-from tests.deployments.service import free_port, until
+from tests.processes import free_port, until
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

@@ -8,9 +8,7 @@ import errno
 import json
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -45,6 +43,7 @@ from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Pace, Progress, meter
 from tasks.shards.write import write_shard
 from tests.made import docs_of, publish_docs
+from tests.processes import until
 
 
 def config(output: Path | str, **settings: Any) -> BuildConfig:
@@ -66,14 +65,6 @@ async def _ask(path: str, body: dict[str, Any]) -> Any:
 
 def ask(path: str, **body: Any) -> list[dict[str, Any]]:
     return list(asyncio.run(_ask(path, body)))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    for _ in range(600):
-        if answer := condition():
-            return answer
-        time.sleep(0.2)
-    raise TimeoutError
 
 
 def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:

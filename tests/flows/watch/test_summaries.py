@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from tasks.finalize.provenance import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
 from tests.made import docs_of, publish_docs
+from tests.processes import until
 
 
 def config(output: str) -> BuildConfig:
@@ -251,14 +250,6 @@ async def _ask(path: str, body: dict[str, Any]) -> Any:
 
 def ask(path: str, **body: Any) -> Any:
     return asyncio.run(_ask(path, body))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    for _ in range(600):
-        if answer := condition():
-            return answer
-        time.sleep(0.2)
-    raise TimeoutError
 
 
 class Seen:

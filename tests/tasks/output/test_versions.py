@@ -28,11 +28,6 @@ from tasks.output.versions import (
 from tests.faults.support import build_here, settings_of, write_notes
 
 
-@pytest.fixture(params=["disk", "memory"])
-def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
-
-
 def build_versions(output: str, tmp_path: Path, count: int) -> list[str]:
     """Versions of the same few texts, one for each seed."""
     source = write_notes(tmp_path / "in" / "a.jsonl", 4)

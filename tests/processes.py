@@ -1,0 +1,50 @@
+"""Processes that tests start, and what they wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+DEADLINE = 180.0
+
+T = TypeVar("T")
+
+
+def until(question: Callable[[], T | None], what: str = "it does not happen", deadline: float = DEADLINE) -> T:
+    """Ask until the answer is true, and return it. TimeoutError after *deadline* seconds, saying *what* is wrong."""
+    end = time.monotonic() + deadline
+    while not (answer := question()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}, for {deadline:.0f} s")
+        time.sleep(0.05)
+    return answer
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and these, as far as they live."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
