@@ -22,6 +22,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import SPLITS
+from flat_tokens.text.rows import SourceFormat, TextFile, to_large
 from tasks.output.target import SplitRule
 
 Rows = list[dict[str, Any]]
@@ -162,3 +163,33 @@ def expected(
             split = SPLITS[int(SplitRule(fraction=fraction, seed=0).draws(key)[0])]
             found[split].append(Held(file, number, ids, mask, {name: row[name] for name in columns}))
     return found
+
+
+def documents_of(
+    kind: SourceFormat,
+    path: Path,
+    data: bytes,
+    columns: Sequence[str] = (),
+    identity: str | None = None,
+    *,
+    text: str = "text",
+    range_bytes: int = 1 << 30,
+    **more: Any,
+) -> list[tuple[Any, ...]]:
+    """Row, text, id and columns of each document of a file, or the fault of a row."""
+    path.write_bytes(data)
+    file = TextFile(str(path), path.name, len(data), text, identity, kept_columns=tuple(columns), **more)
+    found: list[tuple[Any, ...]] = []
+    before = 0
+    for part in kind.ranges(file, range_bytes):
+        assert kind.rows_before(file, part) == before
+        end = 0
+        for rows in kind.read(file, part):
+            ids = [None] * len(rows.texts) if rows.ids is None else to_large(rows.ids).to_pylist()
+            kept = [] if rows.columns is None else [column.to_pylist() for column in rows.columns.columns]
+            texts = [one.decode("utf-8", "replace") for one in to_large(rows.texts).cast(pa.large_binary()).to_pylist()]
+            found += zip((rows.rows + before).tolist(), texts, ids, *kept, strict=True)
+            found += [(row + before, *fault) for row, *fault in rows.faults]
+            end = rows.end
+        before += end
+    return sorted(found, key=lambda one: one[0])

@@ -1,4 +1,5 @@
-"""WARC files, and WET, which is the same with text: a document a record, cut and read at records.
+"""WARC files, and WET, which is the same with text: a document a record, cut and read at records. fastwarc finds the records,
+resiliparse what a page says of its charset.
 
 Conversion records are text as they are. Responses and resources that are HTML or plain text are documents by their payload,
 decoded by its charset; steps make text of HTML. Other records are rows without a document.
@@ -7,231 +8,252 @@ decoded by its charset; steps make text of HTML. Other records are rows without 
 from __future__ import annotations
 
 import codecs
+import contextlib
+import io
+import itertools
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import BinaryIO, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from flat_tokens.extras import pa
+from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
 from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, too_long, utf8
 
+if TYPE_CHECKING:
+    from fastwarc import warc as fastwarc
+    from resiliparse.parse import encoding
+else:
+    fastwarc = LazyModule("fastwarc.warc", "reading WARC")
+    encoding = LazyModule("resiliparse.parse.encoding", "reading pages of WARC")
+
 BEGIN = b"WARC/"
-LARGEST_HEAD = 1 << 20
-"""Bytes of a record's headers, or of those of a response, at most."""
-AFTER = b"\r\n\r\n"
-"""The bytes between a record and the next, in most files."""
+HEADERS, HEADERS_BYTES = 100, 64 << 10
+"""Headers of a record or a response, and bytes of them, at most."""
+ENCODINGS = 4
+"""Encodings of a payload, one within another, at most."""
 
 COLUMNS: Mapping[str, str] = {
-    "id": "warc-record-id",
-    "url": "warc-target-uri",
-    "date": "warc-date",
-    "type": "warc-type",
-    "language": "warc-identified-content-language",
-    "digest": "warc-block-digest",
-    "refers_to": "warc-refers-to",
+    "id": "WARC-Record-ID",
+    "url": "WARC-Target-URI",
+    "date": "WARC-Date",
+    "type": "WARC-Type",
+    "language": "WARC-Identified-Content-Language",
+    "digest": "WARC-Block-Digest",
+    "refers_to": "WARC-Refers-To",
 }
 """Columns, and the headers that have their values. A header is also a column by its own name, such as ``WARC-IP-Address``."""
 OF_CONTENT = ("content_type", "charset", "status")
 """Columns of the content: its media type, the charset by which it was decoded, the status of a response."""
 TEXT = "text"
+KINDS = ("conversion", "response", "resource", "continuation")
+"""Records that are documents, or parts of them."""
 
 HTML = ("text/html", "application/xhtml+xml")
 TEXTUAL = (*HTML, "text/plain")
-META = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([a-zA-Z0-9_:.-]+)""", re.IGNORECASE)
 META_BYTES = 1024
 """Bytes of a page that may say its charset."""
-AS_BROWSERS = {
-    "iso-8859-1": "cp1252",
-    "latin-1": "cp1252",
-    "latin1": "cp1252",
-    "us-ascii": "cp1252",
-    "ascii": "cp1252",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "euc-kr": "cp949",
-    "big5": "big5hkscs",
-}
-"""Charsets that are read as ones with more characters, as browsers do."""
+SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
+"""Charsets that browsers read as ones with more characters, by the names of Python's codecs."""
 CONTROLS = {0xDC00 + byte: byte for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
 """Bytes that Windows' charset does not have, which are controls there, as browsers read them."""
-MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+MARKS = (
+    (b"\xef\xbb\xbf", "utf-8"),
+    *((begin, "utf-16-le") for begin in (b"\xff\xfe", b"<\0?\0x\0")),
+    *((begin, "utf-16-be") for begin in (b"\xfe\xff", b"\0<\0?\0x")),
+)
+XML = re.compile(rb"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([\w.:-]+)["']""")
 
-Headers = dict[str, str]
+CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "gzip", "br": "brotli", "zstd": "zstd"}
+"""Arrow's codecs by HTTP's encodings. The codec for gzip also reads zlib's format, which is that of deflate."""
+INFLATED_BYTES = 4096
+"""Bytes that are inflated at a time: few, for each may stand for 1 kB."""
+UNPRINTABLE = re.compile(rb"[\0-\x08\x0e-\x1f]")
 
 
 class Record(NamedTuple):
-    """A record: its number in the range, its headers by their names in lower case, and where its content begins and ends.
-    ``following``: where the next record begins.
-    """
+    """A record, with its number in the range, its headers, and where it begins. ``length``: of its content."""
 
     number: int
-    headers: Headers
     start: int
-    stop: int
-    following: int
+    length: int
+    headers: fastwarc.HeaderMap
+    content: fastwarc.WarcRecordPayloadReader
 
 
-def _records(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterator[Record]:
-    """The records of a file from byte *start* to *stop*; *opened* may be moved between them. ValueError, with the place of the
-    record, where one is damaged or cut off.
+def _records(file: TextFile, start: int, stop: int) -> Iterator[Record]:
+    """The records of a file that begin from byte *start* to *stop*. The content of one can be read until the next one is asked
+    for. ValueError, with the place of the record, where one is damaged or cut off.
     """
-    at, number = start, 0
-    while at < stop:
-        opened.seek(at)
+    place = f"the record at byte {start:,}"
 
-        def refused(why: str, at: int = at) -> ValueError:
-            return ValueError(f"{file.name}, the record at byte {at:,}: {why}. Fetch the file again, or leave the record out.")
+    def refused(why: object) -> ValueError:
+        return ValueError(f"{file.name}, {place}: {why}. Fetch the file again, or leave the record out.")
 
-        head = _head(opened, LARGEST_HEAD)
-        if head is None:
-            raise refused(f"its headers do not end, or have more than {LARGEST_HEAD:,} bytes")
-        first, _, rest = head.partition(b"\n")
-        if not first.startswith(BEGIN):
-            raise refused(f"it begins with {first[:16]!r}, not with {BEGIN.decode()}")
-        headers = _headers(rest)
-        length = headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit()):
-            raise refused(f"its Content-Length is {length!r}" if length else "it has no Content-Length")
-        begin = at + len(head)
-        end = begin + int(length)
-        if end > file.size:
-            raise refused(f"it has {int(length):,} bytes, and the file ends after {file.size - begin:,} of them")
-        opened.seek(end)
-        following = end
-        while blank := opened.read(len(AFTER)):
-            following += len(blank) - len(blank.lstrip(b"\r\n"))
-            if blank.strip(b"\r\n"):
-                break
-        yield Record(number, headers, begin, end, following)
-        at = following
-        number += 1
+    with file.open() as opened:
+        opened.seek(start)
+        records = fastwarc.ArchiveIterator(opened, parse_http=False, max_header_len=HEADERS_BYTES, stream_detect=False)
+        for number in itertools.count():
+            try:
+                record = next(records, None)
+            except OSError as error:
+                if error.errno is not None:
+                    raise  # the disk, not the file
+                raise refused(error) from error
+            if record is None or record.stream_pos >= stop:
+                return
+            place = f"the record at byte {record.stream_pos:,}"
+            said, length = record.headers.get("Content-Length") or "", record.content_length
+            if len(record.headers) > HEADERS:
+                raise refused(f"it has {len(record.headers):,} headers, and {HEADERS} are read at most")
+            if said != f"{length}":
+                raise refused(f"its Content-Length is {said[:40]!r}" if said else "it has no Content-Length")
+            yield Record(number, record.stream_pos, length, record.headers, record.reader)
+            record.consume()
+            if (there := record.reader.tell()) < length:
+                raise refused(f"it has {length:,} bytes, and the file ends after {there:,} of them")
+            place = f"after the record at byte {record.stream_pos:,}"
 
 
-def _head(opened: BinaryIO, most: int) -> bytes | None:
-    """The lines up to the first empty one, and it; None where it does not come within *most* bytes."""
-    lines, size = list[bytes](), 0
-    while size < most:
-        line = opened.readline(most - size)
-        lines.append(line)
-        size += len(line)
-        if line in (b"\r\n", b"\n") and len(lines) > 1:
-            return b"".join(lines)
-        if not line.endswith(b"\n"):
+class _Reading:
+    """Reads the documents of a range. ``stored``: bytes of its records so far; ``unpacked``: bytes of what was packed in them."""
+
+    def __init__(self, file: TextFile) -> None:
+        self.file = file
+        self.stored = self.unpacked = 0
+
+    def add(self, collected: Collected, record: Record) -> int:
+        """Add the document of a record, if it has one; the bytes of its text."""
+        headers, length, file = record.headers, record.length, self.file
+        kind = (headers.get("WARC-Type") or "").lower()
+        if kind not in KINDS:
+            return 0
+        if kind == "continuation" or "WARC-Segment-Number" in headers:
+            why = "the page is in segments, a record each, which are not put together"
+            collected.faults.append((record.number, "malformed", why))
+            return 0
+        is_text = kind == "conversion"
+        if length > (file.max_bytes if is_text else limits.longest_line(file.max_bytes)):
+            collected.faults.append((record.number, "too_long", too_long(length, file.max_bytes)))
+            return 0
+        data = record.content.read(length)
+        if len(data) < length:
+            raise OSError(f"it ends within the record at byte {record.start:,}")
+        self.stored += length
+        content = {"content_type": _media_type(headers)}
+        if not is_text:
+            try:
+                page = self._page(data, headers, kind)
+            except ValueError as error:
+                collected.faults.append((record.number, "malformed", f"the {kind} cannot be read ({error})"))
+                return 0
+            if page is None:
+                return 0
+            data, content = page
+
+        def value(name: str) -> bytes | None:
+            if name == TEXT:
+                return data
+            found = content.get(name) if name in OF_CONTENT else headers.get(COLUMNS.get(name, name))
+            # wget writes URIs in brackets, as identifiers are written.
+            return None if found is None else (found.removeprefix("<").removesuffix(">") if name in COLUMNS else found).encode()
+
+        identity = value(file.id_column) if file.id_column else None
+        collected.add(record.number, data, identity, [value(name) for name in file.kept_here])
+        return len(data)
+
+    def _page(self, data: bytes, headers: fastwarc.HeaderMap, kind: str) -> tuple[bytes, dict[str, str | None]] | None:
+        """The text of a response or a resource in UTF-8, and the columns of its content; None where it is another kind of
+        content, or an error of the server. ValueError where it is not what it says, or too long.
+        """
+        status = None
+        if kind == "response" and data.startswith(b"HTTP/"):
+            if (end := re.search(rb"\r?\n\r?\n", data[:HEADERS_BYTES])) is None:
+                raise ValueError(f"its HTTP headers do not end within {HEADERS_BYTES:,} bytes")
+            headers = fastwarc.HeaderMap()
+            headers.parse(io.BytesIO(re.sub(rb"\r?\n", b"\r\n", data[: end.end()])))
+            if len(headers) > HEADERS:
+                raise ValueError(f"it has {len(headers):,} HTTP headers")
+            status = f"{headers.status_code or ''}"
+            if not status.startswith("2"):
+                return None
+            names = ",".join(headers.get(name) or "" for name in ("Content-Encoding", "Transfer-Encoding")).lower().split(",")
+            data = self._decoded(data[end.end() :], [name for one in names if (name := one.strip()) not in ("", "identity")])
+        kind_of = _media_type(headers)
+        if kind_of not in TEXTUAL:
             return None
-    return None
+        charset = _charset(data, headers.get("Content-Type") or "", kind_of)
+        if charset != "utf-8":
+            written = data.decode(charset, "surrogateescape")
+            data = utf8(written.translate(CONTROLS) if charset == "cp1252" else written)
+        return data.removeprefix(codecs.BOM_UTF8), {"content_type": kind_of, "charset": charset, "status": status}
 
+    def _decoded(self, data: bytes, encodings: list[str]) -> bytes:
+        """The payload of a response without its encodings, of which the last is the outermost."""
+        if len(encodings) > ENCODINGS:
+            raise ValueError(f"it has {len(encodings):,} encodings, one within another")
+        for name in reversed(encodings):
+            if name == "chunked":
+                data = _unchunked(data)
+            elif name in CODECS:
+                data = self._unpacked(data, name)
+            else:
+                raise ValueError(f"its Content-Encoding is {name[:40]!r}")
+        return data
 
-def _headers(data: bytes) -> Headers:
-    """Headers by their names in lower case. A line that begins with a space goes on with the one before it."""
-    found, name = Headers(), ""
-    for line in data.decode("utf-8", "replace").splitlines():
-        if line[:1] in (" ", "\t") and name:
-            found[name] += " " + line.strip()
-            continue
-        key, colon, value = line.partition(":")
-        if colon:
-            name = key.strip().lower()
-            found[name] = value.strip()
-    return found
+    def _unpacked(self, data: bytes, name: str) -> bytes:
+        """The unpacked payload. Archives often keep the header of a payload that they have unpacked: that is as it is."""
+        try:
+            with pa.CompressedInputStream(pa.BufferReader(data), CODECS[name]) as stream:
+                return self._bounded(iter(lambda: stream.read(limits.BATCH_BYTES), b""))
+        except OSError as error:
+            if name == "deflate":
+                with contextlib.suppress(zlib.error):
+                    return self._bounded(_inflated(data))
+            if UNPRINTABLE.search(data):
+                raise ValueError(f"its Content-Encoding {name} is damaged: {error}") from error
+            return data
+
+    def _bounded(self, blocks: Iterable[bytes]) -> bytes:
+        """All blocks. ValueError where they are too long for a document or for the file."""
+        room = max(limits.ANY_EXPANSION, self.file.max_expansion * self.stored) - self.unpacked
+        most, parts, size = min(limits.longest_line(self.file.max_bytes), room), list[bytes](), 0
+        for block in blocks:
+            parts.append(block)
+            size += len(block)
+            self.unpacked += len(block)
+            if size > most:
+                raise ValueError(f"unpacked it has more than {most:,} bytes")
+        return b"".join(parts)
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
     collected, size, end, seen = Collected(file), 0, 0, 0
-    with file.open() as opened:
-        for record in _records(file, opened, part.start, part.stop):
-            end, seen = record.number + 1, record.stop - part.start
-            size += _add(collected, file, opened, record)
-            if size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
-                yield collected.rows(end, seen)
-                collected, size = Collected(file), 0
+    reading = _Reading(file)
+    for record in _records(file, part.start, part.stop):
+        end, seen = record.number + 1, record.start + record.length - part.start
+        size += reading.add(collected, record)
+        limits.check_expansion(reading.unpacked, reading.stored, file.max_expansion, file.name)
+        if size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
+            yield collected.rows(end, seen)
+            collected, size = Collected(file), 0
     if end:
         yield collected.rows(end, seen)
 
 
-def _add(collected: Collected, file: TextFile, opened: BinaryIO, record: Record) -> int:
-    """Add the document of a record, if it has one; the bytes of its text."""
-    kind = record.headers.get("warc-type", "").lower()
-    if kind not in ("conversion", "response", "resource"):
-        return 0
-    is_text = kind == "conversion"
-    if record.stop - record.start > (file.max_bytes if is_text else limits.longest_line(file.max_bytes)):
-        length = record.stop - record.start
-        collected.faults.append((record.number, "too_long", too_long(length, file.max_bytes)))
-        return 0
-    opened.seek(record.start)
-    data = opened.read(record.stop - record.start)
-    if len(data) < record.stop - record.start:
-        raise OSError(f"it ends within the record at byte {record.start:,}")
-    content = {"content_type": _media_type(record.headers.get("content-type", ""))}
-    if not is_text:
-        try:
-            page = _page(data, record.headers, kind, limits.longest_line(file.max_bytes))
-        except ValueError as error:
-            collected.faults.append((record.number, "malformed", f"the {kind} cannot be read ({error})"))
-            return 0
-        if page is None:
-            return 0
-        data, content = page
-    values = {TEXT: data, **{name: None if of is None else of.encode() for name, of in content.items()}}
-
-    def value(name: str) -> bytes | None:
-        if name in values:
-            return values[name]
-        if name in OF_CONTENT:
-            return None
-        found = record.headers.get(COLUMNS.get(name, name.lower()))
-        found = found.removeprefix("<").removesuffix(">") if found is not None and name in ("id", "refers_to") else found
-        return None if found is None else found.encode()
-
-    identity = value(file.id_column) if file.id_column else None
-    collected.add(record.number, data, identity, [value(name) for name in file.kept_here])
-    return len(data)
+def _media_type(headers: fastwarc.HeaderMap) -> str | None:
+    return (headers.get("Content-Type") or "").partition(";")[0].strip().lower() or None
 
 
-def _media_type(value: str) -> str | None:
-    return value.partition(";")[0].strip().lower() or None
-
-
-def _page(data: bytes, headers: Headers, kind: str, most: int) -> tuple[bytes, dict[str, str | None]] | None:
-    """The text of a response or a resource in UTF-8, and the columns of its content; None where it is another kind of content, or
-    an error of the server. ValueError where it is not what it says, or has more than *most* bytes.
-    """
-    status = None
-    if kind == "response" and data[:5] == b"HTTP/":
-        end = next((at + len(gap) for gap in (b"\r\n\r\n", b"\n\n") if 0 <= (at := data.find(gap)) < LARGEST_HEAD), -1)
-        if end < 0:
-            raise ValueError("its HTTP headers do not end")
-        first, _, rest = data[:end].partition(b"\n")
-        words = first.split(None, 2)
-        status = words[1].decode("ascii", "replace") if len(words) > 1 else ""
-        headers, data = _headers(rest), data[end:]
-        if not status.startswith("2"):
-            return None
-        data = _decoded(data, headers, most)
-    kind_of = _media_type(headers.get("content-type", ""))
-    if kind_of not in TEXTUAL:
-        return None
-    charset = _charset(data, headers.get("content-type", ""), kind_of)
-    text = data
-    if charset != "utf-8":
-        written = data.decode(charset, "surrogateescape")
-        text = utf8(written.translate(CONTROLS) if charset == "cp1252" else written)
-    text = text.removeprefix(codecs.BOM_UTF8)
-    return text, {"content_type": kind_of, "charset": charset, "status": status}
-
-
-def _decoded(data: bytes, headers: Headers, most: int) -> bytes:
-    """The payload of a response without the encodings of its transfer."""
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        data = _unchunked(data)
-    for name in reversed([name.strip().lower() for name in headers.get("content-encoding", "").split(",")]):
-        if name in ("gzip", "x-gzip", "deflate"):
-            data = _inflated(data, most)
-        elif name not in ("", "identity"):
-            raise ValueError(f"its Content-Encoding is {name!r}")
-    return data
+def _inflated(data: bytes) -> Iterator[bytes]:
+    """The unpacked payload of deflate without zlib's header, which some servers send. zlib.error where it is none, or cut off."""
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    for start in range(0, len(data), INFLATED_BYTES):
+        if unpacker.eof:
+            raise zlib.error("it ends before the payload does")
+        yield unpacker.decompress(data[start : start + INFLATED_BYTES])
+    if not unpacker.eof or unpacker.unused_data:
+        raise zlib.error("it does not end with the payload")
 
 
 def _unchunked(data: bytes) -> bytes:
@@ -254,54 +276,30 @@ def _unchunked(data: bytes) -> bytes:
     return data
 
 
-def _inflated(data: bytes, most: int) -> bytes:
-    """The payload of gzip or deflate. Archives often keep the header of a payload that they have unpacked: that is as it is."""
-    if data[:2] != b"\x1f\x8b" and (len(data) < 2 or data[0] & 15 != 8 or int.from_bytes(data[:2], "big") % 31):
-        return data
-    parts, left, size = list[bytes](), data, 0
-    while left:
-        unpacker = zlib.decompressobj(32 + zlib.MAX_WBITS)
-        try:
-            parts.append(unpacker.decompress(left, most + 1 - size))
-        except zlib.error as error:
-            raise ValueError(f"its Content-Encoding is damaged: {error}") from error
-        if (size := size + len(parts[-1])) > most:
-            raise ValueError(f"unpacked it has more than {most:,} bytes")
-        if not unpacker.eof:
-            raise ValueError("its Content-Encoding is damaged: it is cut off")
-        left = unpacker.unused_data.lstrip(b"\0")
-    return b"".join(parts)
-
-
 def _charset(data: bytes, content_type: str, kind: str) -> str:
-    """The charset of a page: what its mark, its server or itself says, else UTF-8 where it is that, else that of Windows."""
+    """The charset of a page as browsers find it: of its mark, its server or itself; else UTF-8 if it is that, else Windows'."""
     for mark, charset in MARKS:
         if data.startswith(mark):
             return charset
     said = re.search(r"""charset\s*=\s*["']?\s*([^\s"';,]+)""", content_type, re.IGNORECASE)
-    in_page = META.search(data[:META_BYTES]) if kind in HTML else None
-    for name in (said and said[1], in_page and in_page[1].decode("ascii", "replace")):
-        if name and (known := _known(name)) is not None:
-            return known
+    found = encoding.map_encoding_to_html5(said[1], fallback_utf8=False) if said else None
+    if found is None and kind in HTML:
+        # Without a charset in the page it is guessed by other bytes: what two endings do not change is said.
+        head = data[:META_BYTES].translate(None, bytes(range(128, 256)))
+        guesses = {encoding.detect_encoding(head + end, from_html_meta=True) for end in (b"", "é".encode())}
+        if len(guesses) == 1:
+            (found,) = guesses
+        elif declared := XML.match(head):
+            found = encoding.map_encoding_to_html5(declared[1].decode(), fallback_utf8=False)
+        found = "utf-8" if found and found.startswith("utf-16") else found  # it was read in ASCII
+    if found is not None:
+        name = codecs.lookup(found).name
+        return SUPERSETS.get(name, name)
     try:
         data.decode()
     except UnicodeDecodeError:
         return "cp1252"
     return "utf-8"
-
-
-def _known(name: str) -> str | None:
-    """A charset of text by the name of a codec; None if it has no such name."""
-    name = AS_BROWSERS.get(name.lower(), name.lower())
-    try:
-        codec = codecs.lookup(name)
-    except (LookupError, ValueError):
-        return None
-    return codec.name if getattr(codec, "_is_text_encoding", False) and codec.name not in NOT_CHARSETS else None
-
-
-NOT_CHARSETS = frozenset({"idna", "punycode", "raw_unicode_escape", "unicode_escape", "undefined", "mbcs", "oem", "utf-7"})
-"""Codecs of Python that no page is written in, or that make other text of ASCII."""
 
 
 def columns(file: TextFile) -> list[str]:
@@ -312,21 +310,19 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     if file.completion_column is not None or file.has_messages or file.text_column != TEXT:
         raise ValueError(f"{file.name} is WARC, which has no column {file.text_column!r}. Its text is in the column {TEXT!r}.")
     check_columns(file, pa.schema([(name, pa.string()) for name in dict.fromkeys(columns(file))]))
-    start = end = 0
-    with file.open() as opened:
-        for record in _records(file, opened, 0, file.size):
-            # A range ends before the record with which it would be too large.
-            if end > start and record.stop - start > range_bytes:
-                yield Range(start, end, None, end - start)
-                start = end
-            end = record.following
-    if end > start:
-        yield Range(start, end, None, end - start)
+    start = last = 0
+    for record in _records(file, 0, file.size):
+        # A range ends before the record with which it would be too large.
+        if record.start > start and record.start + record.length - start > range_bytes:
+            yield Range(start, record.start, None, record.start - start)
+            start = record.start
+        last = record.start + 1
+    if last:
+        yield Range(start, file.size, None, file.size - start)
 
 
 def rows_before(file: TextFile, part: Range) -> int:
-    with file.open() as opened:
-        return sum(1 for _ in _records(file, opened, 0, part.start))
+    return sum(1 for _ in _records(file, 0, part.start))
 
 
 WARC = SourceFormat((".warc", ".wet"), ranges, read, rows_before, columns=columns)

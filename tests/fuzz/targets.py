@@ -228,8 +228,10 @@ WARC_WORDS = (
     b"WARC/1.0\r\n",
     b"charset=utf-16",
     b"br",
+    b"ffffffffffffffff\r\n",
+    b"deflate, gzip",
+    b"\n\n",
 )
-WARC_WORDS += (b"br", b"charset=unicode_escape", b"ffffffffffffffff\r\n", b"deflate", b"deflate, gzip", b": ", b"\n\n")
 
 
 def _pieces(work: Path) -> Fuzzed:

@@ -135,7 +135,7 @@ def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path: Path, del
         list(CSV.ranges(file._replace(text_column="body", delimiter=delimiter), 1 << 20))
 
 
-@pytest.mark.parametrize("line", ["sep=;\n", "sep=\t\r\n", '\ufeff"sep=;"\r\n', "sep=,\n"])
+@pytest.mark.parametrize("line", ["sep=;\n", '\ufeff"sep=\t"\r\n'])
 def test_a_line_for_excel_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{line}id;text\n1;one\n", newline="")

@@ -6,18 +6,18 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.text.formats import detect_format
-from flat_tokens.text.rows import TextFile, to_large
 from flat_tokens.text.tar import BLOCK, TAR
+from tests.sources import documents_of
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
 
@@ -36,33 +36,7 @@ def tar(members: Members, form: int = tarfile.PAX_FORMAT, **facts: Any) -> bytes
     return written.getvalue()
 
 
-def read(
-    path: Path,
-    data: bytes,
-    columns: Sequence[str] = (),
-    identity: str | None = None,
-    *,
-    text: str = "text",
-    range_bytes: int = 1 << 30,
-    **more: Any,
-) -> list[tuple[Any, ...]]:
-    """Row, text, id and columns of each document, or the fault of a row."""
-    path.write_bytes(data)
-    file = TextFile(str(path), path.name, len(data), text, identity, kept_columns=tuple(columns), **more)
-    found: list[tuple[Any, ...]] = []
-    before = 0
-    for part in TAR.ranges(file, range_bytes):
-        assert TAR.rows_before(file, part) == before
-        end = 0
-        for rows in TAR.read(file, part):
-            ids = [None] * len(rows.texts) if rows.ids is None else to_large(rows.ids).to_pylist()
-            kept = [] if rows.columns is None else [column.to_pylist() for column in rows.columns.columns]
-            texts = [one.decode("utf-8", "replace") for one in to_large(rows.texts).cast(pa.large_binary()).to_pylist()]
-            found += zip((rows.rows + before).tolist(), texts, ids, *kept, strict=True)
-            found += [(row + before, *fault) for row, *fault in rows.faults]
-            end = rows.end
-        before += end
-    return sorted(found, key=lambda one: one[0])
+read = partial(documents_of, TAR)
 
 
 def lines(*rows: Any) -> bytes:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.text.formats import FORMATS, detect_format
-from flat_tokens.text.rows import TextFile
+from flat_tokens.text import limits
+from flat_tokens.text.formats import detect_format
 from flat_tokens.text.warc import WARC
+from tests.sources import documents_of
 
 HTML = "text/html; charset=utf-8"
 
 
-def record(kind: str, content: bytes, version: str = "1.0", **headers: str) -> bytes:
-    named = {"WARC-Type": kind, "Content-Length": str(len(content)), **{k.replace("_", "-"): v for k, v in headers.items()}}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
-    return f"WARC/{version}\r\n{lines}\r\n".encode() + content + b"\r\n\r\n"
+def record(kind: str, content: bytes, **headers: str) -> bytes:
+    named = {"WARC_Type": kind, "Content_Length": len(content), **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
+    return f"WARC/1.0\r\n{lines}\r\n".encode() + content + b"\r\n\r\n"
 
 
 def conversion(number: int, text: bytes) -> bytes:
@@ -38,31 +39,16 @@ def conversion(number: int, text: bytes) -> bytes:
     )
 
 
-def response(body: bytes, content_type: str | None = HTML, status: str = "200 OK", **headers: str) -> bytes:
-    of_http = {**({"Content-Type": content_type} if content_type else {}), **{k.replace("_", "-"): v for k, v in headers.items()}}
-    head = f"HTTP/1.1 {status}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in of_http.items()) + "\r\n"
-    return record("response", head.encode() + body, Content_Type="application/http; msgtype=response")
+def response(body: bytes, content_type: str = HTML, status: str = "200 OK", **headers: str) -> bytes:
+    lines = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in {"Content_Type": content_type, **headers}.items())
+    return record("response", f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body)
 
 
-def read(
-    path: Path, data: bytes, columns: Sequence[str] = (), identity: str | None = None, range_bytes: int = 1 << 30, **more: Any
-) -> list[tuple[Any, ...]]:
-    """Row, text, id and columns of each document."""
-    path.write_bytes(data)
-    file = TextFile(str(path), path.name, len(data), "text", identity, kept_columns=tuple(columns), **more)
-    found: list[tuple[Any, ...]] = []
-    before = 0
-    for part in WARC.ranges(file, range_bytes):
-        assert WARC.rows_before(file, part) == before
-        end = 0
-        for rows in WARC.read(file, part):
-            ids = [None] * len(rows.texts) if rows.ids is None else rows.ids.to_pylist()
-            kept = [] if rows.columns is None else [column.to_pylist() for column in rows.columns.columns]
-            found += zip((rows.rows + before).tolist(), rows.texts.to_pylist(), ids, *kept, strict=True)
-            found += [(row + before, *fault) for row, *fault in rows.faults]
-            end = rows.end
-        before += end
-    return sorted(found, key=lambda one: one[0])
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+
+
+read = partial(documents_of, WARC)
 
 
 def test_text_of_wet_is_as_it_is_with_what_its_headers_say(tmp_path: Path) -> None:
@@ -73,14 +59,14 @@ def test_text_of_wet_is_as_it_is_with_what_its_headers_say(tmp_path: Path) -> No
     expected = ("2026-07-31T12:00:00Z", "conversion", "eng", "text/plain", None)
     uuid = "urn:uuid:" + "0" * 31
     assert found == [
-        (1, "héllo\r\n\r\nWARC/1.0\n".encode(), f"{uuid}1".encode(), "https://example.org/1", *expected, f"<{uuid}1>"),
-        (3, b"", f"{uuid}2".encode(), "https://example.org/2", *expected, f"<{uuid}2>"),
+        (1, "héllo\r\n\r\nWARC/1.0\n", f"{uuid}1", "https://example.org/1", *expected, f"<{uuid}1>"),
+        (3, "", f"{uuid}2", "https://example.org/2", *expected, f"<{uuid}2>"),
     ]
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=6), st.integers(1, 400))
-def test_ranges_have_the_records_of_the_file(tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], size: int) -> None:
-    data = b"".join(conversion(number, text) for number, text in enumerate(texts))
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(1, 400))
+def test_ranges_have_the_records_of_the_file(tmp_path_factory: pytest.TempPathFactory, texts: list[str], size: int) -> None:
+    data = b"".join(conversion(number, text.encode()) for number, text in enumerate(texts))
     found = read(tmp_path_factory.mktemp("warc") / "x.warc", data, range_bytes=size)
     assert [(row, text) for row, text, _ in found] == list(enumerate(texts))
 
@@ -89,27 +75,64 @@ GERMAN = "<html>Grüße „x“</html>"
 
 
 @pytest.mark.parametrize(
-    ("page", "text", "charset"),
+    ("text", "codec", "content_type", "charset"),
     [
-        (response(GERMAN.encode()), GERMAN, "utf-8"),
-        (response(GERMAN.encode("cp1252"), "text/html; charset=ISO-8859-1"), GERMAN, "cp1252"),
-        (response(b"\xef\xbb\xbf" + GERMAN.encode(), "text/html; charset=latin1"), GERMAN, "utf-8"),
-        (response(b"<meta charset='iso-8859-15'>\xa4", "text/html"), "<meta charset='iso-8859-15'>€", "iso8859-15"),
-        (response(GERMAN.encode("cp1252"), "text/html"), GERMAN, "cp1252"),
-        (response("<p>中文".encode("gbk"), "text/html; charset=gb2312"), "<p>中文", "gb18030"),
-        (response("<p>é".encode(), "text/html; charset=rot13"), "<p>é", "utf-8"),
-        (response(b"a\x81", "text/plain; charset=cp1252"), "a\x81", "cp1252"),
-        (response(gzip.compress(GERMAN.encode()), Content_Encoding="gzip"), GERMAN, "utf-8"),
-        (response(zlib.compress(GERMAN.encode()), Content_Encoding="deflate"), GERMAN, "utf-8"),
-        (response(gzip.compress(b"<p>one") + gzip.compress(b" two") + b"\0\0", Content_Encoding="gzip"), "<p>one two", "utf-8"),
-        (response(GERMAN.encode(), Content_Encoding="gzip"), GERMAN, "utf-8"),  # unpacked by the archive
-        (response(b"5\r\n<p>ab\r\n2;x=y\r\ncd\r\n0\r\n\r\n", Transfer_Encoding="chunked"), "<p>abcd", "utf-8"),
-        (response(b"<p>abcd", Transfer_Encoding="chunked"), "<p>abcd", "utf-8"),  # put together by the archive
-        (record("resource", b"<p>x", Content_Type="text/html"), "<p>x", "utf-8"),
+        (GERMAN, "utf-8", HTML, "utf-8"),
+        (GERMAN, "cp1252", "text/html; charset=ISO-8859-1", "cp1252"),
+        (f"\ufeff{GERMAN}", "utf-8", "text/html; charset=latin1", "utf-8"),
+        (GERMAN, "cp1252", "text/html", "cp1252"),
+        (GERMAN, "utf-8", "text/html; charset=rot13", "utf-8"),
+        ("a\x81", "latin-1", "text/plain; charset=cp1252", "cp1252"),
+        ("<p>中文", "gbk", "text/html; charset=gb2312", "gb18030"),
+        ("①", "cp932", "text/plain; charset=x-sjis", "cp932"),
+        ("<meta charset='iso-8859-15'>€", "iso-8859-15", "text/html", "iso8859-15"),
+        ("<meta charset='windows-1252'>Ã©", "cp1252", "text/html", "cp1252"),
+        ("<meta charset='koi8-r'>é", "cp1252", "text/html; charset=latin1", "cp1252"),
+        (" " * 1024 + "<meta charset='koi8-r'>é", "cp1252", "text/html", "cp1252"),
+        ("<meta charset='utf-16'>é", "utf-8", "text/html", "utf-8"),
+        ("<?xml version='1.0'?>é", "utf-16-be", "text/html", "utf-16-be"),
+        *(
+            (f"{head}<p>Привет", "cp1251", "application/xhtml+xml", "cp1251")
+            for head in (
+                '<?xml version="1.0" encoding="windows-1251"?>',
+                '<?xml version="1.0" encoding="koi8-r"?><meta charset="windows-1251">',
+                '<!-- <meta charset="koi8-r"> --><meta charset="windows-1251">',
+                '<meta name="x" content="text/html; charset=koi8-r"><META http-equiv=content-type content="charset=cp1251">',
+                '<p title="<meta charset=koi8-r>"><meta data-charset=koi8-r><meta charset=cp1251>',
+            )
+        ),
     ],
 )
-def test_pages_are_decoded_by_their_charset(tmp_path: Path, page: bytes, text: str, charset: str) -> None:
-    assert read(tmp_path / "x.warc", page, ("charset",)) == [(0, text.encode(), None, charset)]
+def test_pages_are_decoded_by_their_charset(tmp_path: Path, text: str, codec: str, content_type: str, charset: str) -> None:
+    found = read(tmp_path / "x.warc", response(text.encode(codec), content_type), ("charset",))
+    assert found == [(0, text.removeprefix("\ufeff"), None, charset)]
+
+
+PAGE = GERMAN.encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "transfer"),
+    [
+        (gzip.compress(PAGE), "gzip", ""),
+        (gzip.compress(PAGE[:9]) + gzip.compress(PAGE[9:]), "x-gzip", ""),
+        (zlib.compress(PAGE), "deflate", ""),
+        (zlib.compress(PAGE)[2:-4], "deflate", ""),
+        (pa.compress(PAGE, "brotli", asbytes=True), "br", ""),
+        (zstandard.compress(PAGE), "zstd", "identity"),
+        (gzip.compress(zlib.compress(PAGE)), "Deflate, gzip", ""),
+        (chunked(gzip.compress(PAGE)), "", "gzip, chunked"),
+        (chunked(gzip.compress(PAGE)), "gzip", "chunked"),
+        (b"5;x=y\r\n" + PAGE[:5] + b"\r\n" + chunked(PAGE[5:]), "", "chunked"),
+        *((PAGE, kept, "chunked") for kept in ("gzip", "deflate", "br", "zstd")),  # unpacked and put together by the archive
+    ],
+)
+def test_payloads_are_unpacked(tmp_path: Path, body: bytes, encoding: str, transfer: str) -> None:
+    page = response(body, Content_Encoding=encoding, Transfer_Encoding=transfer)
+    bare = record("response", b"HTTP/1.1 200 OK\nContent-Type: text/html\n\n" + PAGE) + record(
+        "resource", PAGE, Content_Type=HTML
+    )
+    assert [text for _, text, _ in read(tmp_path / "x.warc", page + bare)] == [GERMAN] * 3
 
 
 @pytest.mark.parametrize(
@@ -117,77 +140,90 @@ def test_pages_are_decoded_by_their_charset(tmp_path: Path, page: bytes, text: s
     [
         response(b"gone", status="404 Not Found"),
         response(b"\x89PNG", "image/png"),
-        response(b"?", None),
-        record("request", b"GET / HTTP/1.1\r\n\r\n"),
+        response(b"?", ""),
         record("revisit", b""),
     ],
-    ids=["an error", "an image", "of no type", "a request", "a revisit"],
 )
 def test_what_is_not_text_is_no_document(tmp_path: Path, other: bytes) -> None:
-    assert read(tmp_path / "x.warc", other + conversion(1, b"a")) == [(1, b"a", None)]
+    assert read(tmp_path / "x.warc", other + conversion(1, b"a")) == [(1, "a", None)]
 
 
-def test_a_response_that_cannot_be_read_and_a_long_one_are_bad_documents(tmp_path: Path) -> None:
-    damaged = gzip.compress(b"<p>" * 90)[:20] + b"x" * 20
-    pages = [
-        response(damaged, Content_Encoding="gzip"),
-        response(gzip.compress(b"<p>" * 9)[:-9], Content_Encoding="gzip"),
-        response(gzip.compress(b"<p>") + b"more", Content_Encoding="gzip"),
-        response(b"<p>", Content_Encoding="br"),
-        record("response", b"HTTP/1.1 200 OK\r\nno end", Content_Type="application/http"),
-        conversion(3, b"a" * 101),
-        conversion(4, b"a" * 100),
-    ]
-    found = read(tmp_path / "x.warc", b"".join(pages), max_bytes=100)
-    assert [(row, reason) for row, reason, _ in found[:6]] == [*((i, "malformed") for i in range(5)), (5, "too_long")]
-    assert [detail.partition("(")[2][:20] for _, _, detail in found[:5]] == [
-        *["its Content-Encoding"] * 4,
-        "its HTTP headers do ",
-    ]
-    assert found[6] == (6, b"a" * 100, None)
+@pytest.mark.parametrize(
+    ("body", "encoding", "words"),
+    [
+        (gzip.compress(PAGE)[:20] + b"x" * 20, "gzip", "its Content-Encoding gzip is damaged"),
+        (gzip.compress(PAGE)[:-9], "gzip", "is damaged: Truncated"),
+        (gzip.compress(PAGE) + b"more", "gzip", "is damaged"),
+        (b"\0" + PAGE, "br", "is damaged"),
+        (PAGE, "lzma", "its Content-Encoding is 'lzma'"),
+        (PAGE, "gzip," * 5, "it has 5 encodings"),
+    ],
+)
+def test_a_payload_that_cannot_be_unpacked_is_a_bad_document(tmp_path: Path, body: bytes, encoding: str, words: str) -> None:
+    [(row, reason, detail)] = read(tmp_path / "x.warc", response(body, Content_Encoding=encoding))
+    assert (row, reason) == (0, "malformed")
+    assert words in detail
+
+
+def test_a_record_that_cannot_be_read_and_a_long_one_are_bad_documents(tmp_path: Path) -> None:
+    heads = (b"no end", b"A: b\r\n" * 101 + b"\r\n", b"A: " + b"b" * (64 << 10) + b"\r\n\r\n")
+    pages = [record("response", b"HTTP/1.1 200 OK\r\n" + head) for head in heads]
+    pages += [record(kind, b"a", WARC_Segment_Number="1") for kind in ("conversion", "continuation")]
+    found = read(tmp_path / "x.warc", b"".join((*pages, conversion(3, b"a" * 101), conversion(4, b"a" * 100))), max_bytes=100)
+    assert [reason for _, reason, _ in found[:6]] == [*["malformed"] * 5, "too_long"]
+    assert "it has 101 HTTP headers" in found[1][2]
+    assert found[6] == (6, "a" * 100, None)
 
 
 GOOD = conversion(1, b"text")
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("old", "new", "words"),
     [
-        (GOOD + GOOD[:-8], f"x.warc, the record at byte {len(GOOD):,}: it has 4 bytes, and the file ends after 0 of them"),
-        (GOOD + b"WARC/1.0\r\nWARC-Type: x\r\n", "its headers do not end"),
-        (GOOD + b"GARBAGE\r\n\r\n", "it begins with b'GARBAGE"),
-        (GOOD.replace(b"Content-Length: 4", b"Content-Length: 4x"), "its Content-Length is '4x'"),
-        (GOOD.replace(b"Content-Length: 4", b"X: 4"), "it has no Content-Length"),
+        (GOOD[-8:], b"", "the record at byte 261: it has 4 bytes, and the file ends after 0 of them"),
+        (GOOD, b"WARC/1.0\r\nWARC-Type: x\r\n", "the record at byte 261: it has no Content-Length"),
+        (GOOD, b"GARBAGE\r\n\r\n", "after the record at byte 0: Invalid WARC header"),
+        (b"Date", b"Date: x\r\n y" + b"y" * (64 << 10), "after the record at byte 0: Maximum header length"),
+        (b"WARC-Type", b"X: y\r\n" * 94 + b"WARC-Type", "it has 101 headers"),
+        (b": 4", b": 9223372036854775807", "and the file ends after 8 of them"),
+        (b": 4", b": " + b"9" * 5000, "its Content-Length is '9"),
+        (b": 4", ": ²".encode(), "its Content-Length is '²'"),
+        (b": 4", b": 4x", "its Content-Length is '4x'"),
+        (b"\r\n", b"\n", "it has no Content-Length"),
     ],
-    ids=["cut off", "headers", "garbage", "a length", "no length"],
 )
-def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path: Path, data: bytes, words: str) -> None:
+def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path: Path, old: bytes, new: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=f"x.warc, .*{words}"):
+        read(tmp_path / "x.warc", GOOD + GOOD.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "words"),
+    [
+        (("lang",), "text", "no column 'lang'; it has 'text', 'id', 'url', .*Set source.keep_columns"),
+        ((), "body", "x.warc is WARC, which has no column 'body'. Its text is in the column 'text'"),
+    ],
+)
+def test_errors_name_the_columns(tmp_path: Path, columns: tuple[str, ...], text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        read(tmp_path / "x.warc", data)
-
-
-def test_errors_name_the_columns(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no column 'lang'; it has 'text', 'id', 'url', .*Set source.keep_columns"):
-        read(tmp_path / "x.warc", GOOD, ("lang",))
-    file = TextFile(str(tmp_path / "x.warc"), "x.warc", len(GOOD), "body")
-    with pytest.raises(ValueError, match=r"x.warc is WARC, which has no column 'body'. Its text is in the column 'text'"):
-        list(WARC.ranges(file, 1))
+        read(tmp_path / "x.warc", GOOD, columns, text=text)
 
 
 def test_a_name_of_text_stays_text() -> None:
     assert detect_format(GOOD, "x.txt") == "text"
     assert [detect_format(GOOD, name) for name in ("x.warc.wet.gz", "x.wet", "x")] == ["warc"] * 3
-    assert FORMATS["warc"] is WARC
 
 
-@pytest.mark.needs("fastwarc")
-def test_another_reader_finds_the_same_records(tmp_path: Path) -> None:
-    from fastwarc.warc import ArchiveIterator
-
-    pages = [conversion(i, f"text {i}\n".encode() * i) for i in range(20)]
-    pages += [response(GERMAN.encode()), response(b"5\r\n<p>ab\r\n0\r\n\r\n", Transfer_Encoding="chunked")]
-    data = b"".join(pages)
-    theirs = []
-    for one in ArchiveIterator(io.BytesIO(b"".join(map(gzip.compress, pages))), auto_decode="all"):
-        theirs.append((one.reader.read(), one.headers.get("WARC-Target-URI")))
-    assert [(text, url) for _, text, _, url in read(tmp_path / "x.warc", data, ("url",))] == theirs
+def test_what_is_packed_in_records_counts_as_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is a bad document if it alone is too long; if all are, the file is refused. Time is at most linear."""
+    monkeypatch.setattr(limits, "ANY_EXPANSION", 1 << 20)
+    large, small = (response(zstandard.compress(bytes(size)), Content_Encoding="zstd") for size in (9 << 20, 200_000))
+    for pages in (large, small * 20):
+        with pytest.raises(ValueError, match=r"x.warc: .* stand for .* or more; source.max_expansion allows 500 times"):
+            read(tmp_path / "x.warc", pages)
+    [(_, _, detail)] = read(tmp_path / "x.warc", large, max_bytes=1, max_expansion=100_000)
+    assert "unpacked it has more than 8,388,608 bytes" in detail
+    members = response(gzip.compress(b"") * 100_000 + gzip.compress(b"<p>"), Content_Encoding="gzip")
+    lines = GOOD.replace(b"WARC-Type", b"X: a\r\n" + b" b\r\n" * 10_000 + b"WARC-Type")
+    assert [one[1] for one in read(tmp_path / "x.warc", members + lines)] == ["<p>", "text"]
