@@ -28,15 +28,12 @@ def examples(count: int) -> settings:
     return settings(max_examples=count if settings.get_current_profile_name() == ALL else max(count // SHARE, 2))
 
 
-def first_fast(cases: Iterable[Any], fast: int = 1, *, several: bool = False) -> list[Any]:
-    """Cases for ``parametrize``, of which those behind the first are slow tests. Names are given by ``ids``. *several*: each case
-    has the values of several names.
+def first_fast(cases: Iterable[Any], fast: int = 1, *, several: bool = False, every: int = 1) -> list[Any]:
+    """Cases for ``parametrize``, of which those after the first *fast* are slow tests; each of these but every K-th is left to
+    ``make test-nightly``. Names are given by ``ids``. *several*: each case has the values of several names.
     """
+    marks = [pytest.mark.slow, pytest.mark.nightly]
     return [
-        case if k < fast else pytest.param(*(case if several else [case]), marks=pytest.mark.slow) for k, case in enumerate(cases)
+        pytest.param(*(case if several else [case]), marks=marks[: 0 if k < fast else 1 + ((k - fast) % every > 0)])
+        for k, case in enumerate(cases)
     ]
-
-
-def rest_nightly(cases: Iterable[Any], every: int) -> list[Any]:
-    """Cases for ``parametrize``, of which each but every K-th is left to ``make test-nightly``."""
-    return [pytest.param(case, marks=[pytest.mark.nightly] * (k % every > 0)) for k, case in enumerate(cases)]

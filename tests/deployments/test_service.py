@@ -37,6 +37,7 @@ from flat_tokens.stores.store import Store
 from tasks.output.leases import building
 from tasks.shards.index import read_index
 from tests.deployments.service import CHECKOUT, Service, end, environment, start, worker
+from tests.examples import first_fast
 from tests.processes import family, free_port, kill, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -448,7 +449,7 @@ PREFECT_API_URL = "http://127.0.0.1:PORT/api"
 """
 
 
-@pytest.mark.parametrize("profiles", [None, PROFILES], ids=["fresh", "profiles"])
+@pytest.mark.parametrize("profiles", first_fast([PROFILES, None], 0, every=2), ids=["profiles", "fresh"])
 def test_in_a_terminal_it_asks_nothing_and_leaves_the_profiles_alone(tmp_path: Path, profiles: str | None) -> None:
     """Prefect's own command asks which profile to change, or changes to the one of this address."""
     port, file = free_port(), tmp_path / "prefect" / "profiles.toml"

@@ -20,6 +20,7 @@ from tasks.config import BuildConfig
 from tasks.output.leases import building
 from tasks.output.paths import version_store
 from tasks.output.versions import changed_at
+from tests.examples import first_fast
 from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, finished, pool
@@ -136,7 +137,7 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
     assert staged(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("protocol", BUCKETS)
+@pytest.mark.parametrize("protocol", first_fast(BUCKETS, 0, every=2))
 def test_workers_that_are_killed_while_they_write_to_a_store(
     service: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

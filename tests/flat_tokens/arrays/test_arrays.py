@@ -557,7 +557,7 @@ def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("successes", first_fast([0, 1, 4, 9, 2, 3, 5, 6, 7, 8, 10, 11], 4))
+@pytest.mark.parametrize("successes", first_fast([0, 1, 4, 9, 2, 3, 5, 6, 7, 8, 10, 11], 4, every=4))
 def test_a_full_disk_surfaces_and_leaves_no_partial_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: LayoutName, successes: int
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(worker
     assert not (tmp_path / "groups" / "_groups").exists()
 
 
+@pytest.mark.nightly
 def test_workers_of_a_pool_leave_out_the_duplicates_that_the_build_found(workers: Pool, tmp_path: Path) -> None:
     notes = [write_notes(tmp_path / "in" / f"{name}.jsonl", 60) for name in ("a", "b")]
     told = settings_of(tmp_path / "threads", *notes, slice_bytes=1000, name="copies", documents={"duplicates": "drop"})

@@ -23,7 +23,7 @@ from tasks.tokenize.characters import BLOCK_BYTES, CHARACTERS_OF_17, LETTERS_OF_
 from tasks.tokenize.engines import Encode, Tokens, ids_of, large_string_array
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
-from tests.examples import rest_nightly
+from tests.examples import first_fast
 from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, sequence, split
 from tests.tasks.tokenize.test_tokenizers import write_ranks
 
@@ -131,13 +131,11 @@ def of_all_kinds() -> list[str]:
     ] + sorted(LETTERS | SYMBOLS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", rest_nightly(range(len(PRE_TOKENIZERS)), 4))
+@pytest.mark.parametrize("number", first_fast(range(len(PRE_TOKENIZERS)), 0, every=4))
 def test_engines_agree_on_characters_of_all_kinds(number: int) -> None:
     assert list(differing(pair_tokenizer(PRE_TOKENIZERS[number]), of_all_kinds())) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", rest_nightly([O200K, CL100K, R50K], 3))
+@pytest.mark.parametrize("pattern", first_fast([O200K, CL100K, R50K], 0, every=3))
 def test_engines_agree_on_characters_of_all_kinds_by_ranks(tmp_path: Path, pattern: str) -> None:
     assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", pattern), of_all_kinds())) == []
