@@ -361,6 +361,11 @@ def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> MdsLayout:
     if column is None:
         have = ", ".join(reprlib.repr(name) for name in names[:20])
         raise ValueError(f"has no column {' or '.join(map(repr, wanted))}; it has {have}. Set column.")
+    if masks := sorted({"attention_mask", "completion_mask", "assistant_masks", "labels"} & set(names) - {column}):
+        raise ValueError(
+            f"has {' and '.join(map(repr, masks))} next to {column!r}, which would be lost. Write the dataset as Parquet, "
+            "whose masks are read, or without padding and masks."
+        )
     at = names.index(column)
     if encodings[at] == "bytes":
         return MdsLayout(tuple(sizes), at, np.dtype(options.bytes_type).newbyteorder("<"), False)

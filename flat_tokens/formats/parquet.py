@@ -25,7 +25,7 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
 from flat_tokens.rows.facts import kept_columns
-from flat_tokens.rows.views import IGNORED_LABEL
+from flat_tokens.rows.views import IGNORED_LABEL, running_sums
 from flat_tokens.stores.reading import library_path
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, StoredObject
@@ -42,14 +42,18 @@ PARQUET_ENDINGS = (".parquet", ".pq")
 ARROW_ENDINGS = (".arrow", ".ipc", ".feather")
 LABELS = "labels"
 """The column of lists next to the tokens of a dataset with a loss mask: the tokens that count, -100 for the others."""
+LOSS_MASKS = (LABELS, "completion_mask", "assistant_masks")
+"""Columns that say which tokens count: where there are several, those that count in all."""
+ATTENTION = "attention_mask"
+"""The column with 0 for padding, on either side of a row. Padding is left out."""
 ARROW_MAGIC = b"ARROW1"
 STREAM_MAGIC = b"\xff\xff\xff\xff"
 
 
 @dataclass(frozen=True)
 class Lists(contract.Options):
-    """Options that Parquet and Arrow files share. ``labels``: read makes the loss mask of a column of lists of that name; ignore
-    passes over it.
+    """Options that Parquet and Arrow files share. ``labels``: read makes the loss mask of the columns of lists ``labels``,
+    ``completion_mask`` and ``assistant_masks``; ignore passes over them.
     """
 
     column: str = "input_ids"
@@ -167,28 +171,28 @@ def finish_arrow(splits: Splits, written: Sequence[StoredObject], store: Store, 
 
 
 class TokenLists(NamedTuple):
-    """Rows of a file from row *first* on: a list array of token ids, and one of labels, if the file has them."""
+    """Rows of a file from row *first* on: a list array of token ids, and those of masks by their names."""
 
     first: int
     ids: Any
-    labels: Any | None = None
+    masks: dict[str, Any]
 
     @classmethod
     def of(cls, first: int, batch: Any, columns: Sequence[str]) -> TokenLists:
         """A record batch of the *columns*, from row *first* on."""
-        return cls(first, *map(batch.column, columns))
+        return cls(first, batch.column(columns[0]), {name: batch.column(name) for name in columns[1:]})
 
     def slice(self, low: int, high: int) -> TokenLists:
         """Its rows ``low:high``."""
-        labels = None if self.labels is None else self.labels.slice(low, high - low)
-        return TokenLists(self.first + low, self.ids.slice(low, high - low), labels)
+        masks = {name: lists.slice(low, high - low) for name, lists in self.masks.items()}
+        return TokenLists(self.first + low, self.ids.slice(low, high - low), masks)
 
 
 @dataclass(frozen=True)
 class ListRows:
     """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one.
 
-    ``loss_mask``: the column that says which of the tokens count, None without one. *reads_labels*: a column of labels is one.
+    ``masks``: the columns that say which of the tokens are read, and which count. *reads_labels*: also those of the loss.
     """
 
     store: Store
@@ -205,13 +209,18 @@ class ListRows:
         raise NotImplementedError
 
     @property
-    def loss_mask(self) -> str | None:
+    def masks(self) -> tuple[str, ...]:
         raise NotImplementedError
+
+    @property
+    def loss_mask(self) -> str | None:
+        """The columns that say which tokens count, None without one."""
+        return " and ".join(name for name in self.masks if name != ATTENTION) or None
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        return [self.column, *([] if self.loss_mask is None else [self.loss_mask])]
+        return [self.column, *self.masks]
 
     def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         """Ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
@@ -256,26 +265,26 @@ class ParquetRows(ListRows):
             raise ValueError(f"{self.path}: has a row group of less than no rows")
 
     @cached_property
-    def _footer(self) -> tuple[str | None, tuple[RowGroup, ...]]:
-        """The column of labels, and the row groups."""
+    def _footer(self) -> tuple[tuple[str, ...], tuple[RowGroup, ...]]:
+        """The masks, and the row groups."""
         with _refused_by_name(self.path, "Parquet"), self.store.open(self.key) as opened:
             footer = Footer(opened)
             with pyarrow.parquet.ParquetFile(footer, pre_buffer=True) as file:
                 _check_column(file.schema_arrow, self.column, self.path)
-                labels = _labels(file.schema_arrow, self.column) if self.reads_labels else None
-                columns = [self.column, *([] if labels is None else [labels])]
+                masks = _masks(file.schema_arrow, self)
+                columns = [self.column, *masks]
                 metadata = sound_metadata(file, footer, columns)
                 paths = [column.path for column in file.schema]
                 leaves = [next(i for i, path in enumerate(paths) if path.startswith(f"{column}.")) for column in columns]
                 found = map(metadata.row_group, range(metadata.num_row_groups))
                 chunks = [(group.num_rows, map(group.column, leaves)) for group in found]
-                return labels, tuple(
+                return masks, tuple(
                     RowGroup(rows, tuple((chunk.num_values, first_page(chunk)) for chunk in of_group))
                     for rows, of_group in chunks
                 )
 
     @property
-    def loss_mask(self) -> str | None:
+    def masks(self) -> tuple[str, ...]:
         return self._footer[0]
 
     @property
@@ -332,11 +341,12 @@ class ArrowRows(ListRows):
     def __post_init__(self) -> None:
         with self._opened() as (schema, _):
             _check_column(schema, self.column, self.path)
+            _masks(schema, self)
 
     @cached_property
-    def loss_mask(self) -> str | None:
+    def masks(self) -> tuple[str, ...]:
         with self._opened() as (schema, _):
-            return _labels(schema, self.column) if self.reads_labels else None
+            return _masks(schema, self)
 
     @cached_property
     def seq_count(self) -> int:
@@ -366,31 +376,58 @@ class ArrowRows(ListRows):
 
 
 def _batches(part: TokenLists, path: str, max_tokens: int) -> Iterator[TokenBatch]:
-    """The rows of a part, in ranges of at most *max_tokens*."""
+    """The rows of a part without padding, in ranges of at most *max_tokens*."""
     tokens, entries = _flat(part.ids, path, part.first, "token id", 0)
-    mask = None if part.labels is None else _mask(part, path, tokens, entries)
+    is_read = _mask(part, ATTENTION, path, tokens, entries) if ATTENTION in part.masks else None
+    counted = [_mask(part, name, path, tokens, entries, is_read) for name in part.masks if name != ATTENTION]
+    mask = np.logical_and.reduce(counted).astype(np.uint8) if counted else None
+    if is_read is not None:
+        follows = np.zeros_like(is_read)
+        follows[1:] = is_read[:-1]
+        follows[entries[:-1][np.diff(entries) > 0]] = False
+        if (wrong := np.flatnonzero(np.diff(running_sums((is_read & ~follows).view(np.uint8))[entries]) > 1)).size:
+            raise ValueError(
+                f"{path}: row {part.first + wrong[0]} has padding between tokens, by {ATTENTION!r}. Pad the ends of rows."
+            )
+        tokens, entries, mask = (
+            tokens[is_read],
+            running_sums(is_read.view(np.uint8))[entries],
+            None if mask is None else mask[is_read],
+        )
     ids, starts = tokens.astype(np.uint32), entries.astype(np.uint64)
     for some in contract.token_ranges(lambda i, j: starts[i : j + 1], 0, len(part.ids), max_tokens):
         batch = TokenBatch.from_flat(ids[some.start : some.stop], some.seq_starts)
         yield batch if mask is None else batch._replace(loss_mask=mask[some.start : some.stop])
 
 
-def _mask(part: TokenLists, path: str, tokens: npt.NDArray[Any], entries: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Which tokens of a part count by its labels: uint8[n]. ValueError for a label that is neither its token nor -100."""
-    labels, bounds = _flat(part.labels, path, part.first, "label", IGNORED_LABEL)
-    remedy = (
-        f"A loss mask has a label for each token: the token, or {IGNORED_LABEL}. If {LABELS!r} is something else: labels=ignore"
-    )
+def _mask(
+    part: TokenLists,
+    name: str,
+    path: str,
+    tokens: npt.NDArray[Any],
+    entries: npt.NDArray[np.int64],
+    is_read: npt.NDArray[np.bool_] | None = None,
+) -> npt.NDArray[np.bool_]:
+    """A mask of a part: bool[n]. ValueError for a value that is neither 0 nor 1, for a label of a token that *is_read* if it is
+    neither the token nor -100.
+    """
+    is_labels = name == LABELS
+    what, least = ("label", IGNORED_LABEL) if is_labels else (f"{name} value", 0)
+    values, bounds = _flat(part.masks[name], path, part.first, what, least)
+    remedy = f"It has a {what} for each token: {'the token, or -100' if is_labels else '0 or 1'}."
+    remedy += "" if name == ATTENTION else f" If {name!r} is something else: labels=ignore"
     if (wrong := np.flatnonzero(np.diff(bounds) != np.diff(entries))).size:
         row = wrong[0]
-        counts = f"{np.diff(bounds)[row]} labels for {np.diff(entries)[row]} tokens"
-        raise ValueError(f"{path}: row {part.first + row} has {counts}. {remedy}")
-    counted: npt.NDArray[np.bool_] = labels == tokens
-    if (wrong := np.flatnonzero(~counted & (labels != IGNORED_LABEL))).size:
+        raise ValueError(
+            f"{path}: row {part.first + row} has {np.diff(bounds)[row]} {what}s for {np.diff(entries)[row]} tokens. {remedy}"
+        )
+    holds = values == (tokens if is_labels else 1)
+    not_one = ~holds & (values != least)
+    if (wrong := np.flatnonzero(not_one if is_read is None else not_one & is_read)).size:
         k = int(wrong[0])
         row = part.first + int(np.searchsorted(entries, k, side="right")) - 1
-        raise ValueError(f"{path}: row {row} has label {labels[k]} for token {tokens[k]}. {remedy}")
-    return counted.astype(np.uint8)
+        raise ValueError(f"{path}: row {row} has {what} {values[k]} for token {tokens[k]}. {remedy}")
+    return np.asarray(holds, np.bool_)
 
 
 def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -414,7 +451,7 @@ def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[npt
 
     if values.null_count:
         raise ValueError(f"{path}: row {row(values.is_null().to_numpy(zero_copy_only=False))} has a null among its {what}s")
-    found = values.to_numpy()
+    found = values.to_numpy(zero_copy_only=False)  # a copy of booleans
     if len(found) and (found.min() < min(least, 0) or found.max() > MAX_TOKEN_ID):
         wrong = (found < min(least, 0)) | (found > MAX_TOKEN_ID)
         raise ValueError(f"{path}: row {row(wrong)} holds {found[wrong][0]}, but {what}s are {least} to {MAX_TOKEN_ID}")
@@ -475,19 +512,25 @@ def _check_column(schema: Any, column: str, path: str) -> None:
         raise ValueError(f"{path}: column {column!r} is of type {reprlib.repr(str(kind))}, but token ids are lists of integers")
 
 
-def _labels(schema: Any, column: str) -> str | None:
-    """The column of labels, if there is one of lists of integers. A label of a whole row is something else."""
-    indices = schema.get_all_field_indices(LABELS)
-    if column == LABELS or len(indices) != 1:
-        return None
-    return LABELS if _is_of_lists(schema.field(indices[0]).type) else None
+def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
+    """The columns of masks. A label of a whole row is something else; a column of another mask's name is refused by its type."""
+    found = []
+    for name in (*(LOSS_MASKS if rows.reads_labels else ()), ATTENTION):
+        indices = [] if name == rows.column else schema.get_all_field_indices(name)
+        if len(indices) == 1 and _is_of_lists(schema.field(indices[0]).type, is_mask=name != LABELS):
+            found.append(name)
+        elif indices and name != LABELS:
+            kinds = ", ".join(reprlib.repr(str(schema.field(i).type)) for i in indices)
+            remedy = "Rename it" if name == ATTENTION else "Rename it, or pass over it: labels=ignore"
+            raise ValueError(f"{rows.path}: column {name!r} is of type {kinds}, but a mask is lists of 0 and 1. {remedy}.")
+    return tuple(found)
 
 
-def _is_of_lists(kind: Any) -> bool:
-    """Whether a type is that of lists of integers."""
+def _is_of_lists(kind: Any, *, is_mask: bool = False) -> bool:
+    """Whether a type is that of lists of integers; of a mask, also of booleans."""
     types = pyarrow.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return bool(lists and types.is_integer(kind.value_type))
+    return bool(lists and (types.is_integer(kind.value_type) or (is_mask and types.is_boolean(kind.value_type))))
 
 
 def _is_arrow(store: Store, key: str) -> bool:

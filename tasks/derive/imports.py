@@ -181,8 +181,9 @@ def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredOb
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
     name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
     source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}
-    if any(reads_mask(opened, split) for split in EVERY_SPLIT if split in opened.splits):
-        source["loss_mask"] = "labels"
+    if masked := [split for split in EVERY_SPLIT if split in opened.splits and reads_mask(opened, split)]:
+        named = getattr(opened.splits[masked[0]], "loss_mask", None)
+        source["loss_mask"] = named if opened.format in ("parquet", "arrow") else "labels"
     return Provenance(
         name=name,
         sources=({**source, "options": request.options, "files": files},),

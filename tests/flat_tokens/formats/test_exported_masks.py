@@ -169,6 +169,50 @@ def test_a_label_of_a_row_is_no_mask(tmp_path: Path, labels: Any) -> None:
     assert mask_of(table(tmp_path / "b.parquet", other=ids, labels=ids), {"column": "labels"}) is None
 
 
+MASKS: list[tuple[dict[str, Any], list[list[int]], list[int] | None]] = [
+    ({"attention_mask": [[0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]}, [[7, 8], [1, 2, 3], []], None),
+    ({"attention_mask": [[True, True, False, False], [False, True, True, True], [True] * 4]}, [[5, 6], [2, 3, 4], [9] * 4], None),
+    (
+        {"completion_mask": [[0, 0, 1, 1], [0, 1, 1, 1], [1] * 4]},
+        [[5, 6, 7, 8], [1, 2, 3, 4], [9] * 4],
+        [0, 0, 1, 1, 0, *[1] * 7],
+    ),
+    (
+        {
+            "attention_mask": [[0, 1, 1, 1], [1, 1, 0, 0], [1] * 4],
+            "assistant_masks": [[0, 0, 1, 1], [1, 0, 0, 0], [0] * 4],
+            "labels": [[0, 6, 7, -100], [-100, 2, 0, 0], [9] * 4],
+        },
+        [[6, 7, 8], [1, 2], [9] * 4],
+        [0, 1, 0, 0, 0, 0, 0, 0, 0],
+    ),
+]
+
+
+@pytest.mark.parametrize(("masks", "documents", "counted"), MASKS)
+def test_masks_of_trainers_are_read_and_padding_is_not(tmp_path: Path, masks: Any, documents: Any, counted: Any) -> None:
+    """Padding is on the left, on the right, or all of a row. A token counts if all masks of the loss say so."""
+    path = table(tmp_path / "a.parquet", input_ids=[[5, 6, 7, 8], [1, 2, 3, 4], [9] * 4], **masks)
+    import_dataset(path, tmp_path / "out")
+    assert content(tmp_path / "out")["train"] == (documents, counted)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "complaint"),
+    [
+        ("attention_mask", [[1, 0, 1]], "row 0 has padding between tokens, by 'attention_mask'"),
+        ("attention_mask", [[1, 2, 1]], "row 0 has attention_mask value 2 for token 6"),
+        ("attention_mask", [1], "column 'attention_mask' is of type 'int64', but a mask is lists of 0 and 1. Rename it"),
+        ("completion_mask", ["a"], "column 'completion_mask' is of type 'string', .*labels=ignore"),
+        ("assistant_masks", [[1, 1]], "row 0 has 2 assistant_masks values for 3 tokens"),
+    ],
+)
+def test_columns_that_are_no_masks_are_refused(tmp_path: Path, name: str, values: Any, complaint: str) -> None:
+    path = table(tmp_path / "a.parquet", input_ids=[[5, 6, 7]], **{name: values})
+    with pytest.raises(ValueError, match=complaint):
+        mask_of(path)
+
+
 def test_files_without_labels_count_whole_among_others(tmp_path: Path) -> None:
     """In any order."""
     ids = pa.array([[5, 6]], pa.list_(pa.int32()))

@@ -462,6 +462,9 @@ def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path,
         lambda s: s.update(column_sizes=[8]),
         lambda s: s.update(column_sizes=[-8]),
         lambda s: s.update(column_sizes=[None, None]),
+        lambda s: s.update(
+            column_names=["attention_mask", "tokens"], column_encodings=["ndarray:int32"] * 2, column_sizes=[None] * 2
+        ),
         lambda s: s.clear(),
     ],
 )
