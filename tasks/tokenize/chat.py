@@ -91,12 +91,12 @@ class Conversations(Marked):
 
     def __init__(self, chat: Chat, config: TokenizerConfig, engine: Encoder | None = None) -> None:
         parts = PartEncoder(config, engine)
-        renderers = Renderers(settings_of(chat, [*parts.specials], divides=engine is not None), limits_of(config))
+        renderers = Renderers(settings_of(chat, [*parts.specials], fast=engine is not None), limits_of(config))
         self.why_slow = renderers.why_slow
         super().__init__(parts, renderers, "conversation")
 
 
-def settings_of(chat: Chat, specials: Sequence[str], divides: bool) -> Settings:
+def settings_of(chat: Chat, specials: Sequence[str], fast: bool) -> Settings:
     """The settings of a process that renders conversations."""
     return Settings(
         template=chat.template,
@@ -105,7 +105,7 @@ def settings_of(chat: Chat, specials: Sequence[str], divides: bool) -> Settings:
         day=chat.day.isoformat() if chat.day else None,
         specials=tuple(specials),
         names=chat.messages.model_dump() if chat.messages else None,
-        divides=divides,
+        fast=fast,
         boundary=BOUNDARY.decode() if chat.tools else None,
         counted=chat.count,
     )
@@ -153,7 +153,7 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         count=tuple(sorted(set(source.count))) if source.count else None,
     )
     try:
-        Renderers(settings_of(chat, [], divides=True), limits_of(config))
+        Renderers(settings_of(chat, [], fast=True), limits_of(config))
     except ValueError as error:
         raise ValueError(f"{unusable}: {error}") from error
     return chat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -22,8 +23,14 @@ AWKWARD_LENGTH = 400
 """Characters of each awkward text that a conversation is tried with."""
 RENDERED_ALONE = (
     "Source %r: each beginning of a conversation is rendered alone, and the time grows with the square of the messages. The chat "
-    "template cannot be divided: %s. Put {%% generation %%} and {%% endgeneration %%} in it, around what counts, to avoid that."
+    "template is why: %s. Put {%% generation %%} and {%% endgeneration %%} in it, around what counts, to avoid that."
 )
+NOT_SPECIAL = (
+    "Source %r: the chat template writes %s, which %s has no special tokens for: each becomes several tokens of ordinary text. "
+    "Set source.chat_template to one whose marks the tokenizer has."
+)
+MARK = re.compile(r"<[|｜][^<>\s|｜]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>")
+"""A mark of turns or texts, as templates write it."""
 BY_REFERENCE = "Source %r: the fast engine %s. Using the slower reference engine for its conversations."
 
 
@@ -83,6 +90,8 @@ def chats_by_reference(
     for i, (source, chat) in enumerate(zip(sources, chats, strict=True)):
         if chat is None:
             continue
+        if unknown := _without_token(chat, config, engine):
+            logger.warning(NOT_SPECIAL, source.name, ", ".join(unknown), config.name)
         fault = None if config.engine == "auto" else ""
         if fault is None:
             encoder = conversations(chat.model_dump_json(), config, engine)
@@ -94,6 +103,13 @@ def chats_by_reference(
         if fault:
             logger.warning(BY_REFERENCE, source.name, fault)
     return tuple(found)
+
+
+def _without_token(chat: Chat, config: TokenizerConfig, engine: Engine) -> list[str]:
+    """The marks in a template that are several tokens."""
+    named = [text for name, text in chat.tokens.items() if text and re.search(rf"\b{re.escape(name)}\b", chat.template)]
+    marks = {*MARK.findall(chat.template), *named} - {*conversations(chat.model_dump_json(), config, engine).parts.specials}
+    return sorted(mark for mark in marks if len(engine(large_string_array(mark)).ids) > 1)
 
 
 def _difference(encoder: Conversations, reference: Conversations, texts: list[str], config: TokenizerConfig) -> str | None:

@@ -64,7 +64,7 @@ TAGS += (
 
 def _renderers(template: str) -> Renderers:
     settings = Settings(
-        template=template, tokens={}, roles=("assistant",), day=None, specials=("<s>", "<|user|>"), names=None, divides=True
+        template=template, tokens={}, roles=("assistant",), day=None, specials=("<s>", "<|user|>"), names=None, fast=True
     )
     return Renderers(settings, LIMITS)
 

@@ -1,7 +1,7 @@
 """Which characters of a rendered message are its content, its thought and its calls of tools.
 
-The texts of contents and thoughts are replaced by stand-ins before the template runs, and are put back in what it has written.
-The places of the stand-ins tell which part is where. What the template writes around a part belongs to it, or to its neighbour.
+Marks are put around contents, thoughts and names of functions before the template runs. Their places in what it has written tell
+which part is where. What the template writes around a part belongs to it, or to its neighbour.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, REASONING, Message
 
 CONTENT, CALLS, THOUGHT = "content", "tool_calls", "thinking"
+CALLED = ("tool_calls", "function_call")
+"""The keys of a message's calls of functions."""
 BEGIN_OF_THOUGHT = "<think>"
 END = re.compile(rf"\s*{END_OF_THOUGHT}\s*")
 """The end of a thought, and the space around it."""
 
 
-class StandIn(NamedTuple):
-    """The text that a stand-in is for, without the space around it, and the part of which message it is."""
-
-    text: str
-    message: int
-    part: str
+Mark = Callable[[str, str], str]
+"""Puts marks around a text that has no space at its ends. The other argument is the part that it is."""
 
 
 class Found(NamedTuple):
@@ -34,50 +32,57 @@ class Found(NamedTuple):
     part: str
 
 
-Replace = Callable[[StandIn], str]
-
-
-def with_stand_ins(message: Message, number: int, replace: Replace) -> Message:
-    """Message *number* with stand-ins for its content and its thought."""
+def with_marks(message: Message, mark: Mark) -> Message:
+    """The message with marks around its content, its thought and the functions that it calls."""
     found, thoughts = {**message}, dict[str, str]()  # a thought that has several names is one
     for name in REASONING:
         if isinstance(text := message.get(name), str) and text.strip():
-            found[name] = thoughts[text] = thoughts.get(text) or _replaced(text, StandIn("", number, THOUGHT), replace)
+            found[name] = thoughts[text] = thoughts.get(text) or _marked(text, THOUGHT, mark)
     content = message.get("content")
     if isinstance(content, str):
-        found["content"] = _content(content, number, replace)
+        found["content"] = _content(content, mark)
     elif isinstance(content, list):
-        found["content"] = [_part(part, number, replace) for part in content]
+        found["content"] = [_part(part, mark) for part in content]
+    for name in CALLED:
+        if calls := message.get(name):
+            found[name] = [_call(one, mark) for one in calls] if isinstance(calls, list) else _call(calls, mark)
     return found
 
 
-def _part(part: Any, number: int, replace: Replace) -> Any:
+def _part(part: Any, mark: Mark) -> Any:
     """A part of a content that is a list."""
     if isinstance(part, str):
-        return _content(part, number, replace)
+        return _content(part, mark)
     if not isinstance(part, dict):
         return part
     kinds = {"text": CONTENT, **dict.fromkeys(REASONING, THOUGHT)}
     return {
-        name: _replaced(value, StandIn("", number, kinds[name]), replace) if name in kinds and isinstance(value, str) else value
+        name: _marked(value, kinds[name], mark) if name in kinds and isinstance(value, str) else value
         for name, value in part.items()
     }
 
 
-def _content(text: str, number: int, replace: Replace) -> str:
+def _content(text: str, mark: Mark) -> str:
     """A content, which may begin with a thought."""
     before, end, answer = text.partition(END_OF_THOUGHT)
     space, begin, thought = before.rpartition(BEGIN_OF_THOUGHT)
-    one, other = StandIn("", number, CONTENT), StandIn("", number, THOUGHT)
     if not end or END_OF_THOUGHT in answer or space.strip():
-        return _replaced(text, one, replace)
-    return space + begin + _replaced(thought, other, replace) + end + _replaced(answer, one, replace)
+        return _marked(text, CONTENT, mark)
+    return space + begin + _marked(thought, THOUGHT, mark) + end + _marked(answer, CONTENT, mark)
 
 
-def _replaced(text: str, of: StandIn, replace: Replace) -> str:
+def _call(call: Any, mark: Mark) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(function := call.get("function"), dict):
+        return {**call, "function": _call(function, mark)}
+    return {**call, "name": mark(call["name"], CALLS)} if isinstance(call.get("name"), str) else call
+
+
+def _marked(text: str, part: str, mark: Mark) -> str:
     core = text.strip()
     at = text.index(core)
-    return text[:at] + replace(of._replace(text=core)) + text[at + len(core) :] if core else text
+    return text[:at] + mark(core, part) + text[at + len(core) :]
 
 
 def names_of_calls(message: Message) -> list[str] | None:

@@ -18,9 +18,10 @@ from array import array
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
+from tasks.tokenize.rendering.forms import Rendered
 from tasks.tokenize.rendering.messages import Names, RefusedError
-from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, ORDINARY, Limits, Settings
-from tasks.tokenize.rendering.templates import NotATemplateError, Rendered, Renderer
+from tasks.tokenize.rendering.renderer import NotATemplateError, Renderer
+from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
 
 ANSWER_BYTES = 4 << 20
 """Text after which an answer is sent, and the next one begins."""
@@ -131,19 +132,13 @@ class _Answer:
         self._at = 0
 
     def add(self, rendered: Rendered) -> None:
-        for start, stop in rendered.spans:
-            self._spans.extend((self._at + start, self._at + stop))
-        for part in rendered.parts:
-            if isinstance(part, int):
-                self._kinds.append(part)
-                self._at += 2
-                continue
-            self._kinds.append(ORDINARY)
-            self.texts.append(part)
-            self.text_bytes += len(part)
-            self._ends.append(self.text_bytes)
-            self._at += len(part)
-        self._counts.append(len(rendered.parts))
+        self._spans.extend([self._at + place for place in rendered.spans])
+        self._kinds.extend(rendered.kinds)
+        self._ends.extend([self.text_bytes + end for end in rendered.ends])
+        self._counts.append(len(rendered.kinds))
+        self.texts.append(rendered.text)
+        self.text_bytes += len(rendered.text)
+        self._at += len(rendered.text) + 2 * (len(rendered.kinds) - len(rendered.ends))
 
     def refuse(self, error: RefusedError) -> None:
         self._faults.append((len(self._counts), error.reason, str(error)))
@@ -208,7 +203,7 @@ def main() -> None:
     if fault is not None:
         _say({"fault": fault}, out)
         return
-    _say({"fault": None, "why_slow": renderer.why_slow}, out)
+    _say({"fault": None, "why_slow": "it changes what its messages hold" if renderer.turns.by_prefixes else None}, out)
     _serve(renderer, limiter, requests, out)
 
 

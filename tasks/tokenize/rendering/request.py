@@ -20,10 +20,8 @@ stops of what counts (all int64), those texts in UTF-8, and as JSON (number, rea
 
 class Settings(NamedTuple):
     """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``names``: the keys and
-    roles of messages, where they are unusual ones. ``divides``: whether a conversation may be rendered once for all its
-    beginnings, where the template allows that. ``boundary``: the text between
-    a conversation and its tools, where there are tools. ``counted``: the parts of a
-    message that count, where not all do.
+    roles of messages, where they are unusual ones. ``fast``: whether minijinja may render conversations. ``boundary``: the text
+    between a conversation and its tools, where there are tools. ``counted``: the parts of a message that count, where not all do.
     """
 
     template: str
@@ -32,7 +30,7 @@ class Settings(NamedTuple):
     day: str | None
     specials: tuple[str, ...]
     names: dict[str, Any] | None
-    divides: bool
+    fast: bool
     boundary: str | None = None
     counted: tuple[str, ...] | None = None
 

@@ -340,7 +340,7 @@ def bad_lines(drawn: random.Random) -> str:
     return drawn.choices(broken, weights=[20, 1, 1, 1, 1, 1, 1, 1, 5])[0]
 
 
-@pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["divided", "marked"])
+@pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["plain", "marked"])
 def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, template: str) -> None:
     """Of 1,000 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them."""
     drawn = random.Random(7)
@@ -359,15 +359,15 @@ def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokeniz
     assert {"no_content", "no_messages", "unencodable", "null", "wrong_type", "malformed"} <= set(counts["skipped"])
 
 
-def test_a_template_that_cannot_be_divided_says_so_before_it_is_used(
+def test_a_template_that_looks_into_contents_says_so_before_it_is_used(
     build: Callable[..., flat_tokens.Dataset], tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tokens and masks are the same. ``plan`` says it, too."""
-    alone = CHATML.replace("{% for", "{% set last = messages|last %}{% for")
+    alone = "{% if messages[1] and messages[1].content|length not in (1, 9) %}!{% endif %}" + CHATML
     with caplog.at_level(logging.WARNING):
         opened = build([line(GOOD)] * 3, alone)
     assert "each beginning of a conversation is rendered alone" in caplog.text
-    assert "line 1 uses 'messages' as a whole" in caplog.text
+    assert "it changes what its messages hold" in caplog.text
     Reader(tokenizer).check(opened, [GOOD] * 3)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -377,6 +377,16 @@ def test_a_template_that_cannot_be_divided_says_so_before_it_is_used(
     with caplog.at_level(logging.WARNING):
         build([line(GOOD)] * 5)
     assert not caplog.text
+
+
+def test_marks_that_are_no_special_tokens_are_named(
+    build: Callable[..., flat_tokens.Dataset], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They become ordinary text of several tokens."""
+    with caplog.at_level(logging.WARNING):
+        build([line(GOOD)], CHATML.replace("<|im_start|>", "<|turn|>"))
+    assert "the chat template writes <|turn|>, which" in caplog.text
+    assert "each becomes several tokens of ordinary text" in caplog.text
 
 
 def test_an_engine_that_differs_is_not_used_for_conversations(

@@ -16,8 +16,8 @@ from tasks.config import TokenizerConfig
 from tasks.tokenize.chat import Chat, Conversations
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.messages import RefusedError
+from tasks.tokenize.rendering.renderer import NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
-from tasks.tokenize.rendering.templates import NotATemplateError, Renderer
 from tests.examples import first_fast
 
 Message = dict[str, Any]
@@ -266,8 +266,8 @@ def text_of(messages: list[Message], tools: Tools) -> str:
     return json.dumps(messages, ensure_ascii=False) + BOUNDARY.decode() + ("" if tools is None else json.dumps(tools))
 
 
-def renderer(template: str, count: tuple[str, ...] | None = None, divides: bool = True) -> Renderer:
-    return Renderer(Settings(template, TOKENS, ("assistant",), None, SPECIALS, None, divides, BOUNDARY.decode(), count))
+def renderer(template: str, count: tuple[str, ...] | None = None) -> Renderer:
+    return Renderer(Settings(template, TOKENS, ("assistant",), None, SPECIALS, None, True, BOUNDARY.decode(), count))
 
 
 def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
@@ -276,7 +276,7 @@ def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
     parts = [SPECIALS[part].encode() if isinstance(part, int) else part for part in rendered.parts]
     widths = [2 if isinstance(part, int) else len(part) for part in rendered.parts]
     short = [0] * sum(widths)
-    for start, stop in rendered.spans:
+    for start, stop in zip(rendered.spans[::2], rendered.spans[1::2], strict=True):
         short[start:stop] = [1] * (stop - start)
     mask, at = list[int](), 0
     for part, width, kind in zip(parts, widths, rendered.parts, strict=True):
@@ -295,17 +295,15 @@ def expected(family: Family, messages: list[Message], tools: Tools, count: tuple
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("talks", first_fast([12, 40]))
 def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str, ...] | None, talks: int) -> None:
-    """Against functions that write what the templates write, and know which part it is. Divided templates give the same."""
+    """Against functions that write what the templates write, and know which part it is."""
     family = FAMILIES[name]
-    of, alone = renderer(family.template, count), renderer(family.template, count, divides=False)
+    of = renderer(family.template, count)
     drawn = random.Random(f"{name} {count}")
     for _ in range(talks):
         messages, tools = talk(drawn, family.thought)
         text = text_of(messages, tools)
-        found = counted(of, text)
-        assert found == expected(family, messages, tools, count)
-        assert counted(alone, text) == found
-    assert (of.why_slow is None) == (name != "mistral")
+        assert counted(of, text) == expected(family, messages, tools, count)
+    assert not of.turns.by_prefixes
 
 
 @pytest.mark.parametrize("name", FAMILIES)

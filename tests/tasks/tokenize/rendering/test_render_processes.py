@@ -94,8 +94,8 @@ def _no_process_stays() -> Iterator[None]:
 
 
 def renderers(template: str, limits: Limits = LIMITS, **more: Any) -> Renderers:
-    usual = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None, "divides": True}
-    return Renderers(Settings(template=template, **{**usual, **more}), limits)
+    usual: dict[str, Any] = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None}
+    return Renderers(Settings(template=template, fast=True, **{**usual, **more}), limits)
 
 
 def talks(*contents: str) -> pa.LargeStringArray:
@@ -196,13 +196,11 @@ def test_what_is_no_template_is_said_before_any_conversation(template: str, told
 
 def test_why_a_template_is_slow_is_known_before_any_conversation() -> None:
     assert renderers(ALL).why_slow is None
-    told = renderers("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}").why_slow
-    assert told == "it has no loop over the messages at its top level"
-    later = (
-        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
-        "{% endif %}{% endfor %}{% for m in messages %}{{ '' if loop.index0 > ns.last else '' }}{{ m.content }}{% endfor %}"
+    assert renderers("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}").why_slow is None
+    changed = (
+        "{% for m in messages %}{{ m.content|upper }}{% if m.content is string and m.content[0] == 'm' %}!{% endif %}{% endfor %}"
     )
-    assert renderers(later).why_slow == "what it writes for a message depends on later ones"
+    assert renderers(changed).why_slow == "it changes what its messages hold"
 
 
 def test_answers_come_in_parts_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.tokenize.rendering.forms import Rendered
 from tasks.tokenize.rendering.messages import RefusedError
+from tasks.tokenize.rendering.renderer import MAX_DEPTH, NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
-from tasks.tokenize.rendering.templates import MAX_DEPTH, NotATemplateError, Rendered, Renderer
 from tests.examples import examples
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<s>")
@@ -21,7 +22,7 @@ MARKED = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% 
 
 def renderer(template: str, **more: Any) -> Renderer:
     usual = {"tokens": {"bos_token": "<s>"}, "roles": ("assistant",), "day": None, "specials": SPECIALS, "names": None}
-    return Renderer(Settings(template=template, divides=True, **{**usual, **more}))
+    return Renderer(Settings(template=template, fast=True, **{**usual, **more}))
 
 
 def user(content: Any, **more: Any) -> str:
@@ -185,7 +186,7 @@ def test_a_seal_belongs_to_one_conversation() -> None:
     rendered = of(json.dumps([{"role": "user", "content": text}, {"role": "assistant", "content": text}]))
     size = len(text.encode())
     assert rendered.parts == [f"user:{text}assistant:{text}".encode()]
-    assert rendered.spans == [(5, 5 + size), (15 + size, 15 + 2 * size)]
+    assert rendered.spans == [5, 5 + size, 15 + size, 15 + 2 * size]
 
 
 alphabet = st.sampled_from(["<s>", "<|im_", "start|>", "<", "|im_end|>", "s>", "a", "é", "😀", "\U000f0000", "\U000f0001", "\n"])
@@ -205,7 +206,7 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
         parts += [2, b"user\n" + text.encode(), 1]
         spans.append((at + 7, at + 9 + len(text.encode())))
         at += 9 + len(text.encode())
-    assert rendered == Rendered(parts, spans)
+    assert rendered == Rendered.of(parts, spans)
 
 
 def test_other_names_of_messages() -> None:
@@ -213,7 +214,7 @@ def test_other_names_of_messages() -> None:
     of = renderer("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", names=names)
     rendered = of(json.dumps([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]))
     assert rendered.parts == [b"human:a;assistant:b;"]
-    assert rendered.spans == [(8, 20)]
+    assert rendered.spans == [8, 20]
     for talk in ([{"role": "user", "content": "a"}], [{"from": "human"}]):
         with pytest.raises(RefusedError, match="has no '") as refused:
             of(json.dumps(talk))

@@ -1,0 +1,304 @@
+"""Conversations in parts: text, special tokens that the template wrote, and the places of what counts.
+
+Special strings in messages are replaced by references before the template runs. They are put back in the rendered text, after the
+strings that the template wrote have been recognized as special tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import date
+from typing import Any
+
+from jinja2 import TemplateError
+
+from tasks.tokenize.rendering.forms import Form, Rendered
+from tasks.tokenize.rendering.messages import (
+    END_OF_THOUGHT,
+    USUAL,
+    Message,
+    Names,
+    RefusedError,
+    lost_message,
+    read_messages,
+    read_tools,
+    with_reasoning,
+)
+from tasks.tokenize.rendering.request import Settings
+from tasks.tokenize.rendering.templates import Template
+from tasks.tokenize.rendering.turns import CLOSE, FIRST, FIRST_OF_SEAL, OPEN, SEAL, Turns
+
+SPECIAL, ASIDE = "\U0001ffff", "\U0001fffe"
+"""Characters that no text may have, as those of marks. The tokenizer's name of a special token begins with the first. A string
+put aside is the second and the character of its number.
+"""
+RESERVED = f"{SPECIAL}{ASIDE}{OPEN}{CLOSE}"
+MAX_ASIDE = 0xFFF0
+MOST_FORMS = 1024
+ESCAPE = re.compile(r"\\(?![nrt\"\\])")
+"""Escapes of JSON that a special string may have; others stand for no character that is in one."""
+MAX_DEPTH = 100
+"""Lists and objects within each other in a message."""
+LEAST_RENDERED, MAX_EXPANSION = 1 << 16, 16
+"""Bytes that any conversation may render to, and how many each of its bytes may."""
+PLAIN_ROLE = re.compile(r"[A-Za-z0-9_-]+")
+ESCAPES = ("\\U0001fffe", "\\ud83f\\udffe")
+ESCAPED = re.compile(r"\\U0001fffe(?:\\U(000[0-9a-f]{5}))?|\\ud83f\\udffe(?:\\u(d[0-9a-f]{3})\\u(d[0-9a-f]{3}))?")
+"""The escapes of a reference, by Python and by JSON."""
+
+
+class NotATemplateError(ValueError):
+    """The template of a source cannot be used."""
+
+
+class Renderer:
+    """Renders conversations with a template. NotATemplateError if it is not one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, specials = settings, settings.specials
+        self.names = USUAL if settings.names is None else Names(**settings.names)
+        self._numbers = {text: number for number, text in enumerate(specials)}
+        # Alternatives that begin with a literal each: the expression then passes over other characters fast.
+        longest_first = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
+        among = f"|{longest_first}" if specials else ""
+        self._special = re.compile("|".join(RESERVED) + among)
+        self._found = re.compile(f"{SPECIAL}|{ASIDE}.?|{OPEN}|{CLOSE}{among}", re.DOTALL)
+        self._begun = frozenset(text[:i] for text in specials for i in range(1, len(text)))
+        self._ends = frozenset(text[-1] for text in self._begun)
+        self._longest = max(map(len, self._begun), default=0)
+        self._clean: set[str] = set()
+        self._forms: dict[tuple[str, ...], Form | None] = {}
+        self._firsts = frozenset(text[0] for text in specials)
+        begins = {text[:2] for text in specials}
+        self._suspects = [*RESERVED, *begins, *{json.dumps(text, ensure_ascii=False)[1:-1] for text in begins}]
+        day = date.fromisoformat(settings.day) if settings.day else None
+        try:
+            self.template = Template(settings.template, settings.tokens, day, settings.fast)
+            if settings.boundary is not None and "tools" not in self.template.names:
+                raise TemplateError("it has no use for tools; leave source.tools_column out")
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever Jinja and Python make of it
+            raise NotATemplateError(f"it is not one: {error}") from error
+        self.turns = Turns(self.template, settings.roles, settings.counted, specials)
+
+    def __call__(self, text: str) -> Rendered:
+        """Render a conversation, which is JSON. RefusedError if that is not possible, or if text of it is lost."""
+        given = text
+        text, tools = self._with_tools(text)
+        found = read_messages(text)
+        self.template.prepare(given)
+        simple = (
+            None
+            if tools is not None or not self._settings.fast or ("\\" in given and ESCAPE.search(given))
+            else self._simple(text, found)
+        )
+        if simple is not None and (form := self._forms.get(simple[0])) and (formed := self._formed(form, *simple)):
+            return formed
+        fault = self.names.fault_of(found)
+        if fault and self.names is not USUAL:
+            raise RefusedError(fault, "no_content")
+        if self.names is not USUAL:
+            found = [self.names.applied(message) for message in found]
+        aside: list[str] = []
+        tools = None if tools is None else self._value_aside(tools, aside, MAX_DEPTH)
+        messages = [with_reasoning(self._put_aside(message, aside)) for message in found]
+        digest = hashlib.blake2b(text.encode(), digest_size=2 * SEAL).digest()
+        seal = "".join(chr(FIRST_OF_SEAL + (digest[i] << 8 | digest[i + 1]) % 0xFFFE) for i in range(0, 2 * SEAL, 2))
+        try:
+            rendered, spans = self.turns.find(messages, tools, seal)
+        except RefusedError as error:
+            if fault is None:
+                raise
+            raise RefusedError(f"{error}; {fault}", "no_content") from error
+        if fault:
+            raise RefusedError(fault, "no_content")
+        most = max(LEAST_RENDERED, MAX_EXPANSION * len(given))
+        if len(rendered) > most:
+            raise RefusedError(f"the chat template makes {len(rendered):,} characters of it; it may make {most:,}")
+        if not rendered:
+            raise RefusedError("the chat template makes nothing of it", "not_rendered")
+        if made := next((one for one in (OPEN, CLOSE) if one in rendered), None):
+            raise RefusedError(f"the chat template makes U+{ord(made):X} of it, which is not a character")
+        plain = _without_escapes(rendered, given, aside)
+        lost = lost_message(messages, plain, self._settings.specials)
+        if lost is not None and (plain == rendered or lost_message(messages, rendered) is not None):
+            role = str(found[lost].get("role"))[:40]
+            raise RefusedError(
+                f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
+            )
+        try:
+            in_parts = self._parts(_without_escapes(_with_spans(rendered, spans), given, aside), aside)
+        except UnicodeEncodeError as error:
+            raise RefusedError("it holds half of a surrogate pair, which is not valid Unicode", "invalid_unicode") from error
+        if simple is not None:
+            self._learn(*simple, messages, rendered, spans)
+        return in_parts
+
+    def _simple(self, text: str, found: list[Message]) -> tuple[tuple[str, ...], list[str]] | None:
+        """The roles and contents of messages that have nothing else, and no special strings. None if they are others."""
+        role, content = self.names.role, self.names.content
+        if END_OF_THOUGHT in text or any(one in text for one in self._suspects) or any(len(message) != 2 for message in found):
+            return None
+        try:
+            roles, contents = ([message[key] for message in found] for key in (role, content))
+        except KeyError:
+            return None
+        if {*map(type, roles), *map(type, contents)} != {str} or "" in roles:
+            return None
+        if not self._firsts.isdisjoint([end for one in contents for end in (one[-1:], one.rstrip()[-1:])]):
+            return None  # a special string may begin there
+        return tuple([self.names.roles.get(one, one) for one in roles] if self.names.roles else roles), contents
+
+    def _formed(self, form: Form, roles: tuple[str, ...], contents: list[str]) -> Rendered | None:
+        """A conversation with the roles of a form. None if it is not of this form."""
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        try:
+            return form.filled(self.template.render(messages, None), contents)
+        except (RefusedError, UnicodeEncodeError):
+            return None
+
+    def _learn(
+        self, roles: tuple[str, ...], contents: list[str], messages: list[Message], text: str, spans: list[tuple[int, int]]
+    ) -> None:
+        """Learn the form of conversations with these roles, unless the template looks into contents."""
+        is_known = roles in self._forms or len(self._forms) >= MOST_FORMS
+        if (
+            is_known
+            or not all(content == content.strip() != "" for content in contents)
+            or not all(map(PLAIN_ROLE.fullmatch, roles))
+        ):
+            return
+        places = self.turns.places(messages, text)
+        form = None if places is None else Form.of(text, places, spans, self._special, self._numbers)
+        if form is not None and any(piece.endswith(one) for piece in form.pieces[:-1] for one in self._begun):
+            form = None  # a special string may begin there
+        self._forms[roles] = form
+
+    def _with_tools(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
+        """A conversation without its tools, and these."""
+        if self._settings.boundary is None:
+            return text, None
+        text, _, tools = text.partition(self._settings.boundary)
+        return text, read_tools(tools)
+
+    def _put_aside(self, message: Message, aside: list[str]) -> Message:
+        """A message with the special strings in it put aside, and what a special string could begin with at an end."""
+        found = {}
+        for name, value in message.items():
+            if name not in self._clean:
+                if (changed := self._without_specials(name, aside)) == name and len(self._clean) < MAX_ASIDE:
+                    self._clean.add(name)
+                name = changed
+            # Templates make special tokens of a role, such as <|user|>.
+            is_role = name == "role" and isinstance(value, str) and PLAIN_ROLE.fullmatch(value)
+            found[name] = value if is_role else self._value_aside(value, aside, MAX_DEPTH)
+        return found
+
+    def _value_aside(self, value: Any, aside: list[str], depth: int) -> Any:
+        if isinstance(value, str):
+            return self._without_specials(value, aside)
+        if not isinstance(value, list | dict):
+            return value
+        if not depth:
+            raise RefusedError(f"it is nested too deep: more than {MAX_DEPTH} lists and objects within each other")
+        if isinstance(value, list):
+            return [self._value_aside(item, aside, depth - 1) for item in value]
+        return {
+            self._without_specials(name, aside): self._role_aside(name, item, aside, depth - 1) for name, item in value.items()
+        }
+
+    def _role_aside(self, name: str, value: Any, aside: list[str], depth: int) -> Any:
+        is_role = name == "role" and isinstance(value, str) and PLAIN_ROLE.fullmatch(value)
+        return value if is_role else self._value_aside(value, aside, depth)
+
+    def _without_specials(self, text: str, aside: list[str]) -> str:
+        def keep(found: re.Match[str]) -> str:
+            return _reference(found[0], aside)
+
+        text = self._special.sub(keep, text)
+        if text[-1:] in self._ends:
+            for length in range(min(self._longest, len(text)), 0, -1):
+                if text[-length:] in self._begun:
+                    return text[:-length] + _reference(text[-length:], aside)
+        return text
+
+    def _parts(self, text: str, aside: list[str]) -> Rendered:
+        """Rendered text in parts, with what was put aside in its place."""
+        parts: list[bytes | int] = []
+        spans: list[tuple[int, int]] = []
+        plain: list[bytes] = []
+        length = at = opened = 0
+        for found in self._found.finditer(text):
+            mark, start = found[0], found.start()
+            if start > at:
+                plain.append(data := text[at:start].encode())
+                length += len(data)
+            at = found.end()
+            if mark in self._numbers:
+                if plain:
+                    parts.append(b"".join(plain))
+                    plain.clear()
+                parts.append(self._numbers[mark])
+                length += 2
+            elif mark[0] == ASIDE:
+                number = ord(mark[1:] or "\0") - FIRST
+                if not 0 <= number < len(aside):
+                    raise RefusedError("the chat template cuts a string of a special token that is in a message")
+                plain.append(data := aside[number].encode())
+                length += len(data)
+            elif mark == SPECIAL:
+                raise RefusedError(f"the chat template makes U+{ord(mark):X} of it, which is not a character")
+            elif mark == OPEN:
+                opened = length
+            else:
+                spans.append((opened, length))
+        if at < len(text):
+            plain.append(text[at:].encode())
+        if plain:
+            parts.append(b"".join(plain))
+        return Rendered.of(parts, spans)
+
+
+def _with_spans(text: str, spans: list[tuple[int, int]]) -> str:
+    """A text with marks around the *spans* of it."""
+    pieces, at = list[str](), 0
+    for start, stop in spans:
+        pieces += (text[at : max(start, at)], OPEN, text[max(start, at) : stop], CLOSE)
+        at = max(stop, at)
+    return "".join([*pieces, text[at:]])
+
+
+def _without_escapes(rendered: str, given: str, aside: list[str]) -> str:
+    """Rendered text with references where a template has written their escapes, as Python does in the text of a list, and JSON
+    in ASCII. RefusedError where the conversation itself may have them.
+    """
+    if not any(escape in rendered for escape in ESCAPES):
+        return rendered
+    if "U0001fffe" in given or "ud83f\\\\udffe" in given:
+        raise RefusedError(f"it spells U+{ord(ASIDE):X}, which is not a character")
+
+    def written(found: re.Match[str]) -> str:
+        of_python, high, low = found.groups()
+        code = int(of_python or "0", 16)
+        if high:
+            code = 0x10000 + ((int(high, 16) & 0x3FF) << 10 | int(low, 16) & 0x3FF)
+        if not 0 <= code - FIRST < len(aside):
+            raise RefusedError("the chat template cuts a string of a special token that is in a message")
+        text = aside[code - FIRST]
+        text_there = repr(text)[1:-1] if of_python else json.dumps(text)[1:-1]
+        return ASIDE + chr(code) if text_there == text else _reference(text_there, aside)
+
+    return ESCAPED.sub(written, rendered)
+
+
+def _reference(text: str, aside: list[str]) -> str:
+    """The reference to a string that is put aside. RefusedError for characters that are none."""
+    if text in RESERVED:
+        raise RefusedError(f"it holds U+{ord(text):X}, one of four code points which are not characters")
+    if len(aside) == MAX_ASIDE:
+        raise RefusedError(f"it holds more than {MAX_ASIDE} strings of special tokens")
+    aside.append(text)
+    return ASIDE + chr(FIRST + len(aside) - 1)

@@ -1,0 +1,312 @@
+"""The places of messages that count in a rendered conversation, and of the parts of them that count.
+
+Marks are put around the texts of all messages, and the conversation is rendered once more. Without the marks it has to be the
+same. Then the text between two messages is divided: up to the end of the conversation's beginning if nothing follows, and from
+the place at which the template asks for an answer. Texts between messages are few, so each is divided once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from tasks.tokenize.rendering.counted import CALLS, CONTENT, Found, divide, names_of_calls, with_marks
+from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError
+from tasks.tokenize.rendering.templates import Template
+
+OPEN, CLOSE = "\U0010fffe", "\U0010ffff"
+"""Characters that no text may have. With the character of a number they are around a part, with a seal around what counts."""
+FIRST, MOST = 0xF0000, 0xFFF0
+"""The character of the number 0, and how many numbers there are."""
+SEAL, FIRST_OF_SEAL = 4, 0x100000
+"""Characters of a seal, a digest of the conversation: no text can have its own. And the first character of its alphabet."""
+MARKS = re.compile(f"[{OPEN}{CLOSE}](?:([{chr(FIRST)}-{chr(FIRST + MOST)}])|([{chr(FIRST_OF_SEAL)}-\U0010fffd]{{{SEAL}}}))")
+ASSISTANT = ("assistant",)
+LONGEST, MOST_KNOWN = 1000, 4096
+"""Texts between messages that are remembered: their characters, and their number."""
+EMPTY_THOUGHT = re.compile(r"\s*(?:<(\w+)>\s*</\1>|\[(\w+)\]\s*\[/\2\])[\r\n]*")
+NOT_DIVIDED = (
+    "the chat template looks into its messages: which of its text is content, calls and thought is not known. Leave source.count "
+    "out, so that all of it counts"
+)
+NOT_FOUND = (
+    "its message {} is rendered otherwise when others follow, so that it cannot be found: put {{% generation %}} and "
+    "{{% endgeneration %}} around what counts in the template, as trl/chat_templates/*_training.jinja of TRL have them for many "
+    "models, or leave such conversations out by documents.on_bad: skip"
+)
+
+
+class Part(NamedTuple):
+    """The part of a message at ``text[start:stop]``."""
+
+    message: int
+    kind: str
+    start: int
+    stop: int
+
+
+class Reading(NamedTuple):
+    """Rendered text without marks, the parts that were marked, and the places of what counts by ``{% generation %}``.
+    ``has_repeats``: it has a text of a message twice.
+    """
+
+    text: str
+    parts: list[Part]
+    spans: list[tuple[int, int]]
+    has_repeats: bool
+
+    def end_of(self, message: int) -> int | None:
+        """The end of the last part of a message."""
+        return max((part.stop for part in self.parts if part.message == message), default=None)
+
+
+class Turns:
+    """The finder of what counts. *counted*: the parts that count; None: all do. ``by_prefixes``: conversations of which each
+    beginning was rendered alone.
+    """
+
+    def __init__(self, template: Template, roles: Sequence[str], counted: Sequence[str] | None, specials: Sequence[str]) -> None:
+        self._template, self._roles, self._counted = template, roles, counted
+        self._has_marks = template.has_marks and tuple(roles) == ASSISTANT
+        self._specials = tuple(text for text in specials if text)
+        longest_first = "|".join(map(re.escape, sorted(self._specials, key=len, reverse=True))) or "(?!)"
+        self._special, self._borders = re.compile(longest_first), re.compile(f"\\s|{longest_first}")
+        self._known: dict[tuple[Any, ...], int] = {}
+        self.by_prefixes = 0
+
+    def find(self, messages: list[Message], tools: Any, seal: str) -> tuple[str, list[tuple[int, int]]]:
+        """The rendered conversation, and the places of what counts in it, in characters."""
+        marks = (OPEN + seal, CLOSE + seal) if self._has_marks else ("", "")
+        plain = _read(self._template.render(messages, tools, marks), [], seal)
+        numbers = [i for i, message in enumerate(messages) if message.get("role") in self._roles]
+        is_narrow = self._counted is not None and not _kinds(messages, numbers) <= {*self._counted}
+        if not numbers or (self._has_marks and not is_narrow):
+            return plain.text, plain.spans
+        conversation = _Conversation.of(self._template, messages, tools, numbers, plain, marks, seal)
+        if conversation is None:
+            if is_narrow:
+                raise RefusedError(NOT_DIVIDED)
+            self.by_prefixes += 1
+            return plain.text, _in_order([self._by_prefixes(messages, tools, plain.text, i) for i in numbers], numbers)
+        turns = plain.spans if self._has_marks else _in_order([self._turn(conversation, i) for i in numbers], numbers)
+        return plain.text, self._narrowed(conversation, turns, numbers) if is_narrow else turns
+
+    def places(self, messages: list[Message], text: str) -> list[tuple[int, int]] | None:
+        """The places of contents in a conversation of nothing else, which is rendered as *text*. None if they are not known."""
+        found = _Conversation.of(self._template, messages, None, [], Reading(text, [], [], False), ("", ""), "")
+        parts = found.parts if found else []
+        is_each = [part.message for part in parts] == [*range(len(messages))]
+        return [(part.start, part.stop) for part in parts] if is_each else None
+
+    def _turn(self, of: _Conversation, i: int) -> tuple[int, int]:
+        """The place of message *i*: from after the prompt that asks for it, to its end."""
+        start = self._cut(of, i, asks=of.messages[i].get("role") in ASSISTANT, ends=False)
+        stop = self._cut(of, i + 1, asks=False, ends=True)
+        stop = self._trimmed(of.text, start, stop)
+        if END_OF_THOUGHT not in str(of.messages[i].get("content")):
+            # A thought that the template alone has: it is empty.
+            empty = EMPTY_THOUGHT.match(of.text, start, min(stop, of.starts.get(i, stop)))
+            start = empty.end() if empty else start
+        return start, stop
+
+    def _cut(self, of: _Conversation, count: int, asks: bool, ends: bool) -> int:
+        """Where the beginning of *count* messages ends. *asks*: with the prompt for the next one, if the text goes on so. *ends*:
+        it is to be the end of the last one of these.
+        """
+        near = next((i for i in range(count - 1, -1, -1) if i in of.ends), -1)
+        at = of.ends.get(near, 0)
+        gap = of.text[at : max(at, of.starts.get(count, len(of.text)))]
+        is_last = count == len(of.messages)
+        roles = [str(of.messages[i].get("role")) if 0 <= i < len(of.messages) else None for i in (count - 1, count)]
+        key = (asks, ends, is_last, near == count - 1, *roles, gap)
+        length = self._known.get(key)
+        if length is None:
+            length = self._length(of, count, near, gap, asks, ends)
+            if len(gap) <= LONGEST and len(self._known) < MOST_KNOWN and (near == count - 1) and (is_last or count in of.starts):
+                self._known[key] = length
+        return at + length
+
+    def _length(self, of: _Conversation, count: int, near: int, gap: str, asks: bool, ends: bool) -> int:
+        """Characters of a *gap* that belong to the beginning of *count* messages. It begins at the end of message *near*."""
+        if count == len(of.messages):
+            # Text that is written only if nobody is asked is not the message's, such as an end of the text.
+            tail = of.tail(count, near, True)
+            shared = len(gap) if tail is None or tail.startswith(gap) else self._shared(gap, tail)
+            return shared if gap[:shared].strip() else len(gap)
+        found = 0
+        for prompt in (True, False) if asks else (False,):
+            tail = of.tail(count, near, prompt)
+            if tail is not None and gap.startswith(tail):
+                return max(found, len(tail))
+            if tail is not None:
+                found = max(found, self._shared(gap, tail))
+            elif ends:
+                raise of.refusal
+        if ends and near != count - 1:
+            raise RefusedError(NOT_FOUND.format(count - 1))
+        if ends and not gap[:found].strip() and (end := self._special.match(gap, len(gap) - len(gap.lstrip()))):
+            return end.end()  # another one ends the last message
+        return found
+
+    def _shared(self, gap: str, tail: str) -> int:
+        """The characters that two texts begin with, up to the last special token or space."""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(gap, tail, strict=False)))
+        return max((one.end() for one in self._borders.finditer(gap, 0, same)), default=0)
+
+    def _trimmed(self, text: str, start: int, stop: int) -> int:
+        """The end of a turn without the space after its last special token."""
+        last = start + len(text[start:stop].rstrip())
+        return last if last < stop and text.endswith(self._specials, start, last) else stop
+
+    def _by_prefixes(self, messages: list[Message], tools: Any, whole: str, i: int) -> tuple[int, int]:
+        """The place of message *i*, by rendering the beginnings that end before it and with it."""
+
+        def end_of(count: int, prompt: bool) -> int | None:
+            text = self._template.render(messages[:count], tools, prompt=prompt) if count or prompt else ""
+            return len(text) if whole.startswith(text) else None
+
+        stop, start = len(whole) if i == len(messages) - 1 else end_of(i + 1, False), None
+        for prompt in (True, False) if messages[i].get("role") in ASSISTANT else (False,):
+            try:
+                start = end_of(i, prompt) if start is None else start
+            except RefusedError:
+                continue  # some templates take no conversation that ends there
+        if stop is None or start is None or start > stop:
+            raise RefusedError(NOT_FOUND.format(i))
+        return start, self._trimmed(whole, start, stop)
+
+    def _narrowed(self, of: _Conversation, turns: list[tuple[int, int]], numbers: list[int]) -> list[tuple[int, int]]:
+        """The parts of turns that count."""
+        calls = {i: names for i in numbers if (names := names_of_calls(of.messages[i])) is not None}
+        owners = iter(numbers if len(turns) == len(numbers) else [None] * len(turns))
+        found = list[tuple[int, int]]()
+        for (start, stop), number in zip(turns, owners, strict=True):
+            parts = [part for part in of.parts if start <= part.start < part.stop <= stop and part.kind != CALLS]
+            number = parts[0].message if number is None and parts else number
+            places = [Found(one.start - start, one.stop - start, one.kind) for one in parts if one.message == number]
+            names = calls.get(number) if number is not None else [] if calls else None
+            divided = divide(of.text[start:stop], places, names, self._special)
+            found += [(start + one.start, start + one.stop) for one in divided if one.part in (self._counted or ())]
+        return found
+
+
+class _Conversation:
+    """A rendered conversation with its parts. ``starts``, ``ends``: of the first and of the last part of messages."""
+
+    def __init__(self, template: Template, messages: list[Message], marked: list[Message], tools: Any, reading: Reading) -> None:
+        self.messages, self.text, self.parts = messages, reading.text, reading.parts
+        self._template, self._marked, self._tools = template, marked, tools
+        self._owners: list[tuple[int, str]] = []
+        self.starts, self.ends = dict[int, int](), dict[int, int]()
+        for part in reading.parts:
+            self.starts.setdefault(part.message, part.start)
+            self.ends[part.message] = part.stop
+        self._tails: dict[tuple[int, bool], Reading | RefusedError] = {}
+        self.refusal = RefusedError("")
+
+    @classmethod
+    def of(
+        cls,
+        template: Template,
+        messages: list[Message],
+        tools: Any,
+        numbers: list[int],
+        plain: Reading,
+        marks: tuple[str, str],
+        seal: str,
+    ) -> _Conversation | None:
+        """The conversation with marks around as many texts as the template does not look into; None if that is not known."""
+        for only, of_empty in ((None, True), (None, False), (numbers, False)):
+            owners = list[tuple[int, str]]()
+            marked = [
+                message
+                if only is not None and i not in only
+                else with_marks(message, _marker(i, owners, of_empty and names_of_calls(message) is None))
+                for i, message in enumerate(messages)
+            ]
+            if len(owners) > MOST:
+                return None
+            try:
+                reading = _read(template.render(marked, tools, marks), owners, seal)
+            except RefusedError:
+                continue
+            if reading.text == plain.text and reading.spans == plain.spans and not reading.has_repeats:
+                found = cls(template, messages, marked, tools, reading)
+                found._owners = owners
+                return found
+        return None
+
+    def tail(self, count: int, near: int, prompt: bool) -> str | None:
+        """The text after message *near* if there are *count* messages. None if the template refuses that: ``refusal``."""
+        if count == 0 and not prompt:
+            return ""
+        if (count, prompt) not in self._tails:
+            try:
+                rendered = self._template.render(self._marked[:count], self._tools, prompt=prompt)
+                self._tails[count, prompt] = _read(rendered, self._owners, "")
+            except RefusedError as error:
+                self._tails[count, prompt] = error
+        found = self._tails[count, prompt]
+        if isinstance(found, RefusedError):
+            self.refusal = found
+            return None
+        at = found.end_of(near) if near >= 0 else 0
+        if at is None:
+            self.refusal = RefusedError(NOT_FOUND.format(count - 1))
+        return None if at is None else found.text[at:]
+
+
+def _in_order(turns: list[tuple[int, int]], numbers: list[int]) -> list[tuple[int, int]]:
+    """The turns. RefusedError if one begins within an earlier one."""
+    for i, (_, stop), (start, _) in zip(numbers[1:], turns, turns[1:], strict=False):
+        if start < stop:
+            raise RefusedError(f"its message {i} is rendered before the end of an earlier one that counts")
+    return turns
+
+
+def _marker(number: int, owners: list[tuple[int, str]], of_empty: bool) -> Any:
+    def mark(text: str, kind: str) -> str:
+        if not text and not (of_empty and kind == CONTENT):
+            return text
+        own = chr(FIRST + min(len(owners), MOST))
+        owners.append((number, kind))
+        return OPEN + own + text + CLOSE + own
+
+    return mark
+
+
+def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Reading:
+    """Rendered text, by the marks in it. Others than these are left to it."""
+    pieces, parts, spans, has_repeats = list[str](), dict[int, Part](), list[tuple[int, int]](), False
+    opened, begun, at, length = dict[int, int](), 0, 0, 0
+    for found in MARKS.finditer(rendered):
+        number = ord(found[1]) - FIRST if found[1] else -1
+        if number >= len(owners) or (found[2] and found[2] != seal):
+            continue
+        pieces.append(rendered[at : found.start()])
+        length, at = length + found.start() - at, found.end()
+        is_open = found[0][0] == OPEN
+        if number >= 0 and is_open:
+            opened[number] = length
+        elif number >= 0:
+            # Names of functions may be written again for what they return.
+            has_repeats |= number in parts and parts[number].kind != CALLS
+            parts.setdefault(number, Part(*owners[number], opened.pop(number, length), length))
+        elif is_open:
+            begun = length
+        else:
+            spans.append((begun, length))
+    return Reading("".join([*pieces, rendered[at:]]), [*parts.values()], spans, has_repeats)
+
+
+def _kinds(messages: list[Message], numbers: list[int]) -> set[str]:
+    """The kinds of parts that some messages have; the end of one without any is that of a content."""
+    kinds = set[str]()
+    for i in numbers:
+        owners = list[tuple[int, str]]()
+        with_marks(messages[i], _marker(i, owners, False))
+        own = {kind for _, kind in owners} | ({CALLS} if names_of_calls(messages[i]) is not None else set())
+        kinds |= own or {CONTENT}
+    return kinds
