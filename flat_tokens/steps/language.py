@@ -14,15 +14,26 @@ LETTER = r"\p{L}"
 
 
 class Language:
-    """Writes the ISO 639-1 code of a document's language to a *column*; null for a text without letters. *keep*: the codes of the
-    documents that stay. *max_characters*: only the beginning of a text is looked at, as the time grows with it.
+    """Writes the ISO 639-1 code of a document's language to a *column*, and how probable it is, 0 to 1, to the column
+    *probability*, if that is named; nulls for a text without letters. *keep*: the codes of the documents that stay.
+    *max_characters*: only the beginning of a text is looked at, as the time grows with it.
     """
 
-    def __init__(self, *, column: str = "language", keep: Sequence[str] | None = None, max_characters: int = 1000) -> None:
+    def __init__(
+        self,
+        *,
+        column: str = "language",
+        probability: str | None = None,
+        keep: Sequence[str] | None = None,
+        max_characters: int = 1000,
+    ) -> None:
         langid = extra("py3langid.langid", "the step language")
-        self._identifier = langid.LanguageIdentifier.from_modelpath(langid.MODEL_DIR / langid.MODEL_FILE)
+        model = langid.MODEL_DIR / langid.MODEL_FILE
+        self._identifier = langid.LanguageIdentifier.from_modelpath(model, norm_probs=probability is not None)
         self.version = f"py3langid {importlib.metadata.version('py3langid')}"
-        self.gives_columns = (column,)
+        self.gives_columns = (column,) if probability is None else (column, probability)
+        if probability == column:
+            raise ValueError(f"column and probability are both {column!r}")
         if type(max_characters) is not int or max_characters < 1:
             raise ValueError("max_characters should be a whole number above 0")
         if keep is not None:
@@ -37,8 +48,10 @@ class Language:
         texts = pa.compute.utf8_slice_codeunits(documents.column("text"), 0, self._length)
         has_letters = np.asarray(pa.compute.match_substring_regex(texts, LETTER))
         classify = self._identifier.classify
-        codes = [classify(text)[0] if some else None for text, some in zip(texts.to_pylist(), has_letters, strict=True)]
-        found = pa.array(codes, pa.large_string())
+        nothing = (None, None)
+        both = [classify(text) if some else nothing for text, some in zip(texts.to_pylist(), has_letters, strict=True)]
+        found = pa.array([code for code, _ in both], pa.large_string())
+        columns = (found, pa.array([probability for _, probability in both], pa.float64()))
         keep = None if self._keep is None else pa.compute.is_in(found, pa.array(self._keep, pa.large_string()))
         reason = None if keep is None else pa.compute.coalesce(found, pa.scalar("unknown", pa.large_string()))
-        return Outcome(keep, reason, columns={self.gives_columns[0]: found})
+        return Outcome(keep, reason, columns=dict(zip(self.gives_columns, columns, strict=False)))

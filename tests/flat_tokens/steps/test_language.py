@@ -36,11 +36,12 @@ def test_each_document_has_the_language_that_the_package_tells() -> None:
 
 
 def test_others_are_left_out_by_their_language() -> None:
-    found = taken(keep=["en", "fr"], column="tongue")
+    found = taken(keep=["en", "fr"], column="tongue", probability="sure")
     assert found.keep.tolist() == [True, False, True, False, False]
     assert dict(found.skipped) == {"language.de": 1, "language.unknown": 2}
     assert found.columns is not None
     assert found.columns.column("tongue").to_pylist() == ["en", "fr"]
+    assert found.columns.column("sure").to_pylist() == pytest.approx([0.9918, 0.9985], abs=1e-4)
 
 
 def test_only_the_beginning_is_looked_at() -> None:
@@ -57,6 +58,7 @@ def test_only_the_beginning_is_looked_at() -> None:
         ({"keep": ["english"]}, "keep has 'english'; languages are ace, af, am, "),
         ({"keep": "en"}, "keep should be a list"),
         ({"max_characters": 0}, "max_characters should be a whole number above 0"),
+        ({"probability": "language"}, "column and probability are both 'language'"),
         ({"column": "row"}, "which every document has already"),
     ],
 )
