@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""
+
+
+TOKENS, LOSS_MASK = "encoded_tokens", "loss_mask"
+TokenArrays = Mapping[str, npt.NDArray[Any]]
+"""Items of token arrays, by the arrays' names."""
+
+
+class TokenArray(NamedTuple):
+    """An array with an item a token: its type, and the item of all tokens where the array is not there."""
+
+    dtype: Literal["uint32", "uint8"]
+    absent: int = 0
+
+    def all_absent(self, count: int) -> npt.NDArray[Any]:
+        """The items of tokens of which nothing is known: dtype[count]."""
+        return np.full(count, self.absent, self.dtype)
+
+
+TOKEN_ARRAYS: dict[str, TokenArray] = {TOKENS: TokenArray("uint32"), LOSS_MASK: TokenArray("uint8", absent=1)}
+"""Arrays that a split may have with an item a token: its tokens, and which of them count for the loss. All but the tokens are
+named by an attribute of the split that has them. Writers and readers of tokens handle all alike.
+"""
 
 
 class TokenBatch(NamedTuple):
@@ -51,6 +73,21 @@ class TokenBatch(NamedTuple):
         # An empty sequence's entry is its neighbour's first token, or the end: only sequences with a token mark one.
         tokens[seq_starts[:-1][seq_starts[1:] > seq_starts[:-1]]] |= np.uint32(1)
         return cls(tokens, seq_starts, max_token_id)
+
+    @classmethod
+    def of_arrays(cls, arrays: TokenArrays, seq_starts: npt.NDArray[np.uint64], max_token_id: int) -> Self:
+        """A batch of the items of token arrays."""
+        return cls(arrays[TOKENS], seq_starts, max_token_id, arrays.get(LOSS_MASK))
+
+    @property
+    def arrays(self) -> TokenArrays:
+        """The items of its token arrays, as far as it has them."""
+        return {TOKENS: self.encoded_tokens} | ({} if self.loss_mask is None else {LOSS_MASK: self.loss_mask})
+
+    def items(self, name: str) -> npt.NDArray[Any]:
+        """The items of a token array: dtype[token_count]."""
+        found = self.arrays.get(name)
+        return TOKEN_ARRAYS[name].all_absent(self.token_count) if found is None else found
 
     @property
     def token_count(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
+from flat_tokens.batch import TOKENS
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import Store, StoredObject, is_below
@@ -43,8 +44,6 @@ TEST: SplitName = "test"
 GROUPS: dict[int, str] = {2: ".zgroup", 3: "zarr.json"}
 """The object without which there is no group, by the version of zarr."""
 
-LOSS_MASK = "loss_mask"
-"""The array next to the tokens of a split that says which of them count, and the attribute of the split that says it is there."""
 DUPLICATES = "documents/duplicates"
 """Below it, the lists of documents that a build left out because an earlier one has the same text: DUPLICATE[n] each."""
 DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row", "of_file", "of_row")])
@@ -89,9 +88,9 @@ all names.
 """
 
 
-def split_attributes(max_token_id: int, masked: bool) -> dict[str, Any]:
-    """The attributes of a split's group."""
-    return {"max_token_id": max_token_id, **({LOSS_MASK: True} if masked else {})}
+def split_attributes(max_token_id: int, token_arrays: Iterable[str]) -> dict[str, Any]:
+    """The attributes of a split's group. *token_arrays*: those that it has; all but the tokens are named."""
+    return {"max_token_id": max_token_id, **{name: True for name in token_arrays if name != TOKENS}}
 
 
 def manifest_bytes(

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
 from flat_tokens.manifest import (
     EVERY_SPLIT,
     GROUPS,
     LINK,
-    LOSS_MASK,
     MANIFEST,
     POINTER,
     SPLITS,
@@ -71,6 +70,11 @@ class FlatTokens:
     seq_starts: StoredArray
     loss_mask: StoredArray | None = None
     numbers: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+
+    @property
+    def arrays(self) -> dict[str, StoredArray]:
+        """Its token arrays, by their names."""
+        return {TOKENS: self.encoded_tokens} | ({} if self.loss_mask is None else {LOSS_MASK: self.loss_mask})
 
     @property
     def token_count(self) -> int:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.arrays.threads import share
-from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import LOSS_MASK, MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
+from flat_tokens.batch import TOKENS, TokenBatch
+from flat_tokens.manifest import MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.options import one_of
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 
@@ -144,34 +144,35 @@ def put_metadata(store: Store, name: str, metadata: dict[str, bytes]) -> list[St
 
 
 class FlatTokensWriter:
-    """Writes one flat-tokens array from its start to its end, batch by batch, in bounded memory. *masked*: with a loss mask, in
-    which all tokens of a batch without one count.
+    """Writes one flat-tokens array from its start to its end, batch by batch, in bounded memory. *token_arrays*: those that it
+    has. A batch without one of them has the items that stand for its absence: without a loss mask all tokens count.
     """
 
-    def __init__(self, store: Store, layout: Layout, masked: bool = False) -> None:
+    def __init__(self, store: Store, layout: Layout, token_arrays: Iterable[str] = (TOKENS,)) -> None:
         self._store, self._layout = store, layout
-        self._tokens = ArrayWriter(store, "encoded_tokens", layout.encoded_tokens)
         self._starts = ArrayWriter(store, "seq_starts", layout.seq_starts)
-        self._mask = ArrayWriter(store, LOSS_MASK, layout.loss_mask) if masked else None
-        self.masked = masked
+        self._arrays = {name: ArrayWriter(store, name, layout.token_array(name)) for name in token_arrays}
         self.seq_count = 0
         self.max_token_id = 0
         self.objects: list[StoredObject] = []
 
     @property
     def token_count(self) -> int:
-        return self._tokens.length
+        return self._arrays[TOKENS].length
+
+    @property
+    def token_arrays(self) -> tuple[str, ...]:
+        return tuple(self._arrays)
 
     def append(self, batch: TokenBatch) -> None:
         # (batch, entry) -> (array, entry): starts shift by the tokens already written
         self._starts.append(batch.seq_starts[:-1] + np.uint64(self.token_count))
-        self._tokens.append(batch.encoded_tokens)
-        if self._mask is not None:
-            self._mask.append(np.ones(batch.token_count, np.uint8) if batch.loss_mask is None else batch.loss_mask)
-        elif batch.loss_mask is not None:
+        if more := [name for name in batch.arrays if name not in self._arrays]:
             raise ValueError(
-                f"{self._store.url}: a batch has a loss_mask, but the ones before had none. Give each batch its own."
+                f"{self._store.url}: a batch has a {more[0]}, but the ones before had none. Give each batch its own."
             )
+        for name, array in self._arrays.items():
+            array.append(batch.items(name))
         self.seq_count += batch.seq_count
         self.max_token_id = max(self.max_token_id, batch.max_token_id)
 
@@ -180,16 +181,16 @@ class FlatTokensWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         every = ExitStack()  # a failure in one array reaches the others
-        writers = [self._starts, *([] if self._mask is None else [self._mask]), self._tokens]
-        for writer in writers:
+        writers = [*self._arrays.values(), self._starts]
+        for writer in reversed(writers):
             every.push(writer)
         if kind is not None:
             every.__exit__(kind, error, traceback)
             return
         with every:
             self._starts.append(np.array([self.token_count], np.uint64))
-        self.objects = [stored for writer in reversed(writers) for stored in writer.objects]
-        attributes = split_attributes(self.max_token_id, self.masked)
+        self.objects = [stored for writer in writers for stored in writer.objects]
+        attributes = split_attributes(self.max_token_id, self._arrays)
         self.objects += put_metadata(self._store, "", group_metadata(self._layout.zarr_format, attributes))
 
 
@@ -215,8 +216,7 @@ def write_dataset(
     for split, batches in (("train", train), ("validation", validation), *([] if test is None else [("test", test)])):
         ahead = iter(batches)
         first = list(itertools.islice(ahead, 1))
-        masked = any(batch.loss_mask is not None for batch in first)
-        with FlatTokensWriter(store / split, chosen, masked) as writer:
+        with FlatTokensWriter(store / split, chosen, first[0].arrays if first else (TOKENS,)) as writer:
             for batch in itertools.chain(first, ahead):
                 writer.append(batch)
         objects += [stored._replace(key=f"{split}/{stored.key}") for stored in writer.objects]

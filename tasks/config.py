@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.columns import RESERVED
 from flat_tokens.manifest import CLUSTER, SplitName
 from flat_tokens.steps import Steps, open_steps
@@ -34,6 +35,7 @@ from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import Model
+from tasks.rows import OF_PLACE, OF_VERSION
 
 
 def number(value: Any) -> Any:
@@ -691,9 +693,10 @@ class BuildConfig(Model):
         return self
 
     @property
-    def masked(self) -> bool:
-        """Whether the dataset has a loss mask."""
-        return any(source.masked for source in self.sources) or self.documents.opened().gives_spans
+    def token_arrays(self) -> tuple[str, ...]:
+        """The token arrays of the dataset."""
+        masked = any(source.masked for source in self.sources) or self.documents.opened().gives_spans
+        return (TOKENS, LOSS_MASK) if masked else (TOKENS,)
 
     @property
     def kept_columns(self) -> tuple[str, ...]:
@@ -728,9 +731,9 @@ class BuildConfig(Model):
         return source.split_by(self.split.by, self.documents.opened().gives_columns)
 
     @property
-    def has_split_keys(self) -> bool:
-        """Whether other values than keys decide on the splits of some documents."""
-        return self.splits_clusters or any(map(self.split_by_of, self.sources))
+    def facts(self) -> tuple[str, ...]:
+        """The facts that a version has of its documents. Split keys are among them if other values than keys decide on splits."""
+        return OF_PLACE if self.splits_clusters or any(map(self.split_by_of, self.sources)) else OF_VERSION
 
     @property
     def may_part_equal_texts(self) -> bool:

@@ -14,22 +14,21 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
+from tasks.rows import KEY, OF_PLACE, ROW
 
 FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
-
-TEXT_BYTES, DIGEST, SIGNATURE = "text_bytes", "digest", "signature"
-"""Arrays of what is known of texts: their lengths, their digests, and how the name of their signatures begins, whose rest says
-how these are made.
-"""
 
 Split = SplitName
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name and never a path: what is below an output stays there."""
+TokenArrayName = Annotated[str, Field(pattern=f"^({'|'.join(TOKEN_ARRAYS)})$")]
+FactWidth = Annotated[int, Field(ge=1, le=256)]
 Stamp = tuple[int, ...]
 """Facts that change when a file is written to: size, modification, change (which cannot be set back), inode. Empty: not known."""
 
@@ -161,14 +160,13 @@ class PublishedLocation(Model):
 
 
 class TokenRange(Model):
-    """Tokens ``first:stop`` of a split, the digest of their bytes, and that of their loss mask, if there is one. The last
-    ``tail`` of them are in an object of the shard.
+    """Tokens ``first:stop`` of a split, and the digest of the bytes that each token array has of them. The last ``tail`` of them
+    are in an object of the shard.
     """
 
     first: int = Field(ge=0)
     count: int = Field(ge=0)
-    digest: str
-    mask_digest: str = ""
+    digests: dict[TokenArrayName, str]
     tail: int = Field(0, ge=0)
 
     @property
@@ -220,26 +218,16 @@ class TokenShard(Model):
     max_token_id: int
     segments: str = Field("", description="Digest and documents of each segment, base64; empty: not known")
     text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
-    masked: bool = Field(False, description="Whether it has a loss mask; without one all of its tokens count")
+    token_arrays: tuple[TokenArrayName, ...] = Field(
+        (TOKENS,), description="Those that it has; without a loss mask all of its tokens count"
+    )
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
-    has_split_keys: bool = Field(False, description="Whether it has split keys: other values than its keys decide on splits")
+    facts: dict[Name, FactWidth] = Field({KEY: 1, ROW: 1}, description="The schema of its rows: uint64 numbers of each fact")
     matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
     examples: dict[str, list[dict[str, Any]]] = Field({}, description="Of each of these the first few, by their rows")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
-    texts: tuple[Name, ...] = Field((), description="What is known of its texts besides their lengths: digests, signatures")
     unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
     published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
-
-    @model_validator(mode="before")
-    @classmethod
-    def former_names(cls, facts: Any) -> Any:
-        """Read receipts and indexes of earlier releases, in which the locations have other names, and ``texts`` is not said: it
-        follows from the objects of a shard that has all of its own.
-        """
-        if not isinstance(facts, dict):
-            return facts
-        named = {"within": "unfinished", "held": "published"}
-        return {"texts": _texts_of(facts.get("objects", ())), **{named.get(name, name): fact for name, fact in facts.items()}}
 
     @model_validator(mode="after")
     def in_one_place(self) -> Self:
@@ -268,21 +256,13 @@ class TokenShard(Model):
         return np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
 
     @property
-    def signed(self) -> str | None:
-        """The name of the signatures of its texts, which finding near-duplicates needs; None where it has none."""
-        return next((name for name in self.texts if name.startswith(SIGNATURE)), None)
+    def of_texts(self) -> tuple[str, ...]:
+        """The facts of its texts."""
+        return tuple(name for name in self.facts if name not in OF_PLACE)
 
     @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
-
-
-def _texts_of(objects: Any) -> tuple[str, ...]:
-    """The names of the arrays of a shard about its texts. *objects* need not be what they should: that is checked afterwards."""
-    listed = [one for one in objects if isinstance(one, list | tuple) and one] if isinstance(objects, list | tuple) else []
-    folders = (str(stored[0]).split("/") for stored in listed)
-    names = dict.fromkeys(name for folder, name, *_ in (parts for parts in folders if len(parts) > 2) if folder == "documents")
-    return tuple(name for name in names if name == DIGEST or name.startswith(SIGNATURE))
 
 
 def file_rows_as_text(rows: Sequence[int]) -> str:

@@ -97,7 +97,7 @@ PERMITTED = {
     "tasks/output/pointer.py:pointer_lock": LOCK,
     "tasks/output/staging.py:_lock_in": LOCK,
     "tasks/output/staging.py:sweep": LOCK,
-    "tasks/parts/input.py:_keys_and_places": OWN,
+    "tasks/parts/input.py:_read": OWN,
     "tasks/parts/input.py:_listed": OWN,
     "tasks/parts/input.py:_renamed": OWN,
     "tasks/shards/receipts.py:repairing": LOCK,

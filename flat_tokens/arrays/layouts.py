@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays import codecs
+from flat_tokens.batch import TOKEN_ARRAYS
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
 ItemType = Literal["uint8", "uint32", "uint64"]
@@ -173,10 +174,9 @@ class Layout(NamedTuple):
     def zarr_format(self) -> Literal[2, 3]:
         return self.encoded_tokens.zarr_format
 
-    @property
-    def loss_mask(self) -> ArraySpec:
-        """A byte a token, cut where the tokens are: who writes whole objects of tokens writes whole objects of it."""
-        return replace(self.encoded_tokens, dtype="uint8")
+    def token_array(self, name: str) -> ArraySpec:
+        """One of TOKEN_ARRAYS. It is cut where the tokens are: who writes whole objects of them writes whole objects of it."""
+        return replace(self.encoded_tokens, dtype=TOKEN_ARRAYS[name].dtype)
 
 
 def _layout(name: LayoutName, edition: str, tokens: ArraySpec) -> Layout:

@@ -65,7 +65,7 @@ from tasks.parts.unfinished import may_stream
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
-from tasks.shards.recipe import Recipe
+from tasks.shards.recipe import Recipe, signature_of
 from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
@@ -270,8 +270,8 @@ def build_version(
     with publication(
         output, made_of, layout, remember, config.publish.gates if gates is None else gates, keeps_waiting=gates is None
     ) as version:
-        settings = {"rule": rule, "splits": rule.splits, "has_split_keys": config.has_split_keys}
-        if target := version.target(**settings, masked=config.masked, columns=columns):
+        settings = {"rule": rule, "splits": rule.splits, "facts": config.facts}
+        if target := version.target(**settings, token_arrays=config.token_arrays, columns=columns):
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
@@ -395,7 +395,8 @@ def with_near_duplicates(
     if config.documents.near_duplicates is None:
         yield from parts
         return
-    signed = SignedDocuments(target, config.documents.near_duplicates, together=config.splits_clusters)
+    near = config.documents.near_duplicates
+    signed = SignedDocuments(target, signature_of(near), near, together=config.splits_clusters)
     waiting = list(in_turn(runner, parts, SIGNATURES.given(signed)))
     meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
     yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))

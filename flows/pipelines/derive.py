@@ -20,7 +20,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.assembling import assembling
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, in_order
-from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_bytes_of
+from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_arrays_in, token_bytes_of
 from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
@@ -63,8 +63,8 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             return output.result(DerivedResult, done, output.pointer.sequence, True, **particular)
 
         with publication(output, made_of, layout) as version:
-            masked, splits = any(one.masked for one in inputs), splits_in(inputs)
-            if counting := version.target(splits=splits, masked=masked, columns=kinds, forgotten=forgotten):
+            arrays, splits = token_arrays_in(inputs), splits_in(inputs)
+            if counting := version.target(splits=splits, token_arrays=arrays, columns=kinds, forgotten=forgotten):
                 with timed("count", output.seconds):
                     plan = plan_of(request, inputs, listed, runner, counting)
                     particular["not_found"] = listed.count_unfound(Path(counting.workspace.staging) / LISTED) if listed else None

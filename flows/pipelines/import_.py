@@ -13,7 +13,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
-from tasks.derive.imports import ImportPart, has_loss_mask, open_import, parts_of, provenance, stamps
+from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.naming import leaving_out, list_left_out
 from tasks.finalize.provenance import Provenance, card
@@ -59,7 +59,7 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
         reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}
         with publication(output, made_of, layout) as version:
             if target := version.target(
-                rule=rule, splits=splits_of(found.splits), masked=any(map(has_loss_mask, found.splits.values()))
+                rule=rule, splits=splits_of(found.splits), token_arrays=token_arrays_of(found.splits.values())
             ):
                 with assembling(runner, target) as (assembler, under_way):
                     with timed("import", output.seconds):

@@ -34,7 +34,6 @@ from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
-from tasks.output.target import DOCUMENT_ARRAYS
 from tasks.output.versions import if_there
 from tasks.parts.stored import document_spec
 from tasks.parts.unfinished import may_stream
@@ -42,7 +41,6 @@ from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally
-from tasks.text.signatures import NUMBERS
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
@@ -58,8 +56,6 @@ METADATA_BYTES, NOT_RECKONED = 20_000, 0.005
 """Bytes of a version's metadata, manifest and card; and the share of a dataset that is not reckoned, such as its kept columns."""
 BESIDE_BYTES = 14
 """Bytes a document takes next to its tokens in its token shard: its start, key and row."""
-SIGNATURE_BYTES = 8 * (NUMBERS + 1)
-"""Bytes that it has there in addition where near-duplicates are looked for: its signature, and the length of its text."""
 WRITING_SECONDS = 8e-9
 """Seconds to write a token twice, to its token shard and to the dataset; what compressing takes is measured."""
 
@@ -142,7 +138,8 @@ def plan(config: BuildConfig) -> Plan:
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
     dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config)
     streamed = may_stream(root, config.documents, here=config.runner == "threads")
-    beside = BESIDE_BYTES + (SIGNATURE_BYTES if recipe.signed else 0)
+    of_texts = recipe.facts_of_texts(slices[0]) if slices else {}
+    beside = BESIDE_BYTES + 8 * sum(made.numbers for made in of_texts.values())
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
@@ -293,7 +290,7 @@ def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
 
 def beside_items(layout: LayoutName, whole: Sums, config: BuildConfig) -> int:
     """Bytes that the objects of all splits have next to their items."""
-    specs, total, arrays = LAYOUTS[layout], METADATA_BYTES, len(DOCUMENT_ARRAYS) + config.has_split_keys
+    specs, total, arrays = LAYOUTS[layout], METADATA_BYTES, len(config.facts)
     held_out = [config.validation_fraction, *([config.test_fraction] if config.test_fraction else [])]
     for share in (*held_out, 1 - sum(held_out)):
         tokens, documents = round(whole.tokens * share), round(whole.documents * share)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from tasks.config import Source
@@ -23,6 +23,7 @@ from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.staging import Workspace
 from tasks.parts.stored import document_spec
+from tasks.rows import KEY, ROW, fact
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.files import plan_ranges
@@ -230,10 +231,10 @@ def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], worker
         for batch in _batches(mine, pieces, most):
             begun = clock()
             tokens = list(_tokens([pieces[i] for i in batch], recipe, engine))
-            if recipe.signed:  # for the time that it takes
-                for piece in (pieces[i] for i in batch):
+            for piece in (pieces[i] for i in batch):
+                for made in recipe.facts_of_texts(piece.part).values():  # for the time that it takes
                     for some in piece.documents:
-                        recipe.signatures_of(some.texts, piece.part)
+                        made.of(some.texts)
             took.append((sum(pieces[i].text_bytes for i in batch), clock() - begun))
             found.update(zip(batch, tokens, strict=True))
         spent.extend(took[len(took) // 2 :])
@@ -297,13 +298,14 @@ def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -
     specs, beside = LAYOUTS[layout], document_spec(LAYOUTS[layout])
     tokens, masks = [of.encoded_tokens for of in batches], [of.loss_mask for of in batches if of.loss_mask is not None]
     begun = clock()
-    together = _packed(specs.encoded_tokens, tokens) + _packed(specs.loss_mask, masks)
+    together = _packed(specs.encoded_tokens, tokens) + _packed(specs.token_array(LOSS_MASK), masks)
     token_count = sum(map(len, tokens))
     packing = 0.0 if specs.encoded_tokens.zstd_level is None else (clock() - begun) / max(token_count, 1)
     lengths = [np.diff(of.seq_starts.astype(np.int64)) for of in batches]
     documents = _packed(specs.seq_starts, [np.cumsum(np.concatenate([[0], *lengths]))])
-    documents += _packed(beside, [some.keys for piece in pieces for some in piece.documents])
-    documents += _packed(beside, [some.rows for piece in pieces for some in piece.documents])
+    documents += sum(
+        _packed(beside, [fact(some.rows, name) for piece in pieces for some in piece.documents]) for name in (KEY, ROW)
+    )
     alone = np.array([_packed(specs.encoded_tokens, [some]) for some in tokens], np.float64)
     counts = np.array([of.seq_count for of in batches], np.float64)
     return alone * together / max(alone.sum(), 1) + counts * documents / max(counts.sum(), 1), packing

@@ -167,8 +167,8 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
             name=successor.name,
             layout=layout,
             splits=splits_in([one]),
-            has_split_keys=one.has_split_keys,
-            masked=one.masked,
+            facts=one.stored_facts,
+            token_arrays=one.token_arrays,
             columns=one.columns,
             forgotten=forgotten.sha256,
         )

@@ -16,6 +16,7 @@ from tasks.parts.documents import Documents
 from tasks.parts.input import choose
 from tasks.parts.opening import listed, open_part
 from tasks.parts.part import InputPart, Part, ShardPart
+from tasks.rows import KEY, SPLIT_KEY
 
 
 class SplitCounts(NamedTuple):
@@ -66,8 +67,8 @@ def chosen(part: Part, documents: Documents, split: Split, target: Target) -> np
     if isinstance(part, InputPart):
         return choose(part, documents, target.selection, target)[0]
     if not isinstance(part, ShardPart):
-        return np.ones(len(documents.keys), bool)
-    numbers = split_numbers(part.all_in, target.rule, documents.drawn_by)
+        return np.ones(len(documents), bool)
+    numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
     mine: npt.NDArray[np.bool_] = numbers == EVERY_SPLIT.index(split)
     return mine & not_duplicate(part, target.store) if part.left_out else mine
 
@@ -79,7 +80,7 @@ def count_part(part: Part, target: Target) -> SplitCounts:
     seqs, tokens = part.counts.written, part.counts.token_count
     if part.all_in is not None or (target.rule.fraction == 0 and target.rule.splits == SPLITS):
         return SplitCounts.all_in(part.all_in or "train", seqs, tokens)
-    documents = open_part(part, target)
+    documents = open_part(part, target, KEY, SPLIT_KEY)
     held_out: dict[Split, tuple[int, int]] = {}
     for split in target.rule.splits[1:]:
         mine = chosen(part, documents, split, target)

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from flat_tokens.manifest import DUPLICATE
-from tasks.models import DIGEST, TEXT_BYTES
-from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.documents import Places, shard_places
-from tasks.parts.opening import open_shard, read_texts
+from tasks.parts.documents import places_of
+from tasks.parts.opening import open_shard
 from tasks.parts.part import Copies, ShardPart
 from tasks.progress import meter
-from tasks.shards.stream import TextsOfSlice
+from tasks.rows import DIGEST, FILE, KEY, ROW, TEXT_BYTES, fact
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
@@ -123,10 +122,10 @@ class _SlicePlace(NamedTuple):
     first_row: int
     file_starts: UInt64s
 
-    def places(self, rows: UInt64s) -> Places:
+    def places(self, rows: UInt64s) -> tuple[UInt64s, UInt64s]:
         """(slice, row) -> (version, file, row)"""
-        file, row = shard_places(rows, self.file_starts)
-        return Places(file + np.uint64(self.file), row + np.where(file == 0, np.uint64(self.first_row), np.uint64(0)))
+        file, row = places_of(rows, self.file_starts)
+        return file + np.uint64(self.file), row + np.where(file == 0, np.uint64(self.first_row), np.uint64(0))
 
 
 @dataclass
@@ -154,12 +153,12 @@ class SliceFilter:
         self._before = duplicates.seen.copy()
         duplicates.streamed[number] = []
 
-    def find(self, texts: TextsOfSlice) -> Int64s:
-        """Which of the next documents are copies: int64[m], their numbers among these."""
+    def find(self, rows: pa.RecordBatch) -> Int64s:
+        """Which of the next documents are copies, by their rows: int64[m], their numbers among these."""
         begun = time.monotonic()
-        found = self._duplicates.seen.add(texts.digests, self._number, texts.rows)
+        found = self._duplicates.seen.add(fact(rows, DIGEST), self._number, fact(rows, ROW))
         self._duplicates.streamed[self._number].append(found._replace(copies=found.copies + self._count))
-        self._count += len(texts.rows)
+        self._count += len(rows)
         self._duplicates.seconds += time.monotonic() - begun
         return found.copies
 
@@ -187,11 +186,10 @@ def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Cop
     target, streamed = duplicates.target, duplicates.streamed.pop(number, None)
     if streamed is not None and not any(len(some.copies) for some in streamed):
         return None
-    documents, file_starts = open_shard(target.root, part.shard, f"{DOCUMENTS}/row"), part.shard.file_starts
-    here = documents.places()
-    rows = here.row + file_starts[here.file]  # (slice, file, row) -> (slice, row)
+    documents, file_starts = open_shard(target.root, part.shard, KEY, ROW, DIGEST, TEXT_BYTES), part.shard.file_starts
+    rows = documents.fact(ROW) + file_starts[documents.fact(FILE)]  # (slice, file, row) -> (slice, row)
     if streamed is None:
-        found = duplicates.seen.add(read_texts(target.root, part.shard, DIGEST), number, rows)
+        found = duplicates.seen.add(documents.fact(DIGEST), number, rows)
     else:
         found = Originals(*map(np.concatenate, zip(*streamed, strict=True)))
     if not len(found.copies):
@@ -209,5 +207,5 @@ def _copies_of(part: ShardPart, number: int, duplicates: DuplicateFilter) -> Cop
         digest=stored.digest,
         documents=len(found.copies),
         token_count=int(documents.lengths[found.copies].sum()),
-        text_bytes=int(read_texts(target.root, part.shard, TEXT_BYTES)[found.copies].sum()),
+        text_bytes=int(documents.fact(TEXT_BYTES)[found.copies].sum()),
     )

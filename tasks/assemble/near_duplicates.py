@@ -18,18 +18,17 @@ from flat_tokens.manifest import NEAR_DUPLICATE
 from tasks.assemble.choice import not_duplicate
 from tasks.assemble.clusters import clusters
 from tasks.config import NearDuplicates
-from tasks.models import TEXT_BYTES
-from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.opening import open_part, read_texts
+from tasks.parts.opening import open_part
 from tasks.parts.part import NearCopies, ShardPart
 from tasks.progress import meter
+from tasks.rows import OF_VERSION, TEXT_BYTES
 from tasks.text.signatures import NO_SHINGLE, NUMBERS, similarity
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
-PLACE = ("key", "file", "row")
+PLACE = OF_VERSION
 AT_A_TIME = 1 << 14
 
 
@@ -37,9 +36,11 @@ AT_A_TIME = 1 << 14
 class SignedDocuments:
     """Signatures, keys and places of all documents of a version, in the order of the sources; how many there are, how many parts
     have their lists and how many documents these have, and the seconds that were spent. *together*: a cluster goes to one split.
+    *name*: the fact that is the signature.
     """
 
     target: Target
+    name: str
     policy: NearDuplicates
     together: bool
     count: int = 0
@@ -88,13 +89,11 @@ def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     begun, target = time.monotonic(), signed.target
     signatures, places = np.empty((0, NUMBERS), np.uint64), np.empty((0, len(PLACE)), np.uint64)
     if part.shard.written:
-        documents = open_part(part, target, f"{DOCUMENTS}/row")
-        assert part.shard.signed is not None
-        signatures = read_texts(target.root, part.shard, part.shard.signed)
+        documents = open_part(part, target, *PLACE, signed.name)
+        signatures = documents.fact(signed.name)
         if part.left_out:
             signatures = np.where(not_duplicate(part, target.store)[:, None], signatures, NO_SHINGLE)
-        where = documents.places()
-        places = np.stack([documents.keys, where.file, where.row], axis=1)
+        places = np.stack([documents.fact(name) for name in PLACE], axis=1)
     signed.append(signatures, places)
     signed.seconds += time.monotonic() - begun
     return part
@@ -129,14 +128,14 @@ def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: S
         listed["similarity"][some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
     stored = target.store.put(NearCopies.name_of(number), listed.tobytes())
     later = wanted[wanted != of] - first
-    documents = open_part(part, target)
+    documents = open_part(part, target, TEXT_BYTES)
     return NearCopies(
         number=number,
         size=stored.size,
         digest=stored.digest,
         documents=len(later),
         token_count=int(documents.lengths[later].sum()),
-        text_bytes=int(read_texts(target.root, part.shard, TEXT_BYTES)[later].sum()),
+        text_bytes=int(documents.fact(TEXT_BYTES)[later].sum()),
         dropped=signed.policy.action == "drop",
         together=signed.together,
     )

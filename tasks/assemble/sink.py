@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from blake3 import blake3
 
 from flat_tokens.arrays.layouts import ArraySpec
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.choice import split_numbers
@@ -23,8 +24,9 @@ from tasks.models import Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
-from tasks.parts.unfinished import IN_NO_SPLIT, Tail
-from tasks.shards.stream import TASK, BrokenStreamError, Streamed, TextsOfSlice
+from tasks.parts.unfinished import IN_NO_SPLIT, Tail, followed_by, last_of
+from tasks.rows import drawn_by
+from tasks.shards.stream import TASK, BrokenStreamError, Streamed
 
 
 class VersionSink:
@@ -136,21 +138,19 @@ class VersionSink:
 class _SplitSink:
     """The tokens of a slice that go to one split, while they arrive."""
 
-    def __init__(self, writer: SpanWriter, spec: ArraySpec, masked: bool) -> None:
+    def __init__(self, writer: SpanWriter, spec: ArraySpec, token_arrays: Sequence[str]) -> None:
         self._writer, self._spec, self._first, self._count = writer, spec, writer.end_of_tokens, 0
-        self._last = Tail(np.empty(0, np.uint32), np.empty(0, np.uint8) if masked else None)  # at most a chunk
-        self._digest, self._mask_digest = blake3(), blake3() if masked else None
+        self._last: Tail = {name: TOKEN_ARRAYS[name].all_absent(0) for name in token_arrays}  # at most a chunk
+        self._digests = {name: blake3() for name in token_arrays}
         self._spans: dict[int, SpanInProgress] = {}
 
-    def append(self, tokens: npt.NDArray[np.uint32], highest: int, mask: npt.NDArray[np.uint8] | None) -> None:
-        self._digest.update(tokens.view(np.uint8).data)
-        if self._mask_digest is not None:
-            mask = np.ones(len(tokens), np.uint8) if mask is None else mask
-            self._mask_digest.update(mask.data)
-        self._count += len(tokens)
+    def append(self, arrays: TokenArrays, highest: int) -> None:
+        for name, digest in self._digests.items():
+            digest.update(arrays[name].view(np.uint8).data)
+        self._count += len(arrays[TOKENS])
         if self._spec.is_compressed:
-            self._last = self._last.followed_by(tokens, mask, self._spec.chunk_length)
-        for span in self._writer.stream(tokens, highest, mask):
+            self._last = followed_by(self._last, arrays, self._spec.chunk_length)
+        for span in self._writer.stream(arrays, highest):
             self._spans[id(span)] = span
 
     def begin_to_settle(self) -> list[tuple[Future[None], SpanInProgress]]:
@@ -166,13 +166,12 @@ class _SplitSink:
 
     @property
     def tail(self) -> Tail:
-        return self._last.last(self._tail_length)
+        return last_of(self._last, self._tail_length)
 
     @property
     def range(self) -> TokenRange:
-        mask = f"{BLAKE3}{self._mask_digest.hexdigest()}" if self._mask_digest is not None else ""
-        digest = f"{BLAKE3}{self._digest.hexdigest()}"
-        return TokenRange(first=self._first, count=self._count, digest=digest, mask_digest=mask, tail=self._tail_length)
+        digests = {name: f"{BLAKE3}{digest.hexdigest()}" for name, digest in self._digests.items()}
+        return TokenRange(first=self._first, count=self._count, digests=digests, tail=self._tail_length)
 
 
 class VersionStream:
@@ -189,32 +188,29 @@ class VersionStream:
         pass_on: Callable[[], object],
     ) -> None:
         self._target, self._all_in, self._compared, self._pass_on = target, all_in, compared, pass_on
-        spec, masked = target.specs.encoded_tokens, target.masked
-        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], spec, masked) for split in target.splits}
+        of_all = target.specs.encoded_tokens, target.token_arrays
+        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], *of_all) for split in target.splits}
         self.location: UnfinishedLocation | None = None
         self.is_passed_on = False
 
-    def append(
-        self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64], texts: TextsOfSlice | None = None
-    ) -> npt.NDArray[np.uint8]:
-        """Take the next documents, with their split keys, uint64[n], and their *texts* where duplicates are dropped. Return the
-        split of each: its number in EVERY_SPLIT, or IN_NO_SPLIT.
+    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        """Take the next documents, with their rows. Return the split of each, uint64[n]: its number in EVERY_SPLIT, or
+        IN_NO_SPLIT.
         """
-        numbers = split_numbers(self._all_in, self._target.rule, split_keys).astype(np.uint8)
+        numbers = split_numbers(self._all_in, self._target.rule, drawn_by(rows)).astype(np.uint64)
         if self._compared is not None:
-            assert texts is not None
-            numbers[self._compared.find(texts)] = IN_NO_SPLIT
+            numbers[self._compared.find(rows)] = IN_NO_SPLIT
         # Consecutive documents that go to one split are one run of tokens.
         borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        starts = np.concatenate([[0], borders, [len(split_keys)]])
+        starts = np.concatenate([[0], borders, [len(rows)]])
         begins, ends = (batch.seq_starts[at].astype(np.int64) for at in (starts[:-1], starts[1:]))
-        of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.uint8)
+        of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.uint64)
+        arrays = {name: batch.items(name) for name in self._target.token_arrays}
         for split, sink in self._sinks.items():
             some = (of_run == EVERY_SPLIT.index(split)) & (begins < ends)
             runs = begins[some], ends[some]
-            arrays: list[npt.NDArray[Any]] = [batch.encoded_tokens, *([] if batch.loss_mask is None else [batch.loss_mask])]
-            for tokens, *mask in zip(*(runs_in_memory([array], *runs) for array in arrays), strict=True):
-                sink.append(tokens, 2 * batch.max_token_id + 1, mask[0] if mask else None)
+            for items in zip(*(runs_in_memory([array], *runs) for array in arrays.values()), strict=True):
+                sink.append(dict(zip(arrays, items, strict=True)), 2 * batch.max_token_id + 1)
         return numbers
 
     def end(self) -> Streamed:

@@ -9,11 +9,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from flat_tokens.batch import TOKENS, TokenArrays
 from tasks.assemble.spans import Span, span_length
-from tasks.assemble.write import Marks, TokensAndMax, Written, check_length, tokens_of_part, write_tokens
+from tasks.assemble.write import Marks, TokenItems, Written, check_length, tokens_of_part, write_tokens
 from tasks.models import Split
 from tasks.output.paths import unfinished_key
 from tasks.output.target import Target
@@ -82,26 +80,25 @@ class SpanWriter:
         span = self._begun.get(start)
         return not self._is_broken and (start == self.end_of_tokens if span is None else not span.written.done())
 
-    def stream(
-        self, tokens: npt.NDArray[np.uint32], highest: int, mask: npt.NDArray[np.uint8] | None
-    ) -> Iterator[SpanInProgress]:
-        """Take the next tokens, none above *highest*, with their loss mask. Yield the spans that they go to. The arrays must not
+    def stream(self, arrays: TokenArrays, highest: int) -> Iterator[SpanInProgress]:
+        """Take the next items of all token arrays, no token above *highest*. Yield the spans that they go to. The arrays must not
         change. BrokenStreamError where the spans have been given up.
         """
-        while len(tokens):
+        first, stop = 0, len(arrays[TOKENS])
+        while first < stop:
             start = self.end_of_tokens // self._length * self._length
-            count = min(start + self._length - self.end_of_tokens, len(tokens))
+            count = min(start + self._length - self.end_of_tokens, stop - first)
             with self._change:
                 self._change.wait_for(lambda: self._is_broken or self._waiting < ARRAYS_WAITING)
                 if self._is_broken:
                     raise BrokenStreamError
                 self._waiting += 1
             span = self._begun.get(start) or self._begin(start)
-            span.items.put(TokensAndMax(tokens[:count], highest, None if mask is None else mask[:count]))
+            span.items.put(TokenItems({name: items[first : first + count] for name, items in arrays.items()}, highest))
             self.end_of_tokens += count
             if self.end_of_tokens == start + self._length:
                 span.items.put(END)
-            tokens, mask = tokens[count:], None if mask is None else mask[count:]
+            first += count
             yield span
 
     def _begin(self, start: int) -> SpanInProgress:
@@ -161,7 +158,7 @@ class SpanWriter:
             return None
         return Path(self._target.root.path(unfinished_key(self._target.workspace.attempt, self.split, name, number)))
 
-    def _tokens(self, span: Span, items: SimpleQueue[Any]) -> Iterator[npt.NDArray[Any] | TokensAndMax | Marks]:
+    def _tokens(self, span: Span, items: SimpleQueue[Any]) -> Iterator[TokenItems | Marks]:
         marks: Marks = []
         while (item := items.get()) is not END:
             if item is GIVE_UP:

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
+from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
-from flat_tokens.manifest import LOSS_MASK
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
 from tasks.assemble.choice import chosen
@@ -27,29 +26,26 @@ from tasks.parts.opening import open_part
 from tasks.parts.part import Part, ShardPart
 from tasks.parts.stored import document_spec
 from tasks.progress import meter
+from tasks.rows import KEY, SPLIT_KEY
 
 MAX_ENCODED = 2**32 - 1
 
 
 class DocumentEntries(NamedTuple):
-    """Entries of documents: where each starts in its split, its key, file, row and split key: uint64[n]; and n rows of kept
+    """Entries of documents: where each starts in its split, and its facts by their names: uint64[n] each; and n rows of kept
     columns.
     """
 
     starts: UInt64s
-    key: UInt64s
-    file: UInt64s
-    row: UInt64s
-    split_key: UInt64s
+    facts: dict[str, UInt64s]
     columns: Iterable[pa.RecordBatch] = ()
 
 
-class TokensAndMax(NamedTuple):
-    """Encoded tokens, uint32[n], none of which is above ``highest``; and their loss mask, uint8[n], if the dataset has one."""
+class TokenItems(NamedTuple):
+    """TokenItems of some token arrays, none of their tokens above ``highest``."""
 
-    tokens: npt.NDArray[np.uint32]
-    highest: int
-    mask: npt.NDArray[np.uint8] | None = None
+    arrays: TokenArrays
+    highest: int = MAX_ENCODED
 
 
 Marks = list[Future[None]]
@@ -85,68 +81,62 @@ def write_span(span: Span, target: Target, ahead: HereOnly = None) -> Written:
         return _write_documents(span, target)
     if ahead is not None and (written := ahead.take(span)) is not None:
         return written
-    tokens = (some for part in span.parts for some in tokens_of_part(span, part, target))
-    written, length = write_tokens(span, tokens, target)
+    items = (some for part in span.parts for some in tokens_of_part(span, part, target))
+    written, length = write_tokens(span, items, target)
     check_length(span, length)
     return written
 
 
 def write_tokens(
     span: Span,
-    tokens: Iterable[npt.NDArray[np.uint32] | npt.NDArray[np.uint8] | TokensAndMax | Marks],
+    items: Iterable[TokenItems | Marks],
     target: Target,
     unfinished: Callable[[str, int], Path | None] = lambda name, number: None,
 ) -> tuple[Written, int]:
-    """Write the objects of tokens from the span's start on, and those of their loss mask where the dataset has one. Return how
-    many tokens there were, too.
+    """Write the objects of all token arrays from the span's start on. Return how many tokens there were, too. *items*: of one
+    array or of several at a time.
 
-    Arrays of uint32 are tokens, arrays of uint8 their mask. Marks are set when everything before them would survive the end of
-    this process, in the *unfinished* file of its array and object.
+    Marks are set when everything before them would survive the end of this process, in the *unfinished* file of its array and
+    object.
     """
     first, largest = span.start // target.specs.encoded_tokens.object_length, 0
-    store, specs = target.store / span.split, {"encoded_tokens": target.specs.encoded_tokens}
-    if target.masked:
-        specs[LOSS_MASK] = target.specs.loss_mask
+    store, specs = target.store / span.split, {name: target.specs.token_array(name) for name in target.token_arrays}
     with contextlib.ExitStack() as stack:
         writers = {}
         for name, spec in specs.items():
             path = partial(unfinished, name)
             writer = ArrayWriter(store, name, spec, first_object=first, write_metadata=False, unfinished=path)
             writers[name] = stack.enter_context(writer)
-        for some in tokens:
+        for some in items:
             if isinstance(some, list):
                 for writer in writers.values():
                     writer.settle()
                 for mark in some:
                     mark.set_result(None)
                 continue
-            if isinstance(some, np.ndarray) and some.dtype == np.uint8:
-                writers[LOSS_MASK].append(some)
-                continue
-            part = some if isinstance(some, TokensAndMax) else TokensAndMax(cast("npt.NDArray[np.uint32]", some), MAX_ENCODED)
-            if part.highest > largest:  # looking for it takes as long as a copy
-                largest = max(largest, int(part.tokens.max(initial=0)))
-            writers["encoded_tokens"].append(part.tokens)
-            if target.masked and isinstance(some, TokensAndMax):
-                writers[LOSS_MASK].append(np.ones(len(part.tokens), np.uint8) if part.mask is None else part.mask)
-            meter.add("split", part.tokens.nbytes)
+            for name, values in some.arrays.items():
+                if name == TOKENS:
+                    if some.highest > largest:  # looking for it takes as long as a copy
+                        largest = max(largest, int(values.max(initial=0)))
+                    meter.add("split", values.nbytes)
+                writers[name].append(values)
     lengths = {name: writer.length for name, writer in writers.items()}
     if len(set(lengths.values())) > 1:
         raise AssertionError(f"{span.label}: arrays of {lengths} items were written")
     objects = tuple(stored for name in specs for stored in _named(span.split, writers[name].objects))
-    return Written(objects, largest >> 1), lengths["encoded_tokens"]
+    return Written(objects, largest >> 1), lengths[TOKENS]
 
 
 def _write_documents(span: Span, target: Target) -> Written:
-    """Write the objects of a span of documents: seq_starts; key, file and row, which are not arrays of the format; and one object
-    of the columns that the dataset keeps.
+    """Write the objects of a span of documents: seq_starts; their facts, which are not arrays of the format; and one object of
+    the columns that the dataset keeps.
     """
     spec, of_documents, store = target.specs.seq_starts, document_spec(target.specs), target.store
     first = span.start // spec.object_length
     starts = ArrayWriter(store / span.split, "seq_starts", spec, first_object=first, write_metadata=False)
     arrays = {
         name: ArrayWriter(store / f"{DOCUMENTS}/{span.split}", name, of_documents, first_object=first, write_metadata=False)
-        for name in target.document_arrays
+        for name in target.facts
     }
     kept_object = store.create(name_of(span.split, span.start)) if span.columns and span.start < span.stop else None
     with contextlib.ExitStack() as stack:
@@ -158,7 +148,7 @@ def _write_documents(span: Span, target: Target) -> Written:
         for some in (_entries_of(span, part, target) for part in span.parts):
             starts.append(some.starts)
             for name, array in arrays.items():
-                array.append(getattr(some, name))
+                array.append(some.facts[name])
             if kept is not None:
                 for batch in some.columns:
                     kept.append(batch)
@@ -178,29 +168,28 @@ def check_length(span: Span, length: int) -> None:
         raise AssertionError(f"{span.label}: {length} items arrived instead of {span.stop - span.start}")
 
 
-def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[npt.NDArray[Any]]:
-    """The span's tokens that come from one part, in order, then their loss mask where the dataset has one."""
-    documents = open_part(part, target, "encoded_tokens", *([LOSS_MASK] if target.masked else []))
+def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[TokenItems]:
+    """The items of the span that come from one part, in order, of one token array after the other."""
+    documents = open_part(part, target, KEY, SPLIT_KEY, *target.token_arrays)
     documents = documents.those(chosen(part, documents, span.split, target))
     # (split, token) -> (part, token)
     low, high = max(span.start - part.first_token, 0), span.stop - part.first_token
-    yield from documents.tokens(low, high)
-    if target.masked:
-        yield from documents.masks(low, high)
+    for name in target.token_arrays:
+        for items in documents.items(name, low, high):
+            yield TokenItems({name: items})
 
 
 def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     """The span's documents that come from one part."""
-    documents = open_part(part, target, f"{DOCUMENTS}/row")
+    documents = open_part(part, target, *target.facts)
     numbers = np.flatnonzero(chosen(part, documents, span.split, target))
     lengths = documents.lengths[numbers].astype(np.uint64)
     starts = np.cumsum(lengths) - lengths + np.uint64(part.first_token)
     # (split, document) -> (part, document)
     here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
-    numbers, places = numbers[here], documents.places()
+    numbers = numbers[here]
     columns = _columns_of(part, documents, numbers, target)
-    split_keys = documents.drawn_by[numbers]
-    return DocumentEntries(starts[here], documents.keys[numbers], places.file[numbers], places.row[numbers], split_keys, columns)
+    return DocumentEntries(starts[here], {name: documents.fact(name)[numbers] for name in target.facts}, columns)
 
 
 def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Target) -> Iterator[pa.RecordBatch]:

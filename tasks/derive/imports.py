@@ -6,7 +6,7 @@ import functools
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
 from flat_tokens.keys import token_keys
-from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, TEST
+from flat_tokens.manifest import EVERY_SPLIT, TEST
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import options_of
 from tasks.derive.request import ImportRequest
@@ -28,6 +28,7 @@ from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.progress import meter
+from tasks.rows import KEY, ROW
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
@@ -130,12 +131,13 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
 
 def reads_mask(opened: Opened, split: Split) -> bool:
     """Whether the loss mask of a split is made of files of another format, as earlier releases did not."""
-    return opened.format != FLAT_TOKENS and has_loss_mask(opened.splits[split])
+    return opened.format != FLAT_TOKENS and LOSS_MASK in token_arrays_of([opened.splits[split]])
 
 
-def has_loss_mask(split: Readable) -> bool:
-    """Whether a split in some format says which of its tokens count for the loss."""
-    return getattr(split, LOSS_MASK, None) is not None
+def token_arrays_of(splits: Iterable[Readable]) -> tuple[str, ...]:
+    """The token arrays that splits in some format have, one or the other."""
+    there = [name for name in TOKEN_ARRAYS if any(getattr(split, name, None) is not None for split in splits)]
+    return (TOKENS, *(name for name in there if name != TOKENS))
 
 
 def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> npt.NDArray[np.int64]:
@@ -150,7 +152,7 @@ def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> n
 def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Workspace) -> TokenShard:
     read, runs = part.stop - part.start, _kept_runs(part, sequences, workspace)
     count = int(np.diff(runs).sum())
-    with staging_shard(key, workspace, has_loss_mask(sequences)) as writer:
+    with staging_shard(key, workspace, (KEY, ROW), token_arrays_of([sequences])) as writer:
 
         def written() -> Iterator[TokenBatch]:
             for start, stop in runs.tolist():
@@ -160,10 +162,10 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Work
                     yield batch
 
         for keys in token_keys(written()):
-            writer.key.append(keys)
+            writer.facts[KEY].append(keys)
         for first, last in (runs - part.start).tolist():
             for start in range(first, last, ROWS_AT_A_TIME):
-                writer.row.append(np.arange(start, min(start + ROWS_AT_A_TIME, last), dtype=np.uint64))
+                writer.facts[ROW].append(np.arange(start, min(start + ROWS_AT_A_TIME, last), dtype=np.uint64))
     if writer.tokens.seq_count != count:
         raise ValueError(f"{part.path}: {part.split} has {writer.tokens.seq_count} sequences from {part.start} to {part.stop}")
     counts = {"rows": read, "read": read, "written": count}

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import MANIFEST, manifest_of, splits_at, splits_of
@@ -23,8 +24,8 @@ from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.models import Model, Split, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
-from tasks.output.target import SPLIT_KEY
 from tasks.progress import meter
+from tasks.rows import OF_PLACE, OF_VERSION
 
 READERS = 4
 SEEN = functools.partial(meter.add, "examine")
@@ -47,9 +48,9 @@ class Input(Model):
     text_bytes: int | None = None
     seq_counts: dict[Split, int]
     token_counts: dict[Split, int]
-    masked: bool = Field(False, description="Whether a split has a loss mask")
+    token_arrays: tuple[str, ...] = Field((TOKENS,), description="Those that a split of it has")
     columns: dict[str, str] = Field({}, description="The kinds of the columns that it keeps")
-    has_split_keys: bool = Field(False, description="Whether split keys are stored next to the documents' keys")
+    stored_facts: tuple[str, ...] = Field(OF_VERSION, description="Of each sequence, as far as they are stored")
     has_documents: bool = Field(False, description="Whether key, file and row of each sequence are stored")
 
     @property
@@ -75,7 +76,7 @@ def examine(path_or_url: str) -> Input:
         location=store.url,
         seq_counts={name: split.seq_count for name, split in splits.items()},
         token_counts={name: split.token_count for name, split in splits.items()},
-        masked=any(split.loss_mask is not None for split in splits.values()),
+        token_arrays=tuple(name for name in TOKEN_ARRAYS if any(name in split.arrays for split in splits.values())),
         **known,
     )
 
@@ -104,7 +105,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
         "sources": tuple(made_of["sources"]) if has_documents else (_as_source(name, stored),),
         "text_bytes": (manifest["totals"].get("documents") or {}).get("text_bytes"),
         "has_documents": has_documents,
-        "has_split_keys": any(one.key.startswith(f"{DOCUMENTS}/train/{SPLIT_KEY}/") for one in objects),
+        "stored_facts": tuple(of for of in OF_PLACE if any(one.key.startswith(f"{DOCUMENTS}/train/{of}/") for one in objects)),
         "columns": columns_of(store, manifest, "train").kinds,
     }
 
@@ -142,6 +143,11 @@ def _as_source(name: str, stored: dict[Split, list[StoredObject]]) -> dict[str, 
         for split, mine in stored.items()
     ]
     return {"name": name, "from": FOREIGN, "revision": None, "files": files}
+
+
+def token_arrays_in(inputs: Sequence[Input]) -> tuple[str, ...]:
+    """The token arrays that one of the inputs has."""
+    return tuple(name for name in TOKEN_ARRAYS if any(name in one.token_arrays for one in inputs))
 
 
 def splits_in(inputs: Sequence[Input]) -> tuple[Split, ...]:

@@ -20,16 +20,17 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, file_at
 from tasks.derive.inputs import Input
 from tasks.models import Split
-from tasks.output.target import DOCUMENT_ARRAYS, Target
+from tasks.output.target import Target
 from tasks.parts.documents import Int64s
 from tasks.parts.input import choose, input_documents, open_input, sample_hashes, sources_of
 from tasks.parts.part import InputPart
 from tasks.progress import meter
+from tasks.rows import OF_VERSION
 
 PART_TOKENS = 1 << 25
 """Tokens of a part, unless one document has more: a shuffle holds a part in memory for each worker."""
 PART_DOCUMENTS = 1 << 20
-DOCUMENT_BYTES = 8 * len(("start", *DOCUMENT_ARRAYS))
+DOCUMENT_BYTES = 8 * len(("start", *OF_VERSION))
 RADIX_BITS = 16
 HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
 
@@ -94,7 +95,7 @@ def count_hashes(part: InputPart, target: Target, prefix: dict[Split, int], digi
     without a sample and whose hash begins with *prefix*, which has *digits* groups of 16 bits.
     """
     documents = input_documents(part, target)
-    meter.add("count", DOCUMENT_BYTES * len(documents.keys))
+    meter.add("count", DOCUMENT_BYTES * len(documents))
     keep, _ = choose(part, documents, target.selection.model_copy(update={"below": None}), target)
     hashes = sample_hashes(documents.keys[keep], target.selection.seed)
     if digits:
@@ -106,7 +107,7 @@ def count_hashes(part: InputPart, target: Target, prefix: dict[Split, int], digi
 def count_taken(part: InputPart, target: Target) -> Counted:
     """Count the documents and tokens that are taken of a part."""
     documents = input_documents(part, target)
-    meter.add("count", DOCUMENT_BYTES * len(documents.keys), len(documents.keys))
+    meter.add("count", DOCUMENT_BYTES * len(documents), len(documents))
     keep, skipped = choose(part, documents, target.selection, target)
     lengths, of_source = documents.lengths[keep], sources_of(part, documents)[keep]
     counts = np.bincount(of_source, minlength=len(part.source_stops))

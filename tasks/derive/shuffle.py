@@ -8,22 +8,20 @@ flat-tokens array for each part, in which every bucket has its share. The second
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.columns import ColumnsWriter, Kinds
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.bucket import SCATTERED_ARRAYS, SCATTERED_COLUMNS, gather
+from tasks.parts.bucket import BUCKET, PLACE, SCATTERED_COLUMNS, gather
+from tasks.parts.documents import all_items
 from tasks.parts.input import choose, input_documents, open_input
 from tasks.parts.part import InputPart, Shuffling
 from tasks.parts.stored import SHARD_LAYOUT, document_spec
@@ -50,36 +48,25 @@ def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling])
     documents = input_documents(part, target)
     keep, _ = choose(part, documents, target.selection, target)
     documents = documents.those(keep)
-    places = shuffling.places(np.arange(part.first_seq, part.first_seq + len(documents.keys), dtype=np.uint64))
+    places = shuffling.places(np.arange(part.first_seq, part.first_seq + len(documents), dtype=np.uint64))
     order = np.argsort(places)
-    tokens = _all_of(documents.tokens, part.token_count, np.dtype(np.uint32))
-    is_masked = open_input(part).loss_mask is not None
-    mask = _all_of(documents.masks, part.token_count, np.dtype(np.uint8)) if is_masked else None
+    arrays = {name: all_items(documents, name) for name in open_input(part).arrays}
     begins, lengths = np.cumsum(documents.lengths) - documents.lengths, documents.lengths[order]
-    bounds, (file, row) = np.searchsorted(places[order], shuffling.bounds()), documents.places()
-    of_documents = [array[order] for array in (places, documents.keys, file, row)]
+    bounds = np.searchsorted(places[order], shuffling.bounds())
+    rows = {PLACE: places[order], **{name: documents.fact(name)[order] for name in target.facts}, BUCKET: bounds}
     store = Store.at(target.workspace.staging) / f"{shuffling.directory}/{part.number}"
-    blocks = gather(tokens, begins[order], lengths)
-    masks = itertools.repeat(None) if mask is None else (some for some, _ in gather(mask, begins[order], lengths))
-    with FlatTokensWriter(store, SHARD_LAYOUT, mask is not None) as writer:
-        for (block, of_runs), of_block in zip(blocks, masks, strict=False):
-            writer.append(TokenBatch(block, np.append(0, np.cumsum(of_runs)).astype(np.uint64), 0, of_block))
-            meter.add("shuffle", block.nbytes, len(of_runs), len(block))
-    for name, array in zip(SCATTERED_ARRAYS, [*of_documents, bounds.astype(np.uint64)], strict=True):
+    blocks = zip(*(gather(items, begins[order], lengths) for items in arrays.values()), strict=True)
+    with FlatTokensWriter(store, SHARD_LAYOUT, arrays) as writer:
+        for some in blocks:
+            of_runs, items = some[0][1], dict(zip(arrays, (block for block, _ in some), strict=True))
+            writer.append(TokenBatch.of_arrays(items, np.append(0, np.cumsum(of_runs)).astype(np.uint64), 0))
+            meter.add("shuffle", items[TOKENS].nbytes, len(of_runs), len(items[TOKENS]))
+    for name, values in rows.items():
         with ArrayWriter(store / DOCUMENTS, name, spec) as array_writer:
-            array_writer.append(array)
+            array_writer.append(values.astype(np.uint64))
     if shuffling.kinds and len(order):
         kept = documents.columns(np.arange(len(order))).take(pa.array(order))
         with store.create(SCATTERED_COLUMNS) as stored, ColumnsWriter(stored, shuffling.kinds) as columns_writer:
             columns_writer.append(kept)
     sums = np.append(0, np.cumsum(lengths))
     return tuple(np.diff(sums[bounds]).tolist())
-
-
-def _all_of(read: Callable[[int, int], Iterator[npt.NDArray[Any]]], count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The items of documents, in their order: dtype[count]."""
-    items, at = np.empty(count, dtype), 0
-    for block in read(0, count):
-        items[at : at + len(block)] = block
-        at += len(block)
-    return items

@@ -73,7 +73,7 @@ class _Version(NamedTuple):
             beside = (open_array(store / f"{DOCUMENTS}/{name}/{array}", "uint64") for array in ("key", "file", "row"))
             splits.append(_ComparedSplit(open_split(store / name), *beside))
         # Segments of compared slices may have lost documents in one version and not in the other.
-        found = [(shard, segments_of(shard)) for shard in read_index(root, version).published if not shard.texts]
+        found = [(shard, segments_of(shard)) for shard in read_index(root, version).published if not shard.of_texts]
         return cls(
             names=tuple(source["name"] for source in sources),
             source_of=np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources]),

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from flat_tokens.stores.store import StoredObject
 from tasks.assemble.choice import not_duplicate
-from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.opening import open_shard, read_texts
+from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
 from tasks.parts.reserve import NOTHING_RESERVED, Reserved, ReserveWriter
 
@@ -25,7 +24,7 @@ def write_reserve(target: Target, parts: Sequence[ShardPart], columns: Mapping[s
     """Write the reserve of a version that is made of *parts*, with kept *columns* of these kinds. Slices of the same key have one
     share. A version without compared documents has no reserve.
     """
-    texts = dict.fromkeys(name for part in parts for name in part.shard.texts)
+    texts = dict.fromkeys(name for part in parts for name in part.shard.of_texts)
     if not texts:
         return Reserve([NOTHING_RESERVED] * len(parts), [])
     shares = dict[str, Reserved]()
@@ -33,8 +32,6 @@ def write_reserve(target: Target, parts: Sequence[ShardPart], columns: Mapping[s
         for part in parts:
             shard = part.shard
             if shard.key not in shares:
-                documents = open_shard(target.root, shard, f"{DOCUMENTS}/row")
-                known = {name: read_texts(target.root, shard, name) for name in writer.texts}
-                left_out = ~not_duplicate(part, target.store)
-                shares[shard.key] = writer.append(documents, left_out, known, has_columns=bool(shard.columns))
+                documents, left_out = open_shard(target.root, shard, *shard.facts), ~not_duplicate(part, target.store)
+                shares[shard.key] = writer.append(documents, left_out, has_columns=bool(shard.columns))
     return Reserve([shares[part.shard.key] for part in parts], writer.objects)

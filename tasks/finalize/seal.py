@@ -19,7 +19,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
+from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores import endorsing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
@@ -98,15 +98,14 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
 
 
 def _split_metadata(target: Target, split: str, totals: dict[str, int]) -> list[StoredObject]:
-    store, layout, masked = target.store, target.specs, target.masked
+    store, layout = target.store, target.specs
     arrays = {
-        f"{split}/encoded_tokens": (layout.encoded_tokens, totals["token_count"]),
+        **{f"{split}/{name}": (layout.token_array(name), totals["token_count"]) for name in target.token_arrays},
         f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
-        **({f"{split}/{LOSS_MASK}": (layout.loss_mask, totals["token_count"])} if masked else {}),
-        **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in target.document_arrays},
+        **{f"{DOCUMENTS}/{split}/{name}": (document_spec(layout), totals["seq_count"]) for name in target.facts},
     }
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
-    attributes = split_attributes(totals["max_token_id"], masked)
+    attributes = split_attributes(totals["max_token_id"], target.token_arrays)
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
 
 

@@ -27,7 +27,7 @@ from tasks.models import PublishedLocation, TokenShard
 from tasks.output.paths import DOCUMENTS, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
-from tasks.parts.opening import open_shard, read_texts
+from tasks.parts.opening import open_shard
 from tasks.parts.part import InputPart
 from tasks.parts.reserve import ReserveWriter
 from tasks.shards.index import check_reserve, put_index, read_index, segments_of
@@ -216,13 +216,13 @@ def write_successor_index(target: Target, of: str, forgotten: Forgotten, gone: M
     """
     root, index = target.root, read_index(target.root, of)
     numbers = tuple(gone.get(split, np.empty(0, np.int64)) for split in EVERY_SPLIT)
-    plain = [shard for shard in index.published if not shard.texts]
+    plain = [shard for shard in index.published if not shard.of_texts]
     published = [_without(root, shard, target.name, forgotten, numbers) for shard in plain]
     compared, reserve = list[TokenShard](), list[StoredObject]()
     try:
         if len(plain) < len(index.published):
             check_reserve(root, of, index)
-            shards = [shard for shard in index.published if shard.texts]
+            shards = [shard for shard in index.published if shard.of_texts]
             reserve = _write_reserve(target, shards, forgotten, numbers, compared)
     except (*NO_OBJECT, ValueError) as problem:
         logger.warning("What version %s left out is not trusted, and is rebuilt: %s", of, problem)
@@ -234,15 +234,14 @@ def _write_reserve(
     target: Target, shards: Sequence[TokenShard], forgotten: Forgotten, gone: Sequence[Int64s], made: list[TokenShard]
 ) -> list[StoredObject]:
     """Write the reserve of a successor without the forgotten documents, and append to *made* what becomes of *shards*."""
-    with ReserveWriter(target, dict.fromkeys(name for shard in shards for name in shard.texts), target.columns) as writer:
+    with ReserveWriter(target, dict.fromkeys(name for shard in shards for name in shard.of_texts), target.columns) as writer:
         for shard in shards:
             assert shard.published is not None
             documents = open_shard(target.root, shard)
             stays = ~forgotten.those(documents.keys)
-            texts = {name: read_texts(target.root, shard, name)[stays] for name in writer.texts}
             # The arrays of a published slice are its splits, and after them what the version left out.
             left_out = documents.array == len(target.splits)
-            share = writer.append(documents.those(stays), left_out[stays], texts, has_columns=bool(shard.columns))
+            share = writer.append(documents.those(stays), left_out[stays], has_columns=bool(shard.columns))
             without = _without(target.root, shard, target.name, forgotten, gone)
             assert without.published is not None
             made.append(without.model_copy(update={"published": without.published.model_copy(update=share._asdict())}))

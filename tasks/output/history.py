@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
-
-from pydantic import model_validator
+from typing import Literal
 
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name
@@ -44,13 +42,6 @@ class Refreshed(Model):
     text_bytes_tokenized: int
     seconds: float
     decision: Decision | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def former_names(cls, facts: Any) -> Any:
-        """Read lines of earlier releases, in which two counts have other names."""
-        named = {"came": "added", "went": "removed"}
-        return {named.get(name, name): fact for name, fact in facts.items()} if isinstance(facts, dict) else facts
 
 
 def read_history(root: Store) -> tuple[Refreshed, ...]:

@@ -7,17 +7,14 @@ import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
+from flat_tokens.batch import TOKENS
 from flat_tokens.keys import A, mix
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
-from tasks.models import Model, Name, Split
+from tasks.models import Model, Name, Split, TokenArrayName
 from tasks.output.paths import version_key, version_store
 from tasks.output.staging import Workspace
-
-DOCUMENT_ARRAYS = ("key", "file", "row")
-"""The arrays of a version, and of each split, with an entry a document."""
-SPLIT_KEY = "split_key"
-"""One more, where other values than the keys decide on splits."""
+from tasks.rows import OF_VERSION
 
 
 class SplitRule(Model):
@@ -83,7 +80,7 @@ near-duplicates has from now on; ``alone``: it has none.
 
 class Target(Model):
     """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
-    whether it has a loss mask, and the kinds of the columns that it keeps, as far as they are known before its documents are
+    its token arrays, and the kinds of the columns that it keeps, as far as they are known before its documents are
     read.
     """
 
@@ -92,9 +89,9 @@ class Target(Model):
     layout: LayoutName
     splits: tuple[Split, ...] = SPLITS
     rule: SplitRule = SplitRule(fraction=0, seed=0)
-    has_split_keys: bool = Field(False, description="Whether other values than documents' keys decide on splits, and are stored")
+    facts: tuple[Name, ...] = Field(OF_VERSION, description="Of each document, in arrays with an entry a document")
     selection: Selection = ALL
-    masked: bool = False
+    token_arrays: tuple[TokenArrayName, ...] = (TOKENS,)
     columns: dict[str, str] = Field({}, description="By the columns' names")
     forgotten: str = Field("", description="Digest of the output's list of documents that no input may bring back")
     clusters: str = Field("", description="Below the staging: RENAMED[n], clusters of the input that have another name here")
@@ -108,11 +105,6 @@ class Target(Model):
     def store(self) -> Store:
         """The version's own store."""
         return version_store(self.root, self.name)
-
-    @property
-    def document_arrays(self) -> tuple[str, ...]:
-        """The arrays with an entry a document."""
-        return (*DOCUMENT_ARRAYS, *([SPLIT_KEY] if self.has_split_keys else []))
 
     @property
     def specs(self) -> Layout:

@@ -1,17 +1,21 @@
-"""Documents of a part: their keys, their places in the source, and readers of their tokens, masks and columns."""
+"""Documents of a part: where their tokens are, and readers of these and of their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens
+from tasks.models import TokenShard
 from tasks.parts.runs import FROM_DISK, FROM_STORE, Reads, read_runs
+from tasks.rows import FILE, KEY, ROW, SPLIT_KEY
 
 UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
@@ -19,15 +23,14 @@ Int64s = npt.NDArray[np.int64]
 WINDOW_TOKENS = 1 << 21
 """Tokens that are put together at a time where they come from several splits of a version."""
 
+Read = Callable[[str, int, int], UInt64s]
+"""Reads a fact of some documents, by its name and their range."""
 Runs = Callable[[Int64s, Int64s], Iterator[npt.NDArray[Any]]]
 """The items of runs of an array, by where each begins and ends: int64[n] each. An array is valid until the next is asked for."""
 
 
-class TokenArrays(NamedTuple):
-    """Arrays with an item a token that documents are in: uint32 encoded tokens, and uint8 loss masks, None where all count."""
-
-    tokens: Runs
-    masks: Runs | None
+TokenRuns = Mapping[str, Runs]
+"""The token arrays that documents are in, by their names."""
 
 
 def stored_runs(array: StoredArray, reads: Reads | None = None) -> Runs:
@@ -36,73 +39,69 @@ def stored_runs(array: StoredArray, reads: Reads | None = None) -> Runs:
     return lambda begins, ends: read_runs(array, begins, ends, how)
 
 
-def stored_arrays(tokens: FlatTokens, reads: Reads | None = None) -> TokenArrays:
+def stored_arrays(tokens: FlatTokens, reads: Reads | None = None) -> TokenRuns:
     """The arrays of a stored flat-tokens array."""
-    mask = tokens.loss_mask
-    return TokenArrays(stored_runs(tokens.encoded_tokens, reads), None if mask is None else stored_runs(mask, reads))
+    return {name: stored_runs(array, reads) for name, array in tokens.arrays.items()}
 
 
-class Places(NamedTuple):
-    """The number of the file and the row in it of each document: uint64[n] each."""
-
-    file: UInt64s
-    row: UInt64s
-
-    def those(self, keep: npt.NDArray[np.bool_]) -> Places:
-        return Places(self.file[keep], self.row[keep])
-
-
-class Documents(NamedTuple):
+@dataclass(frozen=True)
+class Documents:
     """Documents in their order. Tokens of document i: ``begins[i]`` and ``lengths[i]`` on, of ``arrays[array[i]]``.
 
-    ``keys``: uint64[n]; ``split_keys``: uint64[n], None where these are the keys; ``array``: int8[n]; ``begins``, ``lengths``:
-    int64[n]. ``places()``: files and rows, read when they are
-    asked for. ``columns(i)``: the kept columns of documents i, int64[m], ascending.
+    ``array``: int8[n]; ``begins``, ``lengths``: int64[n]. What their rows say is read when it is asked for: ``read(name, first,
+    stop)`` gives a fact of documents ``first:stop``, uint64[m] or uint64[m, numbers]; ``columns(i)`` the kept columns of
+    documents i, int64[m], ascending.
     """
 
-    keys: UInt64s
     array: npt.NDArray[np.int8]
     begins: Int64s
     lengths: Int64s
-    arrays: tuple[TokenArrays, ...]
-    places: Callable[[], Places]
+    arrays: tuple[TokenRuns, ...]
+    read: Read
     columns: Callable[[Int64s], pa.RecordBatch]
-    split_keys: UInt64s | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def fact(self, name: str) -> UInt64s:
+        """A fact of all of them. A document without a split key has its key for that."""
+        return self.read(name, 0, len(self))
 
     @property
-    def drawn_by(self) -> UInt64s:
-        """The values that decide on the documents' splits: uint64[n]."""
-        return self.keys if self.split_keys is None else self.split_keys
+    def keys(self) -> UInt64s:
+        return self.fact(KEY)
 
     def those(self, keep: npt.NDArray[np.bool_]) -> Documents:
         """The documents *keep*, bool[n]."""
         if keep.all():
             return self
         numbers = np.flatnonzero(keep)
-        return Documents(
-            self.keys[keep],
-            self.array[keep],
-            self.begins[keep],
-            self.lengths[keep],
-            self.arrays,
-            lambda: self.places().those(keep),
-            lambda wanted: self.columns(numbers[wanted]),
-            None if self.split_keys is None else self.split_keys[keep],
-        )
 
-    def tokens(self, low: int, high: int) -> Iterator[npt.NDArray[np.uint32]]:
-        """The documents' tokens from *low* to *high*. An array is valid until the next is asked for."""
-        return self._items([arrays.tokens for arrays in self.arrays], low, high, np.dtype(np.uint32))
+        def read(name: str, first: int, stop: int) -> UInt64s:
+            some = numbers[first:stop]
+            low, high = (int(some[0]), int(some[-1]) + 1) if len(some) else (0, 0)
+            return self.read(name, low, high)[some - low]
 
-    def masks(self, low: int, high: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """Which of the same tokens count for the loss. All do where an array has no mask."""
-        masks = [arrays.masks for arrays in self.arrays if arrays.masks is not None]
-        if len(masks) == len(self.arrays):
-            yield from self._items(masks, low, high, np.dtype(np.uint8))
+        columns = lambda wanted: self.columns(numbers[wanted])  # noqa: E731
+        return Documents(self.array[keep], self.begins[keep], self.lengths[keep], self.arrays, read, columns)
+
+    def items(self, name: str, low: int, high: int) -> Iterator[npt.NDArray[Any]]:
+        """The items of a token array for the documents' tokens from *low* to *high*: of TOKENS the tokens themselves. An array is
+        valid until the next is asked for.
+        """
+        runs = [arrays[name] for arrays in self.arrays if name in arrays]
+        if len(runs) == len(self.arrays):
+            yield from self._items(runs, low, high, np.dtype(TOKEN_ARRAYS[name].dtype))
             return
         count = min(int(self.lengths.sum()), high) - max(low, 0)
         for start in range(0, count, WINDOW_TOKENS):
-            yield np.ones(min(WINDOW_TOKENS, count - start), np.uint8)
+            yield TOKEN_ARRAYS[name].all_absent(min(WINDOW_TOKENS, count - start))
+
+    def batch(self, names: Iterable[str]) -> TokenBatch:
+        """All of the documents with their token arrays *names*, in memory."""
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        arrays = {name: all_items(self, name) for name in names}
+        return TokenBatch.of_arrays(arrays, starts.astype(np.uint64), int(arrays[TOKENS].max(initial=0)) >> 1)
 
     def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
         some = self.lengths > 0
@@ -138,14 +137,42 @@ def _merged(
         yield items
 
 
-def one_array(keys: UInt64s, lengths: Int64s) -> tuple[npt.NDArray[np.int8], Int64s]:
-    """The array and the begin of consecutive documents of a single array."""
-    return np.zeros(len(keys), np.int8), np.cumsum(lengths) - lengths
+def all_items(documents: Documents, name: str) -> npt.NDArray[Any]:
+    """All items of a token array: dtype[token_count]. ValueError where there are not as many as the documents have tokens."""
+    count = int(documents.lengths.sum())
+    items, at = np.empty(count, TOKEN_ARRAYS[name].dtype), 0
+    for block in documents.items(name, 0, count):
+        items[at : at + len(block)] = block
+        at += len(block)
+    if at != count:
+        raise ValueError(f"there are {at} items of {name} where {count} were expected")
+    return items
 
 
-def shard_places(rows: UInt64s, file_starts: UInt64s) -> Places:
-    """The places of documents by their *rows* in the slice, relative to its first file. (slice, row) -> (file, row)"""
-    if len(file_starts) == 1:
-        return Places(np.zeros(len(rows), np.uint64), rows)
-    file = np.searchsorted(file_starts, rows, "right") - 1
-    return Places(file.astype(np.uint64), rows - file_starts[file])
+def one_array(lengths: Int64s) -> tuple[npt.NDArray[np.int8], Int64s, Int64s]:
+    """The array, the begin and the length of consecutive documents of a single array."""
+    return np.zeros(len(lengths), np.int8), np.cumsum(lengths) - lengths, lengths
+
+
+def of_shard(read: Read, shard: TokenShard) -> Read:
+    """The facts of a shard's documents, where *read* gives those that it has. (slice, row) -> (file, row)"""
+
+    def of(name: str, first: int, stop: int) -> UInt64s:
+        if name not in (FILE, ROW):
+            return read(KEY if name == SPLIT_KEY and name not in shard.facts else name, first, stop)
+        file, row = places_of(read(ROW, first, stop), shard.file_starts)
+        return file if name == FILE else row
+
+    return of
+
+
+def read_fact(array: StoredArray, numbers: int, first: int, stop: int) -> UInt64s:
+    """A fact of documents ``first:stop`` from an array that has so many *numbers* of each: uint64[m] or uint64[m, numbers]."""
+    found = array.read(numbers * first, numbers * stop)
+    return found if numbers == 1 else found.reshape(-1, numbers)
+
+
+def places_of(rows: UInt64s, file_starts: UInt64s) -> tuple[UInt64s, UInt64s]:
+    """The files of rows of a slice, relative to its first one, and their rows there: uint64[n] each."""
+    file = np.searchsorted(file_starts, rows, "right") - 1 if len(file_starts) > 1 else np.zeros(len(rows), np.int64)
+    return file.astype(np.uint64), rows - file_starts[file]

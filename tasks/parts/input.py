@@ -25,10 +25,11 @@ from flat_tokens.where import parse
 from tasks.models import Split
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS
-from tasks.output.target import DOCUMENT_ARRAYS, SPLIT_KEY, Selection, Target
-from tasks.parts.documents import Documents, Int64s, Places, stored_arrays
+from tasks.output.target import Selection, Target
+from tasks.parts.documents import Documents, Int64s, stored_arrays
 from tasks.parts.part import InputPart
 from tasks.parts.runs import Reads
+from tasks.rows import FILE, ROW
 
 BLOCK_TOKENS = 1 << 18
 WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
@@ -45,38 +46,37 @@ def input_documents(part: InputPart, target: Target) -> Documents:
     """All documents of a part, their files by the output's numbers. ValueError where the input is damaged."""
     tokens = open_input(part)
     starts = checked_entries(tokens, part.start, part.stop).astype(np.int64)
-    keys, places = _keys_and_places(part, target)
     numbers = np.arange(part.start, part.stop)
-    split_keys = None
-    if target.has_split_keys:
-        array = open_array(Store.at(part.location) / f"{DOCUMENTS}/{part.split}/{SPLIT_KEY}", "uint64")
-        split_keys = array.read(part.start, part.stop)
+    columns = lambda wanted: _columns(part, numbers[wanted], target)  # noqa: E731
     return Documents(
-        keys,
-        np.zeros(len(keys), np.int8),
+        np.zeros(len(numbers), np.int8),
         starts[:-1],
         np.diff(starts),
         (stored_arrays(tokens, WHOLE_BLOCKS),),
-        lambda: Places(places.file + np.uint64(part.file), places.row),
-        lambda wanted: _columns(part, numbers[wanted], target),
-        split_keys,
+        functools.partial(_read, part, target),
+        columns,
     )
 
 
-def _keys_and_places(part: InputPart, target: Target) -> tuple[npt.NDArray[np.uint64], Places]:
-    """Keys of a part's documents, uint64[n], and their files, by the input's numbers, and rows."""
-    if part.made_keys is not None:
-        rows = np.arange(part.start, part.stop, dtype=np.uint64)
-        number = np.full(len(rows), EVERY_SPLIT.index(part.split), np.uint64)
-        return np.load(Path(target.workspace.staging) / part.made_keys), Places(number, rows)
-    documents = Store.at(part.location) / f"{DOCUMENTS}/{part.split}"
-    key, file, row = (open_array(documents / name, "uint64").read(part.start, part.stop) for name in DOCUMENT_ARRAYS)
-    if len(file) and (largest := int(file.max())) >= part.source_stops[-1]:
+def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    """A fact of a part's documents, the file by the output's number. ValueError where that is none of the input's."""
+    start, stop = part.start + first, part.start + stop
+    if part.made_keys is None:
+        found = open_array(Store.at(part.location) / f"{DOCUMENTS}/{part.split}/{name}", "uint64").read(start, stop)
+    elif name == FILE:
+        found = np.full(stop - start, EVERY_SPLIT.index(part.split), np.uint64)
+    elif name == ROW:
+        found = np.arange(start, stop, dtype=np.uint64)
+    else:
+        found = np.load(Path(target.workspace.staging) / part.made_keys, mmap_mode="r")[start - part.start : stop - part.start]
+    if name != FILE:
+        return found
+    if len(found) and (largest := int(found.max())) >= part.source_stops[-1]:
         raise ValueError(
-            f"{documents.url}/file: names file {largest}, but the manifest lists {part.source_stops[-1]}. The dataset is "
-            "damaged: run flat_tokens.verify on it."
+            f"{Store.at(part.location).url}/{DOCUMENTS}/{part.split}/file: names file {largest}, but the manifest lists "
+            f"{part.source_stops[-1]}. The dataset is damaged: run flat_tokens.verify on it."
         )
-    return key, Places(file, row)
+    return found + np.uint64(part.file)
 
 
 def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
@@ -111,7 +111,7 @@ def choose(
     part: InputPart, documents: Documents, selection: Selection, target: Target
 ) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
     """Documents of a part that are taken, bool[n], and counts of the others by the first reason against them."""
-    keep = np.ones(len(documents.keys), bool)
+    keep = np.ones(len(documents), bool)
     skipped: Counter[str] = Counter()
 
     def without(reason: str, let_through: npt.NDArray[np.bool_]) -> None:
@@ -154,7 +154,7 @@ def _recorded_at(location: str) -> Recorded:
 
 def sources_of(part: InputPart, documents: Documents) -> Int64s:
     """The source of each document of the part, by its index in the input: int64[n]."""
-    files = documents.places().file - np.uint64(part.file)
+    files = documents.fact(FILE) - np.uint64(part.file)
     return np.searchsorted(np.array(part.source_stops, np.uint64), files, side="right")
 
 

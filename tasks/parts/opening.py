@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,19 +14,17 @@ from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.bucket import bucket_documents
-from tasks.parts.documents import Documents, Places
+from tasks.parts.documents import Documents
 from tasks.parts.input import input_documents
 from tasks.parts.part import BucketPart, Copies, InputPart, NearCopies, Part, ShardPart
 from tasks.parts.published import published_documents
-from tasks.parts.reserve import reserved_texts
-from tasks.parts.stored import entries_of, stored_documents, stored_texts
-from tasks.parts.unfinished import read_entries, unfinished_documents
+from tasks.parts.stored import stored_documents
+from tasks.parts.unfinished import unfinished_documents
+from tasks.rows import FILE, ROW, SPLIT_KEY
 
 
 def open_shard(root: Store, shard: TokenShard, *names: str) -> Documents:
-    """All documents of a shard; files and rows count from the slice's first. *names*: arrays besides keys and starts that will be
-    read, too.
-    """
+    """All documents of a shard; files and rows count from the slice's first. *names*: facts and arrays that will be read."""
     if shard.published is not None:
         return published_documents(root, shard, shard.published)
     if shard.unfinished is not None:
@@ -32,36 +32,25 @@ def open_shard(root: Store, shard: TokenShard, *names: str) -> Documents:
     return stored_documents(root, shard, *names)
 
 
-def read_texts(root: Store, shard: TokenShard, name: str, first: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
-    """Read the array *name* about the texts of a shard, for documents ``first:stop``: uint64[n] or, where a document has several
-    entries, uint64[n, entries].
-    """
-    stop, each = shard.written if stop is None else stop, entries_of(name)
-    if shard.unfinished is not None:
-        found: npt.NDArray[np.uint64] = getattr(read_entries(root, shard), name)[first:stop]
-        return found
-    if shard.published is not None:
-        array, begin = reserved_texts(root, shard.published, name)
-    else:
-        array, begin = stored_texts(root, shard, name), 0
-    read = array.read(each * (begin + first), each * (begin + stop))
-    return read if each == 1 else read.reshape(-1, each)
-
-
 def open_part(part: Part, target: Target, *names: str) -> Documents:
-    """All documents of a part, those that the version leaves out among them; files and rows as the version has them."""
+    """All documents of a part, those that the version leaves out among them; files and rows as the version has them. *names*:
+    facts and arrays that will be read.
+    """
     if isinstance(part, InputPart):
         return input_documents(part, target)
     if isinstance(part, BucketPart):
         return bucket_documents(part, target)
     documents = open_shard(target.root, part.shard, *names)
 
-    def places() -> Places:
-        # (slice, file, row) -> (version, file, row)
-        file, row = documents.places()
-        return Places(file + np.uint64(part.file), row + np.where(file == 0, np.uint64(part.first_row), np.uint64(0)))
+    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        found = documents.read(name, first, stop)
+        if name == FILE:
+            return found + np.uint64(part.file)  # (slice, file) -> (version, file)
+        if name == ROW and part.first_row:
+            return found + np.where(documents.read(FILE, first, stop) == 0, np.uint64(part.first_row), np.uint64(0))
+        return found
 
-    placed = documents._replace(places=places)
+    placed = replace(documents, read=read)
     return placed if part.near is None or part.near.dropped else _with_clusters(placed, part, part.near, target)
 
 
@@ -77,7 +66,7 @@ def _with_clusters(documents: Documents, part: ShardPart, near: NearCopies, targ
     """The documents with one more column, the cluster of each, which may decide on their splits."""
     found = listed(near, target.store)
     at = found["document"].astype(np.int64)
-    cluster, alone = documents.keys.copy(), np.ones(len(documents.keys), bool)
+    cluster, alone = documents.keys.copy(), np.ones(len(documents), bool)
     cluster[at], alone[at] = found["of_key"], False
 
     def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
@@ -85,4 +74,7 @@ def _with_clusters(documents: Documents, part: ShardPart, near: NearCopies, targ
         clusters = pa.array(cluster[wanted], mask=alone[wanted])
         return batch_of({**dict(zip(kept.schema.names, kept.columns, strict=True)), CLUSTER: clusters})
 
-    return documents._replace(columns=columns, split_keys=cluster if near.together else documents.split_keys)
+    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        return cluster[first:stop] if name == SPLIT_KEY and near.together else documents.read(name, first, stop)
+
+    return replace(documents, columns=columns, read=read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,16 @@ import pyarrow as pa
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
-from flat_tokens.manifest import LOSS_MASK, read_manifest, splits_at, splits_of
+from flat_tokens.manifest import read_manifest, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from tasks.models import Name, PublishedLocation, TokenShard
 from tasks.output.paths import DOCUMENTS, version_store
-from tasks.output.target import SPLIT_KEY
-from tasks.parts.documents import Documents, Places, stored_arrays
-from tasks.parts.reserve import left_out_columns, left_out_split_keys, open_left_out
+from tasks.parts.documents import Documents, read_fact, stored_arrays
+from tasks.parts.reserve import left_out_array, left_out_columns, open_left_out, reserved_texts
+from tasks.rows import FILE, KEY, ROW, SPLIT_KEY
 
 VERSIONS_OPEN = 4
 
@@ -50,7 +51,7 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     splits = _open_version(opened, version)
     runs = [location.of(split) for split in splits_at(version_store(opened, version))]
     none: tuple[StoredArray | None, ...] = (None,) * len(splits)
-    of_files = _open_files(opened, version) if location.first_file is not None else none
+    of_files = _open_arrays(opened, version, FILE) if location.first_file is not None else none
     begin = _FirstPlace(location.first_file, location.first_row)
     found = [_read(split, of_file, *run, begin) for split, of_file, run in zip(splits, of_files, runs, strict=True)]
     if has_more:
@@ -76,24 +77,28 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
         back[np.argsort(split_of, kind="stable")] = np.arange(len(at))
         return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in names})
 
-    split_keys = None
-    if shard.has_split_keys:
-        arrays = _open_split_keys(opened, version)
-        if has_more:
-            arrays = (*arrays, left_out_split_keys(opened, version))
-        split_keys = np.concatenate(
-            [array.read(first, first + count) for array, (first, count) in zip(arrays, runs, strict=True)]
-        )
+    # Of all splits one after another, in the documents' order.
+    keys, files, rows = (np.concatenate([getattr(some, name) for some in found])[order] for name in ("keys", "files", "rows"))
+    read_before = {KEY: keys, FILE: files, ROW: rows}
+
+    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+        if name == SPLIT_KEY and name in shard.facts and name not in read_before:
+            arrays = _open_arrays(opened, version, name)
+            arrays = (*arrays, left_out_array(opened, version, name)) if has_more else arrays
+            parts = zip(arrays, runs, strict=True)
+            read_before[name] = np.concatenate([array.read(at, at + count) for array, (at, count) in parts])[order]
+        if name in shard.of_texts:
+            array, at = reserved_texts(opened, location, name)
+            return read_fact(array, shard.facts[name], at + first, at + stop)
+        return read_before[KEY if name == SPLIT_KEY and name not in read_before else name][first:stop]
 
     return Documents(
-        np.concatenate([some.keys for some in found])[order],
         np.repeat(np.arange(len(splits), dtype=np.int8), [len(some.keys) for some in found])[order],
         np.concatenate([some.starts[:-1] for some in found])[order],
         np.concatenate([np.diff(some.starts) for some in found])[order],
         tuple(stored_arrays(split.tokens) for split in splits),
-        lambda: Places(files[order], rows[order]),
+        read,
         columns,
-        None if split_keys is None else split_keys[order],
     )
 
 
@@ -130,27 +135,17 @@ def _open_version(root: Store, version: Name) -> tuple[_OpenSplit, ...]:
         split = open_split(store / name)
         # The entries of documents are kept, as several slices share a chunk; tokens are read once.
         once = replace(store, read_once=True)
-        tokens = open_array(once / f"{name}/encoded_tokens", "uint32")
-        mask = split.loss_mask and open_array(once / f"{name}/{LOSS_MASK}", "uint8")
+        arrays: Any = {of: open_array(once / f"{name}/{of}", TOKEN_ARRAYS[of].dtype) for of in split.arrays}
         columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
-        opened.append(_OpenSplit(replace(split, encoded_tokens=tokens, loss_mask=mask), *columns))
+        opened.append(_OpenSplit(replace(split, **arrays), *columns))
     return tuple(opened)
 
 
-@functools.lru_cache(VERSIONS_OPEN)
-def _open_files(root: Store, version: Name) -> tuple[StoredArray, ...]:
-    """The file of each document of all splits of a version."""
-    return _open_document_arrays(version_store(root, version), "file")
-
-
-@functools.lru_cache(VERSIONS_OPEN)
-def _open_split_keys(root: Store, version: Name) -> tuple[StoredArray, ...]:
-    """The split key of each document of all splits of a version."""
-    return _open_document_arrays(version_store(root, version), SPLIT_KEY)
-
-
-def _open_document_arrays(store: Store, name: str) -> tuple[StoredArray, ...]:
-    return tuple(open_array(store / f"{DOCUMENTS}/{split}/{name}", "uint64") for split in splits_at(store))
+@functools.lru_cache(2 * VERSIONS_OPEN)
+def _open_arrays(root: Store, version: Name, fact: str) -> tuple[StoredArray, ...]:
+    """A fact of the documents of each split of a version."""
+    store = version_store(root, version)
+    return tuple(open_array(store / f"{DOCUMENTS}/{split}/{fact}", "uint64") for split in splits_at(store))
 
 
 @functools.lru_cache(VERSIONS_OPEN)

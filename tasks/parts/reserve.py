@@ -20,25 +20,23 @@ import pyarrow as pa
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import Columns, ColumnsWriter, batch_of
 from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
-from tasks.models import TEXT_BYTES, Name, PublishedLocation
+from tasks.models import Name, PublishedLocation
 from tasks.output.paths import DOCUMENTS, reserve_key
-from tasks.output.target import SPLIT_KEY, Target
+from tasks.output.target import Target
 from tasks.parts.documents import Documents
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec
+from tasks.rows import OF_VERSION
 
 LEFT_OUT, TEXTS = "left_out", "texts"
 """Below a reserve: a flat-tokens array with entries of its documents, and arrays of what is known of texts."""
 LAYOUT = SHARD_LAYOUT._replace(encoded_tokens=replace(SHARD_LAYOUT.encoded_tokens, zstd_level=1))
 """Compressed: it is read at most once a build, and stays as long as its version."""
-PLACE = ("key", "file", "row")
-"""Of each document: files and rows count from the first of its slice."""
 BATCH_TOKENS = 1 << 20
 VERSIONS_OPEN = 4
 
@@ -56,63 +54,45 @@ NOTHING_RESERVED = Reserved()
 
 
 class ReserveWriter:
-    """Writes the reserve of a version, slice by slice, within a block. *texts*: the arrays of what is known of texts besides
-    their lengths. *columns*: the kinds of the version's columns.
+    """Writes the reserve of a version, slice by slice, within a block. *texts*: the facts of texts. *columns*: the kinds of the
+    version's columns.
     """
 
     def __init__(self, target: Target, texts: Iterable[str], columns: Mapping[str, str]) -> None:
         store = target.root / reserve_key(target.name)
-        self.texts = (TEXT_BYTES, *texts)
+        self.texts = (*texts,)
         self._columns = {name: kind for name, kind in columns.items() if name != CLUSTER}  # that one is not kept of sources
-        self._tokens, spec = FlatTokensWriter(store / LEFT_OUT, LAYOUT, target.masked), document_spec(LAYOUT)
-        names = (*PLACE, *([SPLIT_KEY] if target.has_split_keys else []))
-        self._entries = {name: ArrayWriter(store / LEFT_OUT, f"{DOCUMENTS}/{name}", spec) for name in names}
+        self._tokens, spec = FlatTokensWriter(store / LEFT_OUT, LAYOUT, target.token_arrays), document_spec(LAYOUT)
+        self._entries = {name: ArrayWriter(store / LEFT_OUT, f"{DOCUMENTS}/{name}", spec) for name in target.facts}
         self._texts = {name: ArrayWriter(store, f"{TEXTS}/{name}", spec) for name in self.texts}
         self._kept = (store / LEFT_OUT).create(COLUMNS) if self._columns else None
         self._rows: ColumnsWriter | None = None
         self._open, self._count = contextlib.ExitStack(), 0
         self.objects: list[StoredObject] = []
 
-    def append(
-        self,
-        documents: Documents,
-        left_out: npt.NDArray[np.bool_],
-        texts: Mapping[str, npt.NDArray[np.uint64]],
-        *,
-        has_columns: bool,
-    ) -> Reserved:
-        """Append the documents of a slice, of which the version has *left_out* some, bool[n], with all entries of *texts*; and
-        their kept columns: nulls unless it *has_columns*. Return its share.
+    def append(self, documents: Documents, left_out: npt.NDArray[np.bool_], *, has_columns: bool) -> Reserved:
+        """Append what is known of the texts of a slice, and those documents that the version has *left_out*, bool[n], with their
+        kept columns: nulls unless it *has_columns*. Return its share.
         """
         first, first_text = self._tokens.seq_count, self._count
         self._count += len(left_out)
         for name, writer in self._texts.items():
-            writer.append(texts[name].reshape(-1))
+            writer.append(documents.fact(name).reshape(-1))
         numbers = np.flatnonzero(left_out)
-        if not len(numbers):
-            return Reserved((first, 0), first_text)
-        places = documents.places()
         edges = np.flatnonzero(np.diff(np.cumsum(documents.lengths[numbers]) // BATCH_TOKENS)) + 1
-        for some in np.split(numbers, edges):
-            self._append_documents(documents, some, {"key": documents.keys, "file": places.file, "row": places.row})
+        for some in np.split(numbers, edges) if len(numbers) else ():
+            self._append_documents(documents, some)
             if self._rows is not None:
                 self._rows.append(documents.columns(some) if has_columns else batch_of(self._nulls(len(some))))
         return Reserved((first, len(numbers)), first_text)
 
-    def _append_documents(
-        self, documents: Documents, some: npt.NDArray[np.int64], entries: Mapping[str, npt.NDArray[np.uint64]]
-    ) -> None:
-        those = np.zeros(len(documents.keys), bool)
+    def _append_documents(self, documents: Documents, some: npt.NDArray[np.int64]) -> None:
+        those = np.zeros(len(documents), bool)
         those[some] = True
         part = documents.those(those)
-        starts = np.concatenate([[0], np.cumsum(part.lengths)])
-        tokens = np.concatenate([np.empty(0, np.uint32), *(run.copy() for run in part.tokens(0, int(starts[-1])))])
-        mask = None
-        if self._tokens.masked:
-            mask = np.concatenate([np.empty(0, np.uint8), *(run.copy() for run in part.masks(0, int(starts[-1])))])
-        self._tokens.append(TokenBatch(tokens, starts.astype(np.uint64), int(tokens.max(initial=0)) >> 1, mask))
+        self._tokens.append(part.batch(self._tokens.token_arrays))
         for name, writer in self._entries.items():
-            writer.append(part.drawn_by if name == SPLIT_KEY else entries[name][some])
+            writer.append(part.fact(name))
 
     def _nulls(self, count: int) -> dict[str, pa.Array]:
         return {name: pa.nulls(count) for name in self._columns}
@@ -148,12 +128,12 @@ class LeftOut(NamedTuple):
 def open_left_out(root: Store, version: Name) -> LeftOut:
     """Open the documents that a version left out."""
     store = root / reserve_key(version) / LEFT_OUT
-    return LeftOut(open_split(store), *(open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in PLACE))
+    return LeftOut(open_split(store), *(left_out_array(root, version, name) for name in OF_VERSION))
 
 
-def left_out_split_keys(root: Store, version: Name) -> StoredArray:
-    """The split key of each of them."""
-    return open_array(root / reserve_key(version) / LEFT_OUT / f"{DOCUMENTS}/{SPLIT_KEY}", "uint64")
+def left_out_array(root: Store, version: Name, name: str) -> StoredArray:
+    """A fact of each of them."""
+    return open_array(root / reserve_key(version) / LEFT_OUT / f"{DOCUMENTS}/{name}", "uint64")
 
 
 def left_out_columns(root: Store, version: Name, kinds: Mapping[str, str]) -> Columns:

@@ -8,12 +8,12 @@ receipt with that digest means these bytes, whatever becomes of the store.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,15 @@ import pyarrow as pa
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.columns import Columns
 from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.manifest import split_attributes
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import open_split
 from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
-from tasks.models import DIGEST, TEXT_BYTES, TokenShard
+from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
-from tasks.output.target import SPLIT_KEY
-from tasks.parts.documents import Documents, one_array, shard_places, stored_arrays
-from tasks.text.signatures import NUMBERS
+from tasks.parts.documents import Documents, Int64s, Read, of_shard, one_array, read_fact, stored_arrays
+from tasks.rows import Facts
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
 """Raw, in smaller chunks than a dataset, so that a split that draws few documents reads little else."""
@@ -165,82 +163,44 @@ def document_spec(layout: Layout) -> ArraySpec:
     return ArraySpec("uint64", "document", starts.zarr_format, starts.object_length, starts.chunk_length, 1)
 
 
-class DocumentArrays(NamedTuple):
-    """Arrays next to a shard's tokens, with an entry for each sequence: its document's key, and its row within the slice."""
-
-    key: StoredArray
-    row: StoredArray
-
-
-def entries_of(name: str) -> int:
-    """The entries that a document has in an array of what is known of texts, all uint64: a digest is 16 bytes."""
-    return {TEXT_BYTES: 1, DIGEST: 2}.get(name, NUMBERS)
+def open_facts(store: Store, facts: Facts | None = None) -> Read:
+    """The facts of documents, from the arrays next to their tokens, opened as they are asked for. *facts*: their schema; None:
+    each is one number a document.
+    """
+    array = functools.cache(lambda name: open_array(store / f"{DOCUMENTS}/{name}", "uint64"))
+    return lambda name, first, stop: read_fact(array(name), facts[name] if facts else 1, first, stop)
 
 
-def open_shard(root: Store, shard: TokenShard) -> tuple[FlatTokens, DocumentArrays]:
-    return open_arrays_at(root / shard_key(shard.key))
-
-
-def open_arrays_at(store: Store) -> tuple[FlatTokens, DocumentArrays]:
-    """Open the arrays of a shard, wherever it is."""
-    key, row = (open_array(store / f"{DOCUMENTS}/{name}", "uint64") for name in DocumentArrays._fields)
-    return open_split(store), DocumentArrays(key, row)
-
-
-def open_split_keys(store: Store) -> StoredArray:
-    """Open the split keys of a shard that has some, wherever it is."""
-    return open_array(store / f"{DOCUMENTS}/{SPLIT_KEY}", "uint64")
-
-
-def open_arrays(root: Store, shard: TokenShard, *names: str) -> tuple[FlatTokens, DocumentArrays]:
-    """Open a shard to read its arrays *names*. Facts that the receipt has are not read from the store."""
-    return open_shard(_store_of(root, shard, names), shard)
-
-
-def stored_texts(root: Store, shard: TokenShard, name: str) -> StoredArray:
-    """The array *name* of what is known of a shard's texts."""
-    store = _store_of(root, shard, (f"{DOCUMENTS}/{name}",)) / shard_key(shard.key)
-    return open_array(store / f"{DOCUMENTS}/{name}", "uint64")
-
-
-def _store_of(root: Store, shard: TokenShard, names: tuple[str, ...]) -> Store:
-    """The store to read a shard from; of a remote one the small objects of the arrays *names* have been read."""
+def _store_of(root: Store, shard: TokenShard, names: Iterable[str]) -> Store:
+    """The store to read a shard from; of a remote one the small objects of the arrays and the facts *names* have been read."""
     if root.is_local:
         return root
     directory = shard_key(shard.key)
     store = KnownStore.of(root, directory, shard.objects, _metadata_of(shard))
-    store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(names))
+    wanted = tuple(f"{DOCUMENTS}/{name}/" if name in shard.facts else f"{name}/" for name in names)
+    store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(wanted))
     return store
 
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     """The metadata that this code writes for a shard."""
     layout = SHARD_LAYOUT
-    yield from layout.encoded_tokens.metadata(shard.token_count).values()
+    for name in shard.token_arrays:
+        yield from layout.token_array(name).metadata(shard.token_count).values()
     yield from layout.seq_starts.metadata(shard.written + 1).values()
-    yield from document_spec(layout).metadata(shard.written).values()
-    for name in shard.texts:
-        yield from document_spec(layout).metadata(entries_of(name) * shard.written).values()
-    if shard.masked:
-        yield from layout.loss_mask.metadata(shard.token_count).values()
-    yield from group_metadata(layout.zarr_format, split_attributes(shard.max_token_id, shard.masked)).values()
+    for numbers in {*shard.facts.values()}:
+        yield from document_spec(layout).metadata(numbers * shard.written).values()
+    yield from group_metadata(layout.zarr_format, split_attributes(shard.max_token_id, shard.token_arrays)).values()
 
 
 def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
-    """The documents of a shard with objects of its own. *names*: arrays besides its keys and starts that will be read, too."""
-    tokens, documents = open_arrays(root, shard, "seq_starts", f"{DOCUMENTS}/key", *names)
+    """The documents of a shard with objects of its own. *names*: facts and arrays that will be read."""
+    store = _store_of(root, shard, ("seq_starts", *names)) / shard_key(shard.key)
+    tokens = open_split(store)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
-    keys, lengths = documents.key.read(0, tokens.seq_count), np.diff(starts)
-    split_keys = open_split_keys(tokens.store).read(0, tokens.seq_count) if shard.has_split_keys else None
-    return Documents(
-        keys,
-        *one_array(keys, lengths),
-        lengths,
-        (stored_arrays(tokens),),
-        lambda: shard_places(documents.row.read(0, tokens.seq_count), shard.file_starts),
-        lambda wanted: shard_columns(root, shard, wanted),
-        split_keys,
-    )
+    lengths: Int64s = np.diff(starts)
+    read = of_shard(open_facts(store, shard.facts), shard)
+    return Documents(*one_array(lengths), (stored_arrays(tokens),), read, functools.partial(shard_columns, root, shard))
 
 
 def shard_columns(root: Store, shard: TokenShard, wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -17,39 +17,34 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from blake3 import blake3
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.batch import TokenBatch
-from flat_tokens.manifest import LOSS_MASK
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter
 from tasks.config import DocumentPolicy
-from tasks.models import DIGEST, TEXT_BYTES, Split, TokenShard, UnfinishedLocation
+from tasks.models import Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import shard_key, unfinished_key, version_key
-from tasks.parts.documents import Documents, Runs, TokenArrays, shard_places, stored_runs
+from tasks.parts.documents import Documents, Runs, TokenRuns, of_shard, stored_runs
 from tasks.parts.runs import runs_of_parts
 from tasks.parts.stored import SHARD_LAYOUT, shard_columns
+from tasks.rows import fact
 
 CHECKSUM_BYTES = 4
 """After each raw chunk of an object."""
 ENTRIES = "entries"
-"""Below a streamed shard: all keys of its documents, all rows, all lengths, and the number of each one's split; then all split
-keys, where it has them; then all digests of texts and the lengths of these, where duplicates are dropped."""
-COLUMNS: tuple[tuple[str, np.dtype[Any]], ...] = (
-    ("key", np.dtype("<u8")),
-    ("row", np.dtype("<u8")),
-    ("length", np.dtype("<u8")),
-    ("split", np.dtype("u1")),
-)
-SPLIT_KEYS = ("split_key", np.dtype("<u8"))
-TEXTS = ((DIGEST, np.dtype(("<u8", 2))), (TEXT_BYTES, np.dtype("<u8")))
+"""Below a streamed shard: the rows of its documents, one fact after another by their names, with two more: their lengths in
+tokens, and the number of each one's split in EVERY_SPLIT or IN_NO_SPLIT. All are uint64.
+"""
+LENGTH, SPLIT = "length", "split"
 IN_NO_SPLIT = 255
 """In the place of a split's number, for a document that the version leaves out."""
 TAILS = "tails"
-"""Below a streamed shard: the tail of its tokens in each split, as uint32; then their loss masks, where it has them."""
+"""Below a streamed shard: of each of its token arrays the tail in each split."""
 LEFT_OUT = "left_out"
 """Below a streamed shard: the arrays of the documents that the version leaves out, raw as in any shard."""
 
@@ -64,78 +59,53 @@ def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
     return here and root.is_local and documents.near_duplicates is None
 
 
-class ShardEntries(NamedTuple):
-    """Entries of the documents of a shard: keys, rows within the slice, lengths in tokens, each uint64[n]; the number of each
-    one's split in EVERY_SPLIT or IN_NO_SPLIT, [n]; split keys, uint64[n], if it has them; where duplicates are dropped, the
-    digests of texts, uint64[n, 2], and their lengths, uint64[n].
-    """
-
-    key: npt.NDArray[np.uint64]
-    row: npt.NDArray[np.uint64]
-    length: npt.NDArray[np.uint64]
-    split: npt.NDArray[np.integer[Any] | np.bool_]
-    split_key: npt.NDArray[np.uint64] | None = None
-    digest: npt.NDArray[np.uint64] | None = None
-    text_bytes: npt.NDArray[np.uint64] | None = None
+Tail = TokenArrays
+"""Tokens in a compressed chunk that is incomplete, and so not in the version yet: the items of their token arrays."""
 
 
-class Tail(NamedTuple):
-    """Tokens in a compressed chunk that is incomplete, and so not in the version yet: encoded, uint32[n]; and their loss mask,
-    uint8[n], if the dataset has one.
-    """
-
-    tokens: npt.NDArray[np.uint32]
-    mask: npt.NDArray[np.uint8] | None
-
-    def last(self, count: int) -> Tail:
-        """The last *count* of its tokens, or all."""
-        first = max(len(self.tokens) - count, 0)
-        return Tail(self.tokens[first:], None if self.mask is None else self.mask[first:])
-
-    def followed_by(self, tokens: npt.NDArray[np.uint32], mask: npt.NDArray[np.uint8] | None, count: int) -> Tail:
-        """The last *count* tokens, once these have followed."""
-        if len(tokens) >= count:
-            return Tail(tokens, mask).last(count)
-        masks = None if mask is None or self.mask is None else np.concatenate([self.mask, mask])
-        return Tail(np.concatenate([self.tokens, tokens]), masks).last(count)
+def last_of(arrays: TokenArrays, count: int) -> Tail:
+    """The last *count* items of token arrays, or all."""
+    return {name: items[max(len(items) - count, 0) :] for name, items in arrays.items()}
 
 
-def _columns(has_split_keys: bool, has_digests: bool) -> list[tuple[str, np.dtype[Any]]]:
-    return [*COLUMNS, *([SPLIT_KEYS] if has_split_keys else []), *(TEXTS if has_digests else [])]
+def followed_by(tail: Tail, arrays: TokenArrays, count: int) -> Tail:
+    """The last *count* items, once more items have followed."""
+    if len(arrays[TOKENS]) >= count:
+        return last_of(arrays, count)
+    return last_of({name: np.concatenate([items, arrays[name]]) for name, items in tail.items()}, count)
 
 
-def write_entries(store: Store, parts: Sequence[ShardEntries]) -> StoredObject:
-    """Write the entries of a streamed shard, from some at a time."""
+def write_entries(store: Store, parts: Sequence[pa.RecordBatch]) -> StoredObject:
+    """Write the rows of a streamed shard, from some at a time."""
     with store.create(ENTRIES) as entries:
-        for name, dtype in _columns(
-            *(any(getattr(part, name) is not None for part in parts) for name in (SPLIT_KEYS[0], DIGEST))
-        ):
+        for name in sorted(parts[0].schema.names) if parts else ():
             for part in parts:
-                entries.write(np.ascontiguousarray(getattr(part, name), dtype.base))
+                entries.write(np.ascontiguousarray(fact(part, name), "<u8"))
     return entries.stored
 
 
-def read_entries(root: Store, shard: TokenShard) -> ShardEntries:
-    """The entries of a streamed shard. ValueError where they are not as many as its receipt says."""
-    key = f"{shard_key(shard.key)}/{ENTRIES}"
-    data, begin = root.read(key), 0
-    columns = _columns(shard.has_split_keys, DIGEST in shard.texts)
-    if len(data) != shard.written * sum(dtype.itemsize for _, dtype in columns):
+def read_entries(root: Store, shard: TokenShard) -> dict[str, npt.NDArray[np.uint64]]:
+    """The rows of a streamed shard: uint64[n] or uint64[n, numbers] by fact. ValueError where they are not as many as its receipt
+    says.
+    """
+    key, facts = f"{shard_key(shard.key)}/{ENTRIES}", {**shard.facts, LENGTH: 1, SPLIT: 1}
+    data, begin = np.frombuffer(root.read(key), np.uint8), 0
+    if len(data) != 8 * shard.written * sum(facts.values()):
         raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {shard.written} documents")
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in columns:
-        found[name] = np.frombuffer(data, dtype, shard.written, begin)
-        begin += shard.written * dtype.itemsize
-    return ShardEntries(**found)
+    found = {}
+    for name, numbers in sorted(facts.items()):
+        values = data.view("<u8")[begin : begin + numbers * shard.written]
+        found[name] = values if numbers == 1 else values.reshape(-1, numbers)
+        begin += len(values)
+    return found
 
 
 def write_tails(store: Store, tails: Sequence[Tail]) -> StoredObject:
     """Write the tails of a streamed shard."""
     with store.create(TAILS) as written:
-        for tail in tails:
-            written.write(np.ascontiguousarray(tail.tokens, "<u4"))
-        for tail in tails:
-            written.write(b"" if tail.mask is None else np.ascontiguousarray(tail.mask))
+        for name in tails[0]:
+            for tail in tails:
+                written.write(np.ascontiguousarray(tail[name]))
     return written.stored
 
 
@@ -143,51 +113,42 @@ def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> npt.N
     """The tail of the array *name* in a split. ValueError where there are not as many tokens as the receipt says."""
     assert shard.unfinished is not None
     counts = [shard.unfinished.of(one).tail for one in shard.unfinished.splits]
-    before, size = sum(counts[: shard.unfinished.splits.index(split)]), 4 + shard.masked
+    at, names = sum(counts[: shard.unfinished.splits.index(split)]), shard.token_arrays
+    sizes = {of: np.dtype(TOKEN_ARRAYS[of].dtype).itemsize for of in names}
     key = f"{shard_key(shard.key)}/{TAILS}"
     data = root.read(key) if any(counts) else b""
-    if len(data) != sum(counts) * size:
+    if len(data) != sum(counts) * sum(sizes.values()):
         raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {sum(counts)} tokens")
+    before = sum(counts) * sum(sizes[of] for of in names[: names.index(name)])
     count = shard.unfinished.of(split).tail
-    if name == LOSS_MASK:
-        return np.frombuffer(data, np.uint8, count, 4 * sum(counts) + before)
-    return np.frombuffer(data, "<u4", count, 4 * before)
+    return np.frombuffer(data, TOKEN_ARRAYS[name].dtype, count, before + at * sizes[name])
 
 
 def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLocation) -> Documents:
     """The documents of a streamed shard."""
     entries, splits = read_entries(root, shard), len(location.splits)
-    array = np.where(entries.split == IN_NO_SPLIT, splits, entries.split).astype(np.int8)  # a number in EVERY_SPLIT, or after it
-    lengths, begins = entries.length.astype(np.int64), np.empty(len(entries.length), np.int64)
+    array = np.minimum(entries[SPLIT], splits).astype(np.int8)  # a number in EVERY_SPLIT, or after it
+    lengths, begins = entries[LENGTH].astype(np.int64), np.empty(shard.written, np.int64)
     for number in range(splits + 1):
         mine = array == number
         begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
 
-    def arrays(split: Split) -> TokenArrays:
-        tokens = _runs(unfinished_items(root, shard, split, "encoded_tokens"))
-        return TokenArrays(tokens, _runs(unfinished_items(root, shard, split, LOSS_MASK)) if shard.masked else None)
+    def arrays(split: Split) -> TokenRuns:
+        return {name: _runs(unfinished_items(root, shard, split, name)) for name in shard.token_arrays}
 
     left_out = [_left_out(root, shard)] if (array == splits).any() else []
-    return Documents(
-        entries.key,
-        array,
-        begins,
-        lengths,
-        (*map(arrays, location.splits), *left_out),
-        lambda: shard_places(entries.row, shard.file_starts),
-        lambda wanted: shard_columns(root, shard, wanted),
-        entries.split_key,
-    )
+    read = of_shard(lambda name, first, stop: entries[name][first:stop], shard)
+    columns = partial(shard_columns, root, shard)
+    return Documents(array, begins, lengths, (*map(arrays, location.splits), *left_out), read, columns)
 
 
 class LeftOutWriter:
     """Writes the tokens of the documents that the version leaves out below a streamed shard's *store*, if there are any, within a
-    block. *masked*: with their loss mask.
+    block. *token_arrays*: those that they have.
     """
 
-    def __init__(self, store: Store, masked: bool) -> None:
-        names = {"encoded_tokens": SHARD_LAYOUT.encoded_tokens, **({LOSS_MASK: SHARD_LAYOUT.loss_mask} if masked else {})}
-        self._arrays = {name: ArrayWriter(store, f"{LEFT_OUT}/{name}", spec) for name, spec in names.items()}
+    def __init__(self, store: Store, token_arrays: Iterable[str]) -> None:
+        self._arrays = {of: ArrayWriter(store, f"{LEFT_OUT}/{of}", SHARD_LAYOUT.token_array(of)) for of in token_arrays}
         self._has_any = False
         self.objects: list[StoredObject] = []
 
@@ -197,11 +158,8 @@ class LeftOutWriter:
             return
         self._has_any = True
         tokens = np.repeat(those, np.diff(batch.seq_starts).astype(np.int64))
-        self._arrays["encoded_tokens"].append(batch.encoded_tokens[tokens])
-        if LOSS_MASK in self._arrays:
-            self._arrays[LOSS_MASK].append(
-                np.ones(int(tokens.sum()), np.uint8) if batch.loss_mask is None else batch.loss_mask[tokens]
-            )
+        for name, array in self._arrays.items():
+            array.append(batch.items(name)[tokens])
 
     def __enter__(self) -> Self:
         return self
@@ -212,11 +170,10 @@ class LeftOutWriter:
             self.objects += writer.objects
 
 
-def _left_out(root: Store, shard: TokenShard) -> TokenArrays:
+def _left_out(root: Store, shard: TokenShard) -> TokenRuns:
     """The arrays of the documents that the version leaves out."""
     store = root / shard_key(shard.key) / LEFT_OUT
-    mask = open_array(store / LOSS_MASK, "uint8") if shard.masked else None
-    return TokenArrays(stored_runs(open_array(store / "encoded_tokens", "uint32")), None if mask is None else stored_runs(mask))
+    return {name: stored_runs(open_array(store / name, TOKEN_ARRAYS[name].dtype)) for name in shard.token_arrays}
 
 
 class Items(NamedTuple):
@@ -238,7 +195,7 @@ def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) ->
     location = shard.unfinished
     assert location is not None
     layout, tokens = LAYOUTS[location.layout], location.of(split)
-    spec = layout.loss_mask if name == LOSS_MASK else layout.encoded_tokens
+    spec = layout.token_array(name)
     length, chunk, stop = spec.object_length, spec.chunk_length, tokens.stop - tokens.tail
     for n in range(tokens.first // length, -(-stop // length)) if tokens.first < stop else ():
         begin, end = max(tokens.first - n * length, 0), min(stop - n * length, length)
@@ -298,17 +255,13 @@ def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n:
 
 
 def check_unfinished(root: Store, shard: TokenShard) -> None:
-    """ValueError where the tokens of a streamed shard, or their mask, are not what was written."""
+    """ValueError where the token arrays of a streamed shard are not what was written."""
     location = shard.unfinished
     assert location is not None
     for split in location.splits:
-        wanted = location.of(split)
-        for name, recorded in (
-            ("encoded_tokens", wanted.digest),
-            *([(LOSS_MASK, wanted.mask_digest)] if wanted.mask_digest else []),
-        ):
+        for name in shard.token_arrays:
             digest = blake3()
             for items in unfinished_items(root, shard, split, name):
                 digest.update(items.read().view(np.uint8).data)
-            if f"{BLAKE3}{digest.hexdigest()}" != recorded:
-                raise ValueError(f"its tokens in {split} of the unfinished version {location.version} are not what was written")
+            if f"{BLAKE3}{digest.hexdigest()}" != location.of(split).digests.get(name):
+                raise ValueError(f"its {name} in {split} of the unfinished version {location.version} are not what was written")

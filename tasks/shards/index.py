@@ -22,21 +22,21 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
-from flat_tokens.manifest import EVERY_SPLIT, LOSS_MASK, MANIFEST, read_manifest, splits_of
+from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
 from tasks.models import Name, PublishedLocation, TokenShard, digest_of
 from tasks.output.paths import CACHE, DOCUMENTS, RESERVES, index_key, receipt_key, reserve_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
-from tasks.output.target import SPLIT_KEY
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
-from tasks.parts.opening import open_shard, read_texts
+from tasks.parts.opening import open_shard
 from tasks.parts.reserve import NOTHING_RESERVED, Reserved
 from tasks.parts.stored import document_spec
+from tasks.rows import FILE, OF_PLACE
 from tasks.shards.receipts import load_shard, read_receipt
 from tasks.tokenize.segments import STORED, Segments
 
@@ -209,36 +209,23 @@ class StoredTokens:
         same = (known[at] == wanted) & (self._found.documents[at] == np.diff(segments.ends, prepend=0))
         return digests, np.where(same, at, -1)
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> TokenBatch | None:
-        """The tokens of known segments that stand side by side; None where they are damaged or have gone."""
+    def take(
+        self, numbers: npt.NDArray[np.int64], facts: Iterable[str]
+    ) -> tuple[TokenBatch | None, dict[str, npt.NDArray[np.uint64]]]:
+        """The tokens of known segments that stand side by side, and those of *facts* that their shard has; None where they are
+        damaged or have gone.
+        """
         found = self._found
         shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
         count = int(found.documents[numbers].sum())
         with self._lock:
             documents = self._opened(shard)
         if documents is None:
-            return None
-        wanted = np.zeros(len(documents.keys), bool)
+            return None, {}
+        wanted = np.zeros(len(documents), bool)
         wanted[first : first + count] = True
-        documents = documents.those(wanted)
-        starts = np.concatenate([[0], np.cumsum(documents.lengths)])
-        parts = [part.copy() for part in documents.tokens(0, int(starts[-1]))]
-        tokens = np.concatenate([*parts, np.empty(0, np.uint32)])
-        if len(tokens) != starts[-1]:
-            raise ValueError(f"shard {shard.key[:12]}: has {len(tokens)} tokens where {starts[-1]} were expected")
-        masks = [part.copy() for part in documents.masks(0, int(starts[-1]))] if shard.masked else None
-        mask = None if masks is None else np.concatenate([*masks, np.empty(0, np.uint8)])
-        return TokenBatch(tokens, starts.astype(np.uint64), int(tokens.max(initial=0)) >> 1, mask)
-
-    def signatures(self, numbers: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.uint64] | None:
-        """The signatures, from the array *name*, of known segments that stand side by side, whose tokens were taken; None where
-        their shard has none of that name.
-        """
-        found = self._found
-        shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
-        if shard.signed != name:
-            return None
-        return read_texts(self.root, shard, name, first, first + int(found.documents[numbers].sum()))
+        known = {name: documents.read(name, first, first + count) for name in facts if name in shard.facts}
+        return documents.those(wanted).batch(shard.token_arrays), known
 
     def stretches(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Ranges of segments that are all unknown, or stand side by side in one shard."""
@@ -258,11 +245,11 @@ class StoredTokens:
     def _found(self) -> _KnownSegments:
         """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
-            # Of the same segment the one that needs no new signatures, then that of the latest version: it has most of what a
-            # slice had before, and each other version's objects would be read through, too.
+            # Of the same segment the one of which most is known, then that of the latest version: it has most of what a slice had
+            # before, and each other version's objects would be read through, too.
             age = {version: number for number, version in enumerate(self.versions)}
             shards = [*self.shards.values(), *self._strays()]
-            shards.sort(key=lambda one: (one.signed is None, age[one.published.version] if one.published else len(age)))
+            shards.sort(key=lambda one: (-len(one.facts), age[one.published.version] if one.published else len(age)))
             parts = [segments_of(shard) for shard in shards]
             counts = [len(part) for part in parts]
             stored = np.concatenate([*parts, np.empty(0, STORED)])
@@ -339,12 +326,8 @@ def objects_of(manifest: VersionObjects, store: Store, shard: TokenShard) -> Ite
     assert location is not None
     if any(location.of(split)[1] for split in EVERY_SPLIT if split not in splits_of(manifest.totals)):
         raise ValueError(f"its index reports {location.test[1]} sequences of a test split, which it has not")
-    arrays = [
-        "key",
-        *(["file"] if location.first_file is not None else []),
-        "row",
-        *([SPLIT_KEY] if shard.has_split_keys else []),
-    ]
+    of_runs = (FILE,) if location.first_file is not None else ()
+    facts = (*of_runs, *(name for name in shard.facts if name in OF_PLACE))
     for split in splits_of(manifest.totals):
         first, count = location.of(split)
         totals, start, stop = manifest.totals[split], 0, 0
@@ -353,18 +336,18 @@ def objects_of(manifest: VersionObjects, store: Store, shard: TokenShard) -> Ite
         if first + count > totals["seq_count"]:
             raise ValueError(f"its index reports {first + count} sequences of {split}, but there are {totals['seq_count']}")
         yield from _objects(f"{split}/seq_starts", layout.seq_starts, totals["seq_count"] + 1, first, first + count + 1)
-        for column in arrays:
+        for column in facts:
             yield from _objects(f"{DOCUMENTS}/{split}/{column}", document_spec(layout), totals["seq_count"], first, first + count)
         if shard.columns:
             parts = parts_of(manifest.objects, split, totals["seq_count"])
             yield from (part.key for part in parts if part.first < first + count and part.stop > first)
         if count:
             start, stop = open_split(store / split).seq_starts.take(np.array([first, first + count])).tolist()
-        yield from _objects(f"{split}/encoded_tokens", layout.encoded_tokens, totals["token_count"], start, stop)
-        if shard.masked or any(key.startswith(f"{split}/{LOSS_MASK}/") for key in manifest.objects):
-            # A slice without a mask of its own reads none, but its version's is opened.
-            where = (start, stop) if shard.masked else (0, 0)
-            yield from _objects(f"{split}/{LOSS_MASK}", layout.loss_mask, totals["token_count"], *where)
+        there = [name for name in TOKEN_ARRAYS if any(key.startswith(f"{split}/{name}/") for key in manifest.objects)]
+        for name in {*there, *shard.token_arrays}:
+            # Of an array that a slice has not nothing is read, but its version's is opened.
+            where = (start, stop) if name in shard.token_arrays else (0, 0)
+            yield from _objects(f"{split}/{name}", layout.token_array(name), totals["token_count"], *where)
 
 
 def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> Iterator[str]:

@@ -41,9 +41,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
     unused = {
-        name
-        for name in ("masked", "columns", "has_split_keys", "matches", "examples", "file_rows", "unfinished", "published")
-        if not getattr(shard, name)
+        name for name in ("columns", "matches", "examples", "file_rows", "unfinished", "published") if not getattr(shard, name)
     }
     facts = shard.model_dump(mode="json", exclude=unused)
     if shard.unfinished is not None and shard.unfinished.test is None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field, model_validator
 
+from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.stores.store import StoredObject
-from tasks.config import DocumentPolicy, Source, TokenizerConfig
-from tasks.models import FORMAT_SEMANTICS, SIGNATURE, Model, Slice, digest_of
-from tasks.text.signatures import EDITION, signatures
+from tasks.config import DocumentPolicy, NearDuplicates, Source, TokenizerConfig
+from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
+from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SPLIT_KEY, TEXT_BYTES
+from tasks.text.digests import text_digests, text_lengths
+from tasks.text.signatures import EDITION, NUMBERS, signatures
 from tasks.tokenize.chat import Chat
+
+
+def signature_of(near: NearDuplicates) -> str:
+    """The name of the signatures by which near-duplicates are found. It says how they are made."""
+    return f"{SIGNATURE}-{EDITION}-{near.words}"
+
+
+class TextFact(NamedTuple):
+    """A fact of texts: how many numbers each text has of it, and the function for them: uint64[n] or uint64[n, numbers]."""
+
+    numbers: int
+    of: Callable[[pa.LargeStringArray], npt.NDArray[np.uint64]]
 
 
 class Recipe(Model):
@@ -54,7 +69,7 @@ class Recipe(Model):
             "semantics": FORMAT_SEMANTICS,
             **({"engine": self.engine} if self.engine else {}),
             **({"lossy": True} if self.tokenizer.lossy else {}),
-            **({"split_by": self.split_by} if self.has_split_keys(part) else {}),
+            **({"split_by": self.split_by} if self.split_by_of(part) else {}),
             **({"chat": chat.model_dump(mode="json")} if (chat := self.chat(part)) else {}),
         }
 
@@ -80,22 +95,26 @@ class Recipe(Model):
         chat = self.chat(part)
         return [chat.model_dump(mode="json") if chat else "completion"] if self.source(part).masked else []
 
-    @property
-    def signed(self) -> str | None:
-        """The name of the array of signatures, which says how they are made; None without them."""
-        near = self.documents.near_duplicates
-        return f"{SIGNATURE}-{EDITION}-{near.words}" if near else None
+    def facts(self, part: Slice) -> dict[str, int]:
+        """The schema of the rows of a slice: the facts of each document, and how many numbers it has of each."""
+        split_key = {SPLIT_KEY: 1} if self.split_by_of(part) else {}
+        return {KEY: 1, ROW: 1, **split_key, **{name: fact.numbers for name, fact in self.facts_of_texts(part).items()}}
 
-    def signatures_of(self, texts: pa.LargeStringArray, part: Slice) -> npt.NDArray[np.uint64]:
-        """The signatures of texts of a slice: uint64[n, NUMBERS]. For a recipe that has them."""
-        near = self.documents.near_duplicates
-        assert near is not None
-        return signatures(texts, self.of_texts(part), near.words)
+    def facts_of_texts(self, part: Slice) -> dict[str, TextFact]:
+        """Those facts that follow from the texts of a slice as they are tokenized."""
+        policy, kind = self.documents, self.of_texts(part)
+        facts = {TEXT_BYTES: TextFact(1, text_lengths)} if policy.compares else {}
+        if policy.duplicates == "drop":
+            facts[DIGEST] = TextFact(2, lambda texts: text_digests(texts, kind))
+        if (near := policy.near_duplicates) is not None:
+            facts[signature_of(near)] = TextFact(NUMBERS, lambda texts: signatures(texts, kind, near.words))
+        return facts
 
     def _policy(self) -> dict[str, object]:
         """The policy as far as it decides the bytes of a shard: signatures are the same for every threshold."""
         policy = {name: value for name, value in self.documents.recorded().items() if name != "near_duplicates"}
-        return {**policy, **({"signatures": self.signed} if self.signed else {})}
+        near = self.documents.near_duplicates
+        return {**policy, **({"signatures": signature_of(near)} if near else {})}
 
     def _steps(self) -> dict[str, object]:
         return {"steps": self.steps} if self.steps else {}
@@ -104,13 +123,9 @@ class Recipe(Model):
         """The value that decides on the splits of its documents: ``text``, or a column; None where it is their keys."""
         return self.source(part).split_by(self.split_by, self.documents.opened().gives_columns)
 
-    def has_split_keys(self, part: Slice) -> bool:
-        """Whether its shard has split keys."""
-        return self.split_by_of(part) is not None
-
-    def masked(self, part: Slice) -> bool:
-        """Whether its tokens have a loss mask."""
-        return self.source(part).masked or self.documents.opened().gives_spans
+    def token_arrays(self, part: Slice) -> tuple[str, ...]:
+        """The token arrays of a slice."""
+        return (TOKENS, LOSS_MASK) if self.source(part).masked or self.documents.opened().gives_spans else (TOKENS,)
 
     def key(self, part: Slice) -> str:
         return digest_of(self.key_inputs(part))

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
 from flat_tokens.batch import TokenBatch
@@ -29,20 +30,12 @@ class Streamed(NamedTuple):
     tails: tuple[Tail, ...]
 
 
-class TextsOfSlice(NamedTuple):
-    """Documents of a slice whose texts are compared: their rows in it, uint64[n], and the digests of the texts, uint64[n, 2]."""
-
-    rows: npt.NDArray[np.uint64]
-    digests: npt.NDArray[np.uint64]
-
-
 class SliceStream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
-    def append(self, batch: TokenBatch, split_keys: npt.NDArray[np.uint64], texts: TextsOfSlice | None) -> npt.NDArray[np.uint8]:
-        """Take the next documents, with their split keys, uint64[n], and their *texts* where duplicates are dropped. Return the
-        split of each: its number in EVERY_SPLIT, or IN_NO_SPLIT: it is a duplicate. BrokenStreamError where the version's objects
-        have been given up.
+    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        """Take the next documents, with their rows. Return the split of each, uint64[n]: its number in EVERY_SPLIT, or
+        IN_NO_SPLIT: it is a duplicate. BrokenStreamError where the version's objects have been given up.
         """
         ...
 

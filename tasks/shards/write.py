@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,35 +18,28 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import TOKENS, TokenBatch
+from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import at_hand, fetched_ahead
 from tasks.download.sources import naming
-from tasks.models import DIGEST, TEXT_BYTES, Slice, TokenShard, digest_of, file_rows_as_text
+from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
-from tasks.output.target import SPLIT_KEY
-from tasks.parts.stored import (
-    COLUMNS,
-    SHARD_LAYOUT,
-    DocumentArrays,
-    document_spec,
-    entries_of,
-    open_arrays_at,
-    open_split_keys,
-)
-from tasks.parts.unfinished import IN_NO_SPLIT, LeftOutWriter, ShardEntries, write_entries, write_tails
+from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
+from tasks.parts.unfinished import IN_NO_SPLIT, LENGTH, SPLIT, LeftOutWriter, write_entries, write_tails
 from tasks.progress import meter
+from tasks.rows import as_rows, changed, fact, kept_of
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
 from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream, TextsOfSlice
+from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.doubts import noting_doubts
@@ -132,35 +125,19 @@ def fetching_ahead(
 
 
 class ShardWriter(NamedTuple):
-    """The arrays of a token shard while they are written."""
+    """The arrays of a token shard while they are written: its tokens, and the facts of its rows."""
 
     tokens: FlatTokensWriter
-    key: ArrayWriter
-    row: ArrayWriter
+    facts: dict[str, ArrayWriter]
     columns: ShardColumns
-    digest: ArrayWriter | None = None
-    text_bytes: ArrayWriter | None = None
-    split_key: ArrayWriter | None = None
-    signature: ArrayWriter | None = None
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
         self.tokens.append(batch.tokens)
-        self.key.append(batch.keys)
-        self.row.append(batch.rows)
-        if batch.columns is not None:
-            self.columns.append(batch.columns, batch.kinds)
-        if self.split_key is not None:
-            assert batch.split_keys is not None
-            self.split_key.append(batch.split_keys)
-        for array, entries in (
-            (self.text_bytes, batch.text_bytes),
-            (self.digest, batch.digests),
-            (self.signature, batch.signatures),
-        ):
-            if array is not None:
-                assert entries is not None
-                array.append(entries)
+        for name, array in self.facts.items():
+            array.append(fact(batch.rows, name).reshape(-1))
+        if (kept := kept_of(batch.rows)) is not None:
+            self.columns.append(kept, batch.kinds)
 
     def end_columns(self, kinds: Mapping[str, str]) -> None:
         """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
@@ -169,12 +146,10 @@ class ShardWriter(NamedTuple):
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
-        some = (self.key, self.row, self.digest, self.text_bytes, self.split_key, self.signature)
-        arrays = [one for one in some if one is not None]
-        beside = [*self.columns.objects, *(stored for array in arrays for stored in array.objects)]
+        beside = [*self.columns.objects, *(stored for array in self.facts.values() for stored in array.objects)]
         objects = tuple(sorted([*self.tokens.objects, *beside]))
         counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
-        return {"objects": objects, "masked": self.tokens.masked, "columns": self.columns.kinds, **counts}
+        return {"objects": objects, "token_arrays": self.tokens.token_arrays, "columns": self.columns.kinds, **counts}
 
 
 def staging_of(key: str, workspace: Workspace) -> Store:
@@ -184,51 +159,35 @@ def staging_of(key: str, workspace: Workspace) -> Store:
 
 @contextlib.contextmanager
 def staging_shard(
-    key: str,
-    workspace: Workspace,
-    masked: bool = False,
-    digested: bool = False,
-    has_split_keys: bool = False,
-    signed: str | None = None,
+    key: str, workspace: Workspace, facts: Iterable[str], token_arrays: Iterable[str] = (TOKENS,)
 ) -> Iterator[ShardWriter]:
-    """Write a token shard into this attempt's staging directory, *masked* with a loss mask, *digested* with digests of the
-    texts, with split keys if it *has_split_keys*, *signed* with signatures of the texts in an array of that name. The block
-    appends to it.
+    """Write a token shard into this attempt's staging directory, with these *facts* of its documents and these *token_arrays*.
+    The block appends to it.
     """
     store, layout = staging_of(key, workspace), SHARD_LAYOUT
-    names = {name: name for name in DocumentArrays._fields}
-    names |= {"digest": DIGEST} if digested else {}
-    names |= {"text_bytes": TEXT_BYTES} if digested or signed else {}
-    names |= {"split_key": SPLIT_KEY} if has_split_keys else {}
-    names |= {"signature": signed} if signed else {}
-    with FlatTokensWriter(store, layout, masked) as tokens, contextlib.ExitStack() as stack:
+    with FlatTokensWriter(store, layout, token_arrays) as tokens, contextlib.ExitStack() as stack:
         spec = document_spec(layout)
-        arrays = {of: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for of, name in names.items()}
-        yield ShardWriter(tokens, columns=stack.enter_context(ShardColumns(store)), **arrays)
+        arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in facts}
+        yield ShardWriter(tokens, arrays, stack.enter_context(ShardColumns(store)))
 
 
 class StreamedTokens:
-    """The tokens of a slice on their way into a version, and the entries of its documents, which go into the *store* of its
-    shard, with the tokens of those that the version leaves out. *masked*: they have a loss mask. *texts*: what is known of their
-    texts. A block appends to it.
+    """The tokens of a slice on their way into a version, and the rows of its documents, which go into the *store* of its shard,
+    with the tokens of those that the version leaves out, with their *token_arrays*. *facts*: of the rows. A block appends to
+    it.
     """
 
-    def __init__(self, store: Store, stream: SliceStream, masked: bool, texts: tuple[str, ...]) -> None:
-        self._store, self._stream, self._texts = store, stream, texts
-        self._parts: list[ShardEntries] = []
-        self._left_out = LeftOutWriter(store, masked)
+    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str], token_arrays: Iterable[str]) -> None:
+        self._store, self._stream, self._facts = store, stream, [*facts]
+        self._parts: list[pa.RecordBatch] = []
+        self._left_out = LeftOutWriter(store, token_arrays)
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
-        texts, digests = None, batch.digests
-        if digests is not None:
-            digests = digests.reshape(-1, 2)
-            texts = TextsOfSlice(batch.rows, digests)
-        split_keys = batch.keys if batch.split_keys is None else batch.split_keys
-        numbers = self._stream.append(batch.tokens, split_keys, texts)
+        rows = batch.rows.select(self._facts)
+        numbers = self._stream.append(batch.tokens, rows)
         self._left_out.append(batch.tokens, numbers == IN_NO_SPLIT)
-        lengths = np.diff(batch.tokens.seq_starts)
-        self._parts.append(ShardEntries(batch.keys, batch.rows, lengths, numbers, batch.split_keys, digests, batch.text_bytes))
+        self._parts.append(changed(rows, as_rows({LENGTH: np.diff(batch.tokens.seq_starts), SPLIT: numbers})))
 
     def __enter__(self) -> Self:
         self._left_out.__enter__()
@@ -243,15 +202,15 @@ class StreamedTokens:
         """
         some = [write_entries(self._store, self._parts), *self._left_out.objects, *others]
         location, tails = self._stream.end()
-        tail = [write_tails(self._store, tails)] if any(len(some.tokens) for some in tails) else []
-        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location, "texts": self._texts}
+        tail = [write_tails(self._store, tails)] if any(len(some[TOKENS]) for some in tails) else []
+        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
 
 
 class StreamedShardWriter:
     """The tokens and the kept columns of a shard whose tokens go into a version at once."""
 
-    def __init__(self, tokens: StreamedTokens, columns: ShardColumns, masked: bool) -> None:
-        self._tokens, self._columns, self._masked = tokens, columns, masked
+    def __init__(self, tokens: StreamedTokens, columns: ShardColumns, token_arrays: Sequence[str]) -> None:
+        self._tokens, self._columns, self._token_arrays = tokens, columns, token_arrays
         self._token_count = self._max_token_id = 0
 
     def append(self, batch: Batch) -> None:
@@ -259,8 +218,8 @@ class StreamedShardWriter:
         self._tokens.append(batch)
         self._token_count += batch.tokens.token_count
         self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
-        if batch.columns is not None:
-            self._columns.append(batch.columns, batch.kinds)
+        if (kept := kept_of(batch.rows)) is not None:
+            self._columns.append(kept, batch.kinds)
 
     def end_columns(self, kinds: Mapping[str, str]) -> None:
         """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
@@ -270,7 +229,7 @@ class StreamedShardWriter:
         """Write what is left, and wait for the tokens."""
         self.stored = {
             **self._tokens.end(*self._columns.objects),
-            "masked": self._masked,
+            "token_arrays": self._token_arrays,
             "columns": self._columns.kinds,
             "token_count": self._token_count,
             "max_token_id": self._max_token_id,
@@ -279,13 +238,12 @@ class StreamedShardWriter:
 
 @contextlib.contextmanager
 def streaming_shard(
-    key: str, workspace: Workspace, stream: SliceStream, masked: bool, digested: bool
+    key: str, workspace: Workspace, stream: SliceStream, facts: Iterable[str], token_arrays: Sequence[str]
 ) -> Iterator[StreamedShardWriter]:
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, workspace)
-    texts = (DIGEST,) if digested else ()
-    with ShardColumns(store) as columns, StreamedTokens(store, stream, masked, texts) as tokens:
-        writer = StreamedShardWriter(tokens, columns, masked)
+    with ShardColumns(store) as columns, StreamedTokens(store, stream, facts, token_arrays) as tokens:
+        writer = StreamedShardWriter(tokens, columns, token_arrays)
         yield writer
     writer.end()
 
@@ -295,26 +253,16 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
     synced: what the disk has not written yet, it never writes.
     """
     store = staging_of(shard.key, workspace)
-    tokens, documents = open_arrays_at(store)
-    split_keys = open_split_keys(store) if shard.has_split_keys else None
-    named = {"digests": DIGEST, "text_bytes": TEXT_BYTES} if DIGEST in shard.texts else {}
-    texts = {of: open_array(store / f"{DOCUMENTS}/{name}", "uint64") for of, name in named.items()}
+    tokens, read = open_split(store), open_facts(store, shard.facts)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1)
     # Documents of about BATCH_TOKENS together: where the batch of each begins.
     firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
-    with StreamedTokens(store, stream, shard.masked, shard.texts) as streamed:
+    with StreamedTokens(store, stream, shard.facts, shard.token_arrays) as streamed:
         for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
             low, high = int(starts[first]), int(starts[stop])
-            batch = TokenBatch(
-                tokens.encoded_tokens.read(low, high),
-                starts[first : stop + 1] - starts[first],
-                shard.max_token_id,
-                None if tokens.loss_mask is None else tokens.loss_mask.read(low, high),
-            )
-            keys, rows = (array.read(first, stop) for array in documents)
-            of_texts = {of: texts[of].read(entries_of(name) * first, entries_of(name) * stop) for of, name in named.items()}
-            split_by = None if split_keys is None else split_keys.read(first, stop)
-            streamed.append(Batch(batch, keys, rows, None, {}, split_keys=split_by, **of_texts))
+            arrays = {name: array.read(low, high) for name, array in tokens.arrays.items()}
+            batch = TokenBatch.of_arrays(arrays, starts[first : stop + 1] - starts[first], shard.max_token_id)
+            streamed.append(Batch(batch, as_rows({name: read(name, first, stop) for name in shard.facts}), {}))
     made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
     for stored in shard.objects:
         if stored.key != COLUMNS:
@@ -328,13 +276,9 @@ def writer_of(
 ) -> Iterator[ShardWriter | StreamedShardWriter]:
     """The writer of a slice's shard, by its *key*. What a failed attempt has left of it is removed."""
     shutil.rmtree(Path(workspace.staging) / key, ignore_errors=True)
-    masked, digested = recipe.masked(slice_), recipe.documents.duplicates == "drop"
+    schema = recipe.facts(slice_), recipe.token_arrays(slice_)
     with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
-        written: contextlib.AbstractContextManager[ShardWriter | StreamedShardWriter]
-        if stream is None:
-            written = staging_shard(key, workspace, masked, digested, recipe.has_split_keys(slice_), recipe.signed)
-        else:
-            written = streaming_shard(key, workspace, stream, masked, digested)
+        written = staging_shard(key, workspace, *schema) if stream is None else streaming_shard(key, workspace, stream, *schema)
         with written as writer:
             yield writer
 
@@ -398,7 +342,7 @@ def tokenize_slice(
         segments=segments_as_text(names, documents),
         file_rows=file_rows_as_text(tally.file_rows),
         text_bytes_taken=taken,
-        has_split_keys=recipe.has_split_keys(slice_),
+        facts=recipe.facts(slice_),
         **writer.stored,
     )
 

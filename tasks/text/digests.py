@@ -1,4 +1,4 @@
-"""Digests of texts: equal digests, equal texts."""
+"""Lengths of texts, and digests of them: equal digests, equal texts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from blake3 import blake3
 from flat_tokens.text.rows import text_buffers
 
 DIGEST_BYTES = 16
+
+
+def text_lengths(texts: pa.LargeStringArray) -> npt.NDArray[np.uint64]:
+    """The bytes of each text: uint64[n]."""
+    return np.diff(text_buffers(texts)[1]).astype(np.uint64)
 
 
 def text_digests(texts: pa.LargeStringArray, kind: bytes) -> npt.NDArray[np.uint64]:

@@ -22,35 +22,34 @@ from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice
+from tasks.rows import KEY, ROW, SPLIT_KEY, as_rows, changed, fact, kept_of
 from tasks.text.files import range_of, rows_of, text_file
 from tasks.text.runs import RunOfFiles
 
 
 class TextBatch(NamedTuple):
-    """Texts without nulls, all of them Unicode; key uint64[n] and row uint64[n] (within the slice) of each; and as many rows of
-    the columns that are kept, None where none is. ``split_keys``: uint64[n], None where the keys decide on splits.
+    """Texts without nulls, all of them Unicode, and their rows: those facts that do not follow from the texts, and the kept
+    columns. A row counts within the slice.
     """
 
     texts: pa.LargeStringArray
-    keys: npt.NDArray[np.uint64]
-    rows: npt.NDArray[np.uint64]
-    columns: pa.RecordBatch | None = None
-    split_keys: npt.NDArray[np.uint64] | None = None
+    rows: pa.RecordBatch
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return fact(self.rows, KEY)
 
     def part(self, start: int, stop: int) -> TextBatch:
         """Documents ``start:stop``. No copy."""
-        columns = None if self.columns is None else self.columns.slice(start, stop - start)
-        split_keys = None if self.split_keys is None else self.split_keys[start:stop]
-        return TextBatch(self.texts.slice(start, stop - start), self.keys[start:stop], self.rows[start:stop], columns, split_keys)
+        return TextBatch(self.texts.slice(start, stop - start), self.rows.slice(start, stop - start))
 
     def those(self, keep: npt.NDArray[np.bool_]) -> TextBatch:
         """The documents *keep*, bool[n]."""
-        if keep.all():
-            return self
         mask = pa.array(keep)
-        columns = None if self.columns is None else self.columns.filter(mask)
-        split_keys = None if self.split_keys is None else self.split_keys[keep]
-        return TextBatch(self.texts.filter(mask), self.keys[keep], self.rows[keep], columns, split_keys)
+        return self if keep.all() else TextBatch(self.texts.filter(mask), self.rows.filter(mask))
+
+    def with_split_keys(self, split_keys: npt.NDArray[np.uint64]) -> TextBatch:
+        return self._replace(rows=changed(self.rows, as_rows({SPLIT_KEY: split_keys})))
 
 
 EXAMPLES = 3
@@ -112,12 +111,13 @@ def read_documents(
     steps = policy.opened()
     for documents in _read(slice_, source, policy, tally, batch_bytes):
         if split_by == "text":  # before all steps, as keys are
-            documents = documents._replace(split_keys=keys_of(documents.texts, None))
+            documents = documents.with_split_keys(keys_of(documents.texts, None))
         if steps.described:
             documents = _take_steps(steps, documents, slice_, source, policy, tally, forgotten)
         if split_by is not None and split_by != "text":
-            assert documents.columns is not None
-            documents = documents._replace(split_keys=value_keys(documents.columns.column(split_by), documents.keys))
+            kept = kept_of(documents.rows)
+            assert kept is not None
+            documents = documents.with_split_keys(value_keys(kept.column(split_by), documents.keys))
         _, offsets = text_buffers(documents.texts)
         tally.text_bytes += int(offsets[-1] - offsets[0])
         if forgotten is not None and (gone := forgotten.those(documents.keys)).any():
@@ -206,7 +206,7 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
         mask = pa.array(keep)
         texts, rows = texts.filter(mask), rows[keep]
         ids, columns = (None if beside is None else beside.filter(mask) for beside in (ids, columns))
-    return TextBatch(texts, keys_of(texts, ids), rows.astype(np.uint64), columns)
+    return TextBatch(texts, as_rows({KEY: keys_of(texts, ids), ROW: rows.astype(np.uint64)}, columns))
 
 
 def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
@@ -258,7 +258,8 @@ def _take_steps(
     _, offsets = text_buffers(documents.texts)
     tally.before_steps += int(offsets[-1] - offsets[0])
     begun = time.perf_counter()
-    found = steps(documents.texts, documents.keys, documents.columns)
+    rows = fact(documents.rows, ROW)
+    found = steps(documents.texts, documents.keys, kept_of(documents.rows))
     tally.step_seconds += time.perf_counter() - begun
     if found.changed and source.masked:
         name = next(iter(found.changed)).removesuffix(".changed")
@@ -267,8 +268,8 @@ def _take_steps(
     at, texts = np.flatnonzero(found.keep), found.texts
     lengths = np.diff(text_buffers(texts)[1])
     long, empty = lengths > policy.max_bytes, (lengths == 0) & (policy.empty == "skip")
-    bad = [(int(documents.rows[i]), reason, detail) for i, reason, detail in found.failed]
-    messages = ((int(documents.rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
+    bad = [(int(rows[i]), reason, detail) for i, reason, detail in found.failed]
+    messages = ((int(rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
     bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in messages]
     if bad:
         if policy.on_bad == "error":
@@ -279,11 +280,12 @@ def _take_steps(
     tally.replaced.update(+found.changed)
     if found.matches:
         gone = np.zeros(len(documents.keys), bool) if forgotten is None else forgotten.those(documents.keys)
-        tally.note(found.matches, documents.rows, gone)
+        tally.note(found.matches, rows, gone)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
     _note_step_kinds(found.kinds, slice_, tally)
-    taken = documents.those(found.keep)._replace(texts=texts, columns=found.columns).those(stay)
+    stayed = documents.those(found.keep).rows
+    taken = TextBatch(texts, changed(stayed, as_rows({}, found.columns))).those(stay)
     return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))
 
 

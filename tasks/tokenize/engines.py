@@ -26,6 +26,7 @@ from flat_tokens.token_bytes import TokenBytes
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
+from tasks.rows import ROW, fact
 from tasks.text.documents import Tally, TextBatch, bad_document, row_name
 from tasks.tokenize.probes import awkward_texts
 
@@ -519,8 +520,9 @@ def tokens_of(
         taken, tokens = _encodable(batch, slice_, source, policy, engine, tally)
     for i in sampled(taken.keys):
         if fault := _difference(taken.texts.slice(i, 1), ids_of(tokens, i), engine):
+            row = int(fact(taken.rows, ROW)[i])
             raise EnginesDifferError(
-                f"{row_name(slice_, source, int(taken.rows[i]))}: {fault}. Nothing is published. Set tokenizer.engine: "
+                f"{row_name(slice_, source, row)}: {fault}. Nothing is published. Set tokenizer.engine: "
                 "reference. Tokens of earlier versions may differ, too."
             )
     encoded = TokenBatch.from_flat(
@@ -570,7 +572,7 @@ def _encodable(
             continue
         reason = tokens.reason if isinstance(tokens, Refusal) else "unencodable"
         if policy.on_bad == "error":
-            raise bad_document(slice_, source, int(batch.rows[i]), reason, tokens)
+            raise bad_document(slice_, source, int(fact(batch.rows, ROW)[i]), reason, tokens)
         keep[i] = False
         tally.written -= 1
         tally.skipped[reason] += 1

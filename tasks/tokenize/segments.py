@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.columns import joined
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
+from tasks.rows import joined
 from tasks.text.documents import TextBatch
 
 MEAN_BYTES = 1 << 19
@@ -78,11 +78,7 @@ def cut(batches: Iterable[TextBatch]) -> Iterator[Segments]:
 def _joined(parts: list[TextBatch]) -> TextBatch:
     if len(parts) == 1:
         return parts[0]
-    texts = pa.concat_arrays([part.texts for part in parts])
-    keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
-    kept = [part.columns for part in parts if part.columns is not None]
-    split_keys = [part.split_keys for part in parts if part.split_keys is not None]
-    return TextBatch(texts, keys, rows, joined(kept) if kept else None, np.concatenate(split_keys) if split_keys else None)
+    return TextBatch(pa.concat_arrays([part.texts for part in parts]), joined([part.rows for part in parts]))
 
 
 def _ends(batch: TextBatch, before: int) -> tuple[npt.NDArray[np.int64], int]:

@@ -32,6 +32,7 @@ from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule
 from tasks.parts.input import sample_hashes
 from tasks.progress import meter
+from tasks.rows import drawn_by
 from tasks.text.documents import Tally, read_documents
 from tasks.vocabularies.request import VocabularyRequest
 
@@ -83,8 +84,7 @@ def texts_of_sources(
                 here = at_hand(slice_, config.sources, workspace)
                 source = config.sources[slice_.source]
                 for documents in read_documents(here, source, config.documents, Tally(), split_by=config.split_by_of(source)):
-                    split_keys = documents.keys if documents.split_keys is None else documents.split_keys
-                    in_train = split_numbers(slice_.split, rule, split_keys) == 0
+                    in_train = split_numbers(slice_.split, rule, drawn_by(documents.rows)) == 0
                     keep = in_train & in_sample(documents.keys, request)
                     texts = documents.those(keep).texts
                     offsets = text_buffers(texts)[1]

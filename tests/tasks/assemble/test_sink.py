@@ -22,7 +22,7 @@ import flat_tokens.stores.local
 import tasks.assemble.span_writer
 import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
@@ -37,14 +37,16 @@ from tasks.parts.part import ShardPart
 from tasks.parts.unfinished import (
     ENTRIES,
     IN_NO_SPLIT,
+    LENGTH,
+    SPLIT,
     TAILS,
-    ShardEntries,
     check_unfinished,
     may_stream,
     write_entries,
     write_tails,
 )
-from tasks.shards.stream import TASK, BrokenStreamError, TextsOfSlice
+from tasks.rows import DIGEST, KEY, ROW, as_rows, changed
+from tasks.shards.stream import TASK, BrokenStreamError
 from tests.examples import examples
 from tests.tasks.assemble.test_assembler import OnRequest
 from tests.tasks.assemble.test_spans import (
@@ -64,6 +66,7 @@ VERSION = "v"
 HALF = SplitRule(fraction=0.5, seed=1)
 ALL_TRAIN = SplitRule(fraction=0, seed=0)
 SLICES = 7
+ONE_ROW = as_rows({KEY: np.ones(1, np.uint64)})
 
 
 @pytest.fixture(autouse=True)
@@ -125,13 +128,14 @@ def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_s
         for first in range(0, len(shard.documents), batch_size):
             some = shard.documents[first : first + batch_size]
             batch, rows = TokenBatch.from_sequences([document.tokens for document in some]), np.arange(len(some)) + first
-            if target.masked:
+            if LOSS_MASK in target.token_arrays:
                 batch = batch._replace(loss_mask=mask_of(batch))
-            in_validation = into.append(batch, keys_of(some))
-            entries.append(ShardEntries(keys_of(some), 2 * rows.astype(np.uint64), np.diff(batch.seq_starts), in_validation))
+            facts = as_rows({KEY: keys_of(some), ROW: 2 * rows.astype(np.uint64)})
+            beside = as_rows({LENGTH: np.diff(batch.seq_starts), SPLIT: into.append(batch, facts)})
+            entries.append(changed(facts, beside))
         store, streamed = place.root / shard_key(part.shard.key), into.end()
         objects = write_entries(store, entries), write_tails(store, streamed.tails)
-        facts = {"objects": objects, "unfinished": streamed.location, "masked": target.masked}
+        facts = {"objects": objects, "unfinished": streamed.location, "token_arrays": target.token_arrays}
     return part.model_copy(update={"shard": part.shard.model_copy(update=facts)})
 
 
@@ -182,14 +186,14 @@ def test_the_arrays_are_those_of_stored_shards(
 def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     documents = open_shard(place.root, stored)
     assert documents.keys.tolist() == [document.key for document in shard.documents]
-    assert documents.places().row.tolist() == [2 * i for i in range(len(shard.documents))]
+    assert documents.fact(ROW).tolist() == [2 * i for i in range(len(shard.documents))]
     total = int(documents.lengths.sum())
-    tokens = np.concatenate([*documents.tokens(0, total), np.empty(0, np.uint32)])
+    tokens = np.concatenate([*documents.items(TOKENS, 0, total), np.empty(0, np.uint32)])
     expected = TokenBatch.from_sequences([document.tokens for document in shard.documents])
     assert tokens.tolist() == expected.encoded_tokens.tolist()
     assert documents.lengths.tolist() == np.diff(expected.seq_starts).tolist()
-    if stored.masked:
-        masks = np.concatenate([*documents.masks(0, total), np.empty(0, np.uint8)])
+    if LOSS_MASK in stored.token_arrays:
+        masks = np.concatenate([*documents.items(LOSS_MASK, 0, total), np.empty(0, np.uint8)])
         assert masks.tolist() == mask_of(expected).tolist()
 
 
@@ -290,7 +294,7 @@ def test_damage_is_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None
     for damaged in (path, whole):
         data = damaged.read_bytes()
         damaged.write_bytes(bytes([data[0] ^ 4]) + data[1:])
-        with pytest.raises(ValueError, match="its tokens in train of the unfinished version v are not what was written"):
+        with pytest.raises(ValueError, match="its encoded_tokens in train of the unfinished version v are not what was written"):
             check(place, shard)
         damaged.write_bytes(data)
     check(place, shard)
@@ -390,7 +394,7 @@ def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None
         assembler.add(stream(shards[0], 0, sink, target))
         with contextlib.suppress(OSError), sink.stream(key_of(1)) as into:
             assert into is not None
-            into.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+            into.append(TokenBatch.from_sequences([[1, 2]]), ONE_ROW)
             raise OSError("the file's store is away")
         for number in (1, 2):  # tried again, as Prefect does
             with sink.stream(key_of(number)) as into:
@@ -404,21 +408,22 @@ def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None
 def test_a_slice_that_fails_is_no_copy_of_itself(place: Workspace) -> None:
     """What was compared of it is taken back: it is compared when it is added. What was compared of it to its end stays."""
     duplicates = DuplicateFilter(target_of(place, ALL_TRAIN))
-    digests, rows = np.arange(6, dtype=np.uint64).reshape(3, 2), np.arange(3, dtype=np.uint64)
+    digests, numbers = np.arange(6, dtype=np.uint64).reshape(3, 2), np.arange(3, dtype=np.uint64)
+    rows = as_rows({KEY: numbers, ROW: numbers, DIGEST: digests})
     with Assembler(duplicates.target) as assembler:
         sink = assembler.open_sink({key_of(i): (i, None) for i in range(3)}, streams=True, duplicates=duplicates)
         assert sink is not None
         with sink.stream(key_of(0)) as into:
             assert into is not None
             batch = TokenBatch.from_sequences([[1], [2], [1]])
-            numbers = into.append(batch, rows, TextsOfSlice(rows, digests[[0, 1, 0]]))
-            assert numbers.tolist() == [0, 0, IN_NO_SPLIT]
+            copied = changed(rows, as_rows({DIGEST: digests[[0, 1, 0]]}))
+            assert into.append(batch, copied).tolist() == [0, 0, IN_NO_SPLIT]
             into.end()
         with contextlib.suppress(OSError), sink.stream(key_of(1)) as into:
             assert into is not None
-            assert into.append(batch, rows, TextsOfSlice(rows, digests)).tolist() == [IN_NO_SPLIT, IN_NO_SPLIT, 0]
+            assert into.append(batch, rows).tolist() == [IN_NO_SPLIT, IN_NO_SPLIT, 0]
             raise OSError("the file's store is away")
-    assert duplicates.seen.add(digests, 1, rows).copies.tolist() == [0, 1]
+    assert duplicates.seen.add(digests, 1, numbers).copies.tolist() == [0, 1]
     assert [some.copies.tolist() for some in duplicates.streamed[0]] == [[2]]
     assert list(duplicates.streamed) == [0]
 
@@ -508,23 +513,23 @@ def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pyte
 
 def test_a_slice_after_one_that_fails_is_told_so(place: Workspace) -> None:
     """Its tokens arrived after those of the other, which waited for the disk."""
-    batch, key = TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64)
+    batch = TokenBatch.from_sequences([[1, 2]])
 
     def fail(sink: VersionSink) -> None:
         with sink.stream(key_of(0)) as first, contextlib.ExitStack() as later:
             assert first is not None
-            first.append(batch, key)
+            first.append(batch, ONE_ROW)
             first.end()
             second = later.enter_context(sink.stream(key_of(1)))
             assert second is not None
-            second.append(batch, key)
+            second.append(batch, ONE_ROW)
             raise OSError("No space left on device")
 
     with opened(target_of(place, ALL_TRAIN)) as (assembler, sink):
         with pytest.raises(OSError, match="No space left"):
             fail(sink)
         with pytest.raises(BrokenStreamError):
-            list(assembler._writers["train"].stream(batch.encoded_tokens, 5, None))
+            list(assembler._writers["train"].stream(batch.arrays, 5))
 
 
 class Disk:
@@ -552,7 +557,7 @@ def stream_two(sink: VersionSink, key: str) -> None:
     """Stream the tokens of a slice that has two, without entries: so that nothing but the tokens waits for the disk."""
     with sink.stream(key) as into:
         assert into is not None
-        into.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+        into.append(TokenBatch.from_sequences([[1, 2]]), ONE_ROW)
         into.end()
 
 
@@ -606,7 +611,7 @@ def test_a_slice_whose_span_is_given_up_has_not_ended(place: Workspace, monkeypa
         first.start()
         with sink.stream(key_of(1)) as second:
             assert second is not None
-            second.append(TokenBatch.from_sequences([[1, 2]]), np.ones(1, np.uint64))
+            second.append(TokenBatch.from_sequences([[1, 2]]), ONE_ROW)
             assembler._writers["train"].break_off()
             disk.ready.set()
             with pytest.raises(BrokenStreamError):

@@ -18,7 +18,7 @@ import tasks.parts.runs
 import tasks.parts.stored
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.checker import check_split
 from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
@@ -126,7 +126,8 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
 
 
 def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", name: str = "v", *, masked: bool = False) -> Target:
-    return Target(workspace=place, name=name, layout=layout, rule=rule, masked=masked)
+    arrays = (TOKENS, LOSS_MASK) if masked else (TOKENS,)
+    return Target(workspace=place, name=name, layout=layout, rule=rule, token_arrays=arrays)
 
 
 def laid_out(counted: Iterable[tuple[ShardPart, SplitCounts]], target: Target) -> list[Span]:

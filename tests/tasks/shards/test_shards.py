@@ -21,14 +21,16 @@ import tasks.shards.write
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
 from flat_tokens.keys import document_keys
+from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.models import Slice, TokenShard
-from tasks.output.paths import CACHE, QUARANTINE, STAGING
+from tasks.output.paths import CACHE, QUARANTINE, STAGING, shard_key
 from tasks.output.staging import Workspace, attempt
-from tasks.parts.stored import open_shard
+from tasks.parts.opening import open_shard
+from tasks.rows import KEY, ROW
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
@@ -84,13 +86,13 @@ def held(shards: list[TokenShard], place: Workspace) -> Held:
     """What the shards hold, decoded and checked."""
     all_held, first_row = Held([], [], []), 0
     for shard in shards:
-        tokens, documents = open_shard(place.root, shard)
+        tokens, documents = open_split(place.root / shard_key(shard.key)), open_shard(place.root, shard)
         assert list(check_split(tokens)) == []
         assert (tokens.seq_count, tokens.token_count) == (shard.written, shard.token_count)
         assert shard.max_token_id == max((int(tokens.sequence(i).max(initial=0)) for i in range(shard.written)), default=0)
         all_held.texts.extend(bytes((tokens.sequence(i) - 1).astype(np.uint8)) for i in range(shard.written))
-        all_held.keys.extend(documents.key.read(0, shard.written).tolist())
-        all_held.rows.extend((documents.row.read(0, shard.written) + np.uint64(first_row)).tolist())
+        all_held.keys.extend(documents.fact(KEY).tolist())
+        all_held.rows.extend((documents.fact(ROW) + np.uint64(first_row)).tolist())
         first_row += shard.rows
     return all_held
 

@@ -22,6 +22,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
 from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT
+from tasks.rows import KEY, ROW, as_rows
 from tasks.text.documents import Tally, TextBatch
 from tasks.tokenize.engines import (
     Encode,
@@ -75,7 +76,8 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     path.write_text("unused")
     file = SourceFile(source=0, name="part.txt", location=str(path), format="text", size=6, sha256="0" * 64)
     array = large_string_array(*texts)
-    documents = TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64) + np.uint64(10))
+    rows = np.arange(len(texts), dtype=np.uint64) + np.uint64(10)
+    documents = TextBatch(array, as_rows({KEY: keys_of(array, None), ROW: rows}))
     slice_, source = range_of_slice(file, 0, 6, 6), Source(name="s", path=str(path))
     batch, _ = tokens_of(documents, slice_, source, DocumentPolicy(), encoder, Tally())
     return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tasks.tokenize.segments
 from flat_tokens.text.rows import keys_of
+from tasks.rows import KEY, ROW, as_rows
 from tasks.text.documents import TextBatch
 from tasks.tokenize.segments import cut
 
@@ -29,7 +30,7 @@ def _small() -> Iterator[None]:
 
 def documents_of(texts: Sequence[str]) -> TextBatch:
     array = pa.array(texts, pa.large_string())
-    return TextBatch(array, keys_of(array, None), np.arange(len(texts), dtype=np.uint64))
+    return TextBatch(array, as_rows({KEY: keys_of(array, None), ROW: np.arange(len(texts), dtype=np.uint64)}))
 
 
 def segments_of(documents: TextBatch, borders: Sequence[int] = ()) -> list[tuple[bytes, tuple[str, ...]]]:
