@@ -53,6 +53,7 @@ PERMITTED = {
     "flat_tokens/formats/parquet.py:_footer": HERE,
     "flat_tokens/formats/parquet.py:_opened": HERE,
     "flat_tokens/formats/parquet.py:_source": HERE,
+    "flat_tokens/steps/language.py:__init__": "a file of an installed package",
     "flat_tokens/stores/disk_cache.py:_boot": SYSTEM,
     "flat_tokens/stores/disk_cache.py:_locked": LOCK,
     "flat_tokens/stores/disk_cache.py:_private": OWN,

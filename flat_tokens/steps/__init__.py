@@ -51,7 +51,7 @@ READ_BY_BUILDS = frozenset({"decontaminate"})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 COLUMN = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 MOST_REASONS = 64
-"""Of one step. A reason is a kind of documents, not a document."""
+"""Of a step that does not say its ``most_reasons``. A reason is a kind of documents, not a document."""
 
 Described = dict[str, Any]
 """A step as manifests have it: ``use``, ``name``, ``version``, ``options``."""
@@ -186,7 +186,7 @@ def _run(name: str, step: Step, batch: pa.RecordBatch) -> _Run:
         return _spread(rest, sound, batch, faults)
     outcome, keep = _checked(name, given, batch)
     outcome = outcome._replace(columns=_columns_of(name, step, outcome, len(batch)))
-    return _Run(outcome, keep, _reasons(name, outcome, keep), faults)
+    return _Run(outcome, keep, _reasons(name, step, outcome, keep), faults)
 
 
 def _fault(step: Step, one: pa.RecordBatch) -> str | None:
@@ -261,7 +261,7 @@ def _columns_of(name: str, step: Step, outcome: Outcome, count: int) -> dict[str
     return found
 
 
-def _reasons(name: str, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counter[str]:
+def _reasons(name: str, step: Step, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counter[str]:
     """How many documents go, by step and reason."""
     gone = len(keep) - int(keep.sum())
     if not gone:
@@ -269,7 +269,7 @@ def _reasons(name: str, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counte
     if outcome.reason is None or isinstance(outcome.reason, str):
         return Counter({f"{name}.{outcome.reason or 'dropped'}": gone})
     counts = outcome.reason.filter(pa.array(~keep)).value_counts()
-    if len(counts) > MOST_REASONS:
+    if len(counts) > getattr(step, "most_reasons", MOST_REASONS):
         raise ValueError(f"step {name!r} gives {len(counts)} reasons; a reason is a kind of documents, of which there are few")
     found = Counter[str]()
     for reason, many in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):

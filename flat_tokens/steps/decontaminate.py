@@ -48,6 +48,7 @@ class Decontaminate:
             raise ValueError(f"action is {action!r}; it should be {', '.join(ACTIONS)}")
         self._sets, self._url, self._action, self._context = against, sets_url, action, context
         self._ngram, self._min_words = ngram, min_words
+        self.most_reasons = len(against)
         self.gives_columns: tuple[str, ...] = (column,) if action == "mark" else ()
         described: dict[str, Any] = {"against": against, "ngram": ngram, "min_words": min_words, "action": action}
         particular: dict[str, dict[str, Any]] = {"mark": {"column": column}, "span": {"context": context}, "drop": {}}

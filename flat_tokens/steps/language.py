@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
+import lzma
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,8 +31,14 @@ class Language:
         max_characters: int = 1000,
     ) -> None:
         langid = extra("py3langid.langid", "the step language")
-        model = langid.MODEL_DIR / langid.MODEL_FILE
-        self._identifier = langid.LanguageIdentifier.from_modelpath(model, norm_probs=probability is not None)
+        # As the package loads it, but in memory: it unpacks 68 MB to the temporary directory in each process.
+        with lzma.open(langid.MODEL_DIR / langid.MODEL_FILE) as packed, np.load(io.BytesIO(packed.read())) as model:
+            numbers = [array(model[name].dtype.char, model[name].tobytes()) for name in ("nextmove", "nextmove_row")]
+            names, features = model["classes"].tolist(), model["out_feat"].tolist()
+            self._identifier = langid.LanguageIdentifier(
+                model["ptc"], model["pc"], names, numbers[0], features, probability is not None, tk_row=numbers[1]
+            )
+        self.most_reasons = len(names) + 1  # and unknown
         self.version = f"py3langid {importlib.metadata.version('py3langid')}"
         self.gives_columns = (column,) if probability is None else (column, probability)
         if probability == column:

@@ -90,6 +90,13 @@ def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: P
     assert dict(found.skipped) == {"decontaminate.a": 2}
 
 
+def test_each_of_many_sets_is_a_reason(tmp_path: Path) -> None:
+    """More than a step of somebody else may have."""
+    questions = [f"{Q} {i}" for i in range(100)]
+    found = taken(step(tmp_path, {f"set-{i}": [text] for i, text in enumerate(questions)}, ngram=15), *questions)
+    assert dict(found.skipped) == {f"decontaminate.set-{i}": 1 for i in range(100)}
+
+
 def test_equal_hashes_of_other_words_are_not_a_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
     found = taken(step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]}), NEAR, f"x {Q}", "a b c d e f g i", "z")

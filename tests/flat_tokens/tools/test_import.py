@@ -86,7 +86,6 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) ->
     assert {name for name in installed if name.startswith("flat_tokens/") and "__pycache__" not in name} == {
         name for name in source if "__pycache__" not in name
     }
-    assert "flat_tokens/py.typed" in installed
     assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, *FRAMEWORKS, "tests", "deployments", cwd=tmp_path)) == []
 
     layouts: list[LayoutName] = ["mmap", "compact", "zarr2"]

@@ -22,7 +22,6 @@ import pytest
 
 import flat_tokens
 import flows.commands.main
-from flat_tokens.tools.terminal import duration, size
 from flows.__main__ import run
 from flows.commands.build import read_config
 from flows.commands.running import prefect_server
@@ -354,8 +353,3 @@ def test_quiet_shows_the_result_alone(config: Path, terminal: Terminal) -> None:
 def test_the_display_shows_documents_tokens_rate_and_time_left() -> None:
     line = progress_line(Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=1e8))
     assert line == "tokenize    25%  1,234 documents  300,000,000 tokens  100 MB/s  0:30 left"
-
-
-def test_numbers_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1500, 2.5e9)] == ["0 B", "999 B", "1.5 kB", "2.5 GB"]
-    assert [duration(s) for s in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
