@@ -1,7 +1,7 @@
 """Normalised words of texts, as arrays: no Python object a word.
 
-Two texts that differ in case, accents, punctuation, spaces and line ends alone have the same words. ``_forms`` says of each
-character what it is in a word.
+Two texts that differ in case, accents, punctuation, spaces, line ends and compatible forms (NFKC) alone have the same words.
+``_tables`` says of each character what it is in a word.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
+LAST = 0x2FA1E
+"""Characters from here on are Han, words by themselves."""
 LAST_PLANE = 0xE0000
 """Characters from here on are marks without a form of their own."""
 SEPARATOR, NOTHING = 0, 1
 """Forms of characters that end a word, and of those that are left out of it."""
 ALONE = 1 << 31
 """Added to the form of a character that is a word by itself, as those of scripts without spaces between words are."""
+SECOND, SEVERAL = 1 << 30, 1 << 29
+"""Added to the form of a character that may be one with the character before it, and of one that is first written as several."""
+PARTS = 3
+"""Characters that are one at most, but for the first one."""
 SCRIPTS_WITHOUT_SPACES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x1000, 0x109F),  # Burmese
@@ -36,12 +42,18 @@ SCRIPTS_WITHOUT_SPACES = (
     (0x4E00, 0x9FFF),
     (0xF900, 0xFAFF),
 )
-ACCENTS = frozenset((*range(0x300, 0x370), *range(0xFE00, 0xFE10), 0xAD))
-"""Accents of Latin, Greek and Cyrillic letters, selectors of variants, and the soft hyphen."""
+ACCENTS = frozenset((*range(0x300, 0x345), *range(0x346, 0x370), *range(0xFE00, 0xFE10), 0xAD))
+"""Accents of Latin, Greek and Cyrillic letters, but not the iota below, which is a letter in capitals; selectors of variants, and
+the soft hyphen.
+"""
 POINTED = range(0x590, 0x671)
 """Hebrew and Arabic: their vowel points are left out, as most texts have none."""
 SYMBOLS = (range(0x2000, 0x2C00), range(0x2E00, 0x2E80), range(0x3000, 0x3040), range(0xFE10, 0xFE70), range(0x1F000, 0x20000))
 """Blocks of signs: characters that were added to them after Unicode 3.2 are not letters either."""
+YOUNGER = (range(0x1C89, 0x1C8B), range(0xA7CB, 0xA7DD), range(0x10D50, 0x10D86))
+"""Letters with case that came after Unicode 14, which the oldest Python here has."""
+HANGUL, HAN = range(0xAC00, 0xD7A4), range(0x2F800, 0x2FA1E)
+"""Syllables, which have parts; and characters of Han that are other ones."""
 HASHED_BYTES = 64
 """Bytes of a word that its hash depends on, in addition to its length."""
 LOADED = 8
@@ -56,7 +68,7 @@ _ASCII = np.array(
 class Words(NamedTuple):
     """The words of some texts, in order. ``data``: the bytes of words, those of word i at ``starts[i]:stops[i]``. ``bounds``:
     words ``bounds[k]:bounds[k + 1]`` are those of text k. ``hashes``: of each word. ``gone``: bytes of the texts that are not
-    in ``data``, in order.
+    in ``data``, in order. ``origin``: the byte of the texts that each byte was, if characters were written as several.
     """
 
     data: Bytes
@@ -65,6 +77,7 @@ class Words(NamedTuple):
     bounds: Int64s
     hashes: UInt64s
     gone: Int64s
+    origin: Int64s | None
 
     def text(self, first: int, stop: int) -> str:
         """Words ``first:stop``, one space between two."""
@@ -74,17 +87,24 @@ class Words(NamedTuple):
     def in_texts(self, places: Int64s) -> Int64s:
         """Places in the bytes of the texts, of places in ``data``: int64[n]."""
         before = self.gone - np.arange(len(self.gone))
-        return places + np.searchsorted(before, places, "right")
+        places = places + np.searchsorted(before, places, "right")
+        return places if self.origin is None else self.origin[places]
 
 
 def words_of(data: Bytes, offsets: Int64s) -> Words:
     """The words of texts in UTF-8, of which text k is ``data[offsets[k]:offsets[k + 1]]``. Places count from ``offsets[0]``."""
     raw, bounds = data[offsets[0] : offsets[-1]], offsets - offsets[0]
-    plain = np.zeros(len(raw) + LOADED, np.uint8)  # so that any word's bytes may be loaded eight at a time
-    np.take(_ASCII, raw, out=plain[: len(raw)], mode="clip")
+    origin = characters = None
     gone = alone = np.empty(0, np.int64)
     if len(raw) and raw.max() >= 0x80:
-        gone, alone = _other_characters(raw, plain)
+        characters = _characters(raw)
+        if len(several := np.flatnonzero(characters.forms & SEVERAL)):
+            raw, origin, bounds = _written_out(raw, bounds, *(values[several] for values in characters[:3]))
+            characters = _characters(raw)
+    plain = np.zeros(len(raw) + LOADED, np.uint8)  # so that any word's bytes may be loaded eight at a time
+    np.take(_ASCII, raw, out=plain[: len(raw)], mode="clip")
+    if characters is not None:
+        gone, alone = _other_characters(characters, plain)
         if len(gone):
             plain = np.delete(plain, gone)
             bounds, alone = (places - np.searchsorted(gone, places) for places in (bounds, alone))
@@ -98,7 +118,7 @@ def words_of(data: Bytes, offsets: Int64s) -> Words:
     inner = np.unique(inner[is_word[inner] & is_word[inner - 1]])
     if len(inner):
         starts, stops = (np.sort(np.concatenate([places, inner]), kind="stable") for places in (starts, stops))
-    return Words(plain, starts, stops, np.searchsorted(starts, bounds), _hashes(plain, starts, stops), gone)
+    return Words(plain, starts, stops, np.searchsorted(starts, bounds), _hashes(plain, starts, stops), gone, origin)
 
 
 def _hashes(plain: Bytes, starts: Int64s, stops: Int64s) -> UInt64s:
@@ -148,10 +168,16 @@ def run_hashes(hashes: UInt64s, count: int) -> UInt64s:
         power = np.uint64(pow(int(power), 2, 1 << 64))
 
 
-def _other_characters(raw: Bytes, plain: Bytes) -> tuple[Int64s, Int64s]:
-    """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
-    are words by themselves begin and end.
-    """
+class _Characters(NamedTuple):
+    """Characters outside ASCII: where each begins, its bytes, its code point, and its form."""
+
+    leads: Int64s
+    sizes: Int64s
+    points: Int64s
+    forms: Int64s
+
+
+def _characters(raw: Bytes) -> _Characters:
     leads = np.flatnonzero(raw >= 0xC0)
     first = raw[leads]
     sizes = 2 + (first >= 0xE0).astype(np.int64) + (first >= 0xF0)
@@ -159,13 +185,44 @@ def _other_characters(raw: Bytes, plain: Bytes) -> tuple[Int64s, Int64s]:
     for at in range(1, 4):
         some = np.flatnonzero(sizes > at)
         points[some] = points[some] << 6 | raw[leads[some] + at] & 0x3F
-    known = _forms()
-    forms = known[np.minimum(points, len(known) - 1)]
-    if (points >= len(known)).any():
-        forms = np.where(points < len(known), forms, np.where(points < LAST_PLANE, points | ALONE, NOTHING))
+    forms = _tables().forms[np.minimum(points, LAST)]
+    if (points >= LAST).any():
+        forms = np.where(points < LAST, forms, np.where(points < LAST_PLANE, points | ALONE, NOTHING))
+    return _Characters(leads, sizes, points, forms)
+
+
+def _written_out(raw: Bytes, bounds: Int64s, leads: Int64s, sizes: Int64s, points: Int64s) -> tuple[Bytes, Int64s | None, Int64s]:
+    """The texts with the given characters written as several, the byte that each byte was, and the bounds of the texts."""
+    tables = _tables()
+    lengths = tables.lengths[points]
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    letters = tables.bytes[np.repeat(tables.starts[points], lengths) + within]
+    if (lengths == sizes).all():  # ß and ss, for one
+        written = raw.copy()
+        written[np.repeat(leads, lengths) + within] = letters
+        return written, None, bounds
+    counts = np.ones(len(raw), np.int64)
+    for k in range(4):
+        counts[leads[sizes > k] + k] = 0
+    counts[leads] = lengths
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    origin = np.repeat(np.arange(len(raw)), counts)
+    written = raw[origin]
+    written[np.repeat(ends[leads], lengths) + within] = letters
+    return written, origin, ends[bounds]
+
+
+def _other_characters(characters: _Characters, plain: Bytes) -> tuple[Int64s, Int64s]:
+    """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
+    are words by themselves begin and end.
+    """
+    leads, sizes, points, forms = characters
     alone = np.flatnonzero(forms & ALONE)
     edges = np.concatenate([leads[alone], leads[alone] + sizes[alone]])
-    forms = forms & ~np.int64(ALONE)
+    second = np.flatnonzero(forms & SECOND)
+    forms = forms & ~np.int64(ALONE | SECOND)
+    if len(second):
+        _compose(forms, second, np.concatenate([[False], leads[1:] == leads[:-1] + sizes[:-1]]))
     ends = forms == SEPARATOR
     for k in range(4):
         plain[leads[ends & (sizes > k)] + k] = 0
@@ -184,34 +241,75 @@ def _other_characters(raw: Bytes, plain: Bytes) -> tuple[Int64s, Int64s]:
     return np.sort(np.concatenate(gone)), np.sort(edges)
 
 
-@functools.cache
-def _forms() -> Int64s:
-    """The form of each character by its code point: int64[0x20000]. Characters after these are Han, words by themselves.
+def _compose(forms: Int64s, second: Int64s, follows: npt.NDArray[np.bool_]) -> None:
+    """Write one form for two that are it, such as parts of a syllable: the second one is nothing then. *second*: places that may
+    be a second one; *follows*: whether the character before each place is right before it.
+    """
+    tables = _tables()
+    second = second[(second > 0) & follows[second]]
+    first = second - 1
+    for _ in range(PARTS):
+        pairs = forms[first] << 21 | forms[second]
+        found = np.minimum(np.searchsorted(tables.pairs, pairs), len(tables.pairs) - 1)
+        fits = tables.pairs[found] == pairs
+        forms[first[fits]] = tables.composed[found[fits]]
+        forms[second[fits]] = NOTHING
+        # A third part follows what became nothing.
+        left = ~fits & (forms[first] == NOTHING) & (first > 0)
+        first, second = first[left] - 1, second[left]
 
-    The database is that of Unicode 3.2, which is in every Python: another release of Python would otherwise find other words.
+
+class _Tables(NamedTuple):
+    """Forms of characters in words. ``forms``: by code point; 0x20000 to LAST are Han, words by themselves. A character that is
+    several is first written as ``bytes[starts[point]:][:lengths[point]]``. ``pairs``: first << 21 | second, sorted, each of which
+    is one character of ``composed``.
+    """
+
+    forms: Int64s
+    starts: Int64s
+    lengths: Int64s
+    bytes: Bytes
+    pairs: Int64s
+    composed: Int64s
+
+
+@functools.cache
+def _tables() -> _Tables:
+    """The database is that of Unicode 3.2, which is in every Python: another release of Python would otherwise find other words.
     Characters that it does not know are letters.
     """
     known = unicodedata.ucd_3_2_0
-    forms = np.arange(0x20000, dtype=np.int64)
-    for point in range(0x80, len(forms)):
-        kind = known.category(chr(point))
+    forms = np.arange(LAST + 1, dtype=np.int64)
+    lengths, starts, written = np.zeros_like(forms), np.zeros_like(forms), bytearray()
+    pairs = dict[int, int]()
+    kinds = {point: known.category(chr(point)) for point in (*range(0x80, 0x20000), *HAN)}
+    for point, kind in kinds.items():
         if kind == "Cf" or point in ACCENTS or (kind == "Mn" and point in POINTED):
             forms[point] = NOTHING
         elif kind[0] in "PSZ" or kind in ("Cc", "Cs") or (kind == "Cn" and any(point in block for block in SYMBOLS)):
             forms[point] = SEPARATOR
-        elif kind not in ("Cn", "Co", "Lo", "Mc", "Mn", "Me") or known.decomposition(chr(point)):
-            forms[point] = _form(chr(point))
-    for first, last in SCRIPTS_WITHOUT_SPACES:
-        some = forms[first : last + 1]
+    for point in kinds:
+        character = chr(point)
+        folded = character if any(point in block for block in YOUNGER) else character.casefold()
+        has_parts = point in HANGUL or known.decomposition(character)
+        if forms[point] == NOTHING or (folded == character and not has_parts):
+            continue
+        parts = known.normalize("NFD", character)
+        if len(parts) > 1 and ord(parts[-1]) not in ACCENTS and known.normalize("NFC", parts) == character:
+            pairs[ord(known.normalize("NFC", parts[:-1])) << 21 | ord(parts[-1])] = point
+        plain = known.normalize("NFKD", known.normalize("NFKD", folded).casefold())
+        plain = known.normalize("NFC", "".join(one for one in plain if forms[ord(one)] != NOTHING))
+        if plain == character or all(known.category(one)[0] in "PSZ" for one in plain):
+            continue
+        if len(plain) == 1 and len(plain.encode()) <= len(character.encode()):
+            forms[point] = ord(plain)
+        else:
+            starts[point], lengths[point] = len(written), len(plain.encode())
+            forms[point] |= SEVERAL
+            written += plain.encode()
+    for begin, end in (*SCRIPTS_WITHOUT_SPACES, (0x20000, LAST)):
+        some = forms[begin : end + 1]
         some[some > NOTHING] |= ALONE
-    return forms
-
-
-def _form(character: str) -> int:
-    """A letter or a digit in lower case without accents and without the form of its width, where it is one character then."""
-    known = unicodedata.ucd_3_2_0
-    letters = [one for one in known.normalize("NFKD", character.lower()) if ord(one) not in ACCENTS]
-    found = letters[0].lower()[:1] if len(letters) == 1 else character.lower()[:1]
-    is_word = found.isalnum() if found < "\x80" else known.category(found)[0] not in "PSZC"
-    fits = len(found.encode()) <= len(character.encode())
-    return ord(found) if is_word and fits else ord(character)
+    keys = np.array(sorted(pairs), np.int64)
+    forms[np.isin(forms & (1 << 21) - 1, keys & (1 << 21) - 1)] |= SECOND
+    return _Tables(forms, starts, lengths, np.frombuffer(bytes(written), np.uint8), keys, np.array([pairs[key] for key in keys]))

@@ -26,7 +26,7 @@ class Decontaminate:
     ``span`` cuts the words out, with *context* characters on both sides. *sets_url*: where a build keeps the sets, by digest.
     """
 
-    version = "1"
+    version = "2"
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.words import Words, run_hashes, words_of
 
-EDITION = 1
+EDITION = 2
 """Raised when the same text would get another signature."""
 BYTES = 256
 NUMBERS = BYTES // 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,11 +20,12 @@ WORDS = [
     ("É café e\u0301 ÅÄ ñ", "e cafe e aa n"),
     ("“quoted”—and…so", "quoted and so"),
     ("so\u00adft jo\u2060in zero\u200bwidth", "soft join zero width"),
-    ("ＡＢ１ K ﬁ Straße", "ab1 k ﬁ straße"),
+    ("ＡＢ１ K ﬁ ﬃ Straße STRAẞE", "ab1 k fi ffi strasse strasse"),
     ("日本語a テ。x", "日 本 語 a テ x"),
-    ("ไทย 한글 नमस्ते", "ไ ท ย 한글 नमस्ते"),
-    ("Ⱥ 𐐀 😀 𠀀𠀁", "Ⱥ 𐐨 𠀀 𠀁"),
+    ("ไทย กำ 한글 नमस्ते क़", "ไ ท ย ก ํ า 한글 नमस्ते क़"),
+    ("Ⱥ 𐐀 😀 𠀀𠀁 丽", "ⱥ 𐐨 𠀀 𠀁 丽"),
     ("שָׁלוֹם مَرْحَبًا", "שלום مرحبا"),
+    ("ᾳΣ ½ Ⅷ ㎏ ｶﾞ ﻻ Ꭰ", "αισ 1 2 viii kg ガ لا Ꭰ"),
     ("", ""),
 ]
 
@@ -36,24 +39,26 @@ def words(*texts: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(("text", "expected"), WORDS)
 def test_words_have_no_case_accents_or_punctuation(text: str, expected: str) -> None:
-    assert [" ".join(found) for found in words(text)] == [expected]
+    forms = [unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")]
+    for some in (text, *forms, *map(str.upper, forms), *map(str.casefold, forms)):
+        assert [" ".join(found) for found in words(some)] == [expected]
 
 
 def test_texts_that_touch_share_no_word() -> None:
     assert words("ab", "cd", "", "é", "f") == [["ab"], ["cd"], [], ["e"], ["f"]]
 
 
-@given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀"), max_size=30), max_size=6))
+@given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀ßﬁᾳ\u1112\u1161\u11ab"), max_size=30), max_size=6))
 @examples(40)
 def test_a_batch_has_the_words_of_each_text(texts: list[str]) -> None:
     assert words(*texts) == [words(text)[0] for text in texts]
 
 
 def test_the_place_of_a_word_in_its_text_is_known() -> None:
-    text = "É-e\u0301x 日本 so\u00adft Ｋend".encode()
+    text = "É-e\u0301x 日本 so\u00adft ßa ﬁt ᾳb Ｋend".encode()
     found = words_of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
     places = found.in_texts(found.starts)
-    assert [text[place:].decode()[0] for place in places] == ["É", "e", "日", "本", "s", "Ｋ"]
+    assert [text[place:].decode()[0] for place in places] == ["É", "e", "日", "本", "s", "ß", "ﬁ", "ᾳ", "Ｋ"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
