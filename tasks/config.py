@@ -186,6 +186,9 @@ class Source(Model):
         description="CSV files: csv: a field in quotes may hold delimiters and line ends. none: quotes are text. Without it csv, "
         "but rows that may well be several are refused",
     )
+    max_bytes: Whole | None = Field(
+        None, ge=1, le=1 << 50, description="Bytes of a file whose server does not say its size; 10 GiB without it"
+    )
     max_expansion: Whole | None = Field(
         None,
         ge=1,

@@ -11,14 +11,16 @@ import ipaddress
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 import fsspec
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from flat_tokens.stores.answers import SlowError
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
 
@@ -104,6 +106,8 @@ def _goes_up(url: str) -> bool:
     return any(_UP.search(text) for text in _decoded(path))
 
 
+ANSWER_SECONDS = 120.0
+"""A server whose answer has not begun by then, headers and all, is given up."""
 CREDENTIALS = "FLAT_TOKENS_CREDENTIALS"
 """Environment variable of the workers: the name of a Secret block of Prefect's, such as secret/buckets (flows/credentials.py)."""
 
@@ -283,6 +287,13 @@ def checked_session(began: str) -> Any:
                 pool.ConnectionCls = type("Checked", (_Peer, plain), {"asked": (began, request.url)})
             return pool
 
+        def send(self, request: Any, *arguments: Any, **options: Any) -> Any:
+            response: Any = super().send(request, *arguments, **options)
+            if response.is_redirect:  # its session would read all of what comes with it
+                response.raw.close()
+                response._content, response._content_consumed = b"", True
+            return response
+
     session = requests.Session()
     for scheme in WEB:
         session.mount(f"{scheme}://", Adapter())
@@ -290,9 +301,11 @@ def checked_session(began: str) -> Any:
 
 
 class _Peer:
-    """A connection of ``requests`` that is given up, before it is used, if the server may not be asked."""
+    """A connection of ``requests`` that is given up, before it is used, if the server may not be asked, and if the beginning of
+    its answer takes too long.
+    """
 
-    asked = ("", "")
+    asked, is_late, sock = ("", ""), False, None
 
     def _new_conn(self) -> Any:
         connected: Any = super()._new_conn()  # type: ignore[misc]
@@ -301,6 +314,21 @@ class _Peer:
             check_hop(*self.asked, connected.getpeername()[0])
             held.pop_all()
         return connected
+
+    def getresponse(self, *arguments: Any, **options: Any) -> Any:
+        late = threading.Timer(ANSWER_SECONDS, self._give_up)
+        late.start()
+        try:
+            return super().getresponse(*arguments, **options)  # type: ignore[misc]
+        finally:
+            late.cancel()
+            if self.is_late:
+                raise SlowError(f"the server's answer had not begun after {ANSWER_SECONDS:.0f} s")
+
+    def _give_up(self) -> None:
+        self.is_late = True
+        with contextlib.suppress(OSError, AttributeError):  # it has ended
+            cast(socket.socket, self.sock).shutdown(socket.SHUT_RDWR)
 
 
 _began: ContextVar[str] = ContextVar("_began")

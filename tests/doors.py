@@ -86,7 +86,7 @@ PERMITTED = {
     "tasks/derive/pieces.py:count_unfound": OWN,
     "tasks/derive/pieces.py:read_keys": "bytes in memory",
     "tasks/download/fetch.py:_alone": LOCK,
-    "tasks/download/fetch.py:_fetch": OWN,
+    "tasks/download/fetch.py:_bring": OWN,
     "tasks/download/fetch.py:_settle": LOCK,
     "tasks/download/fetch.py:parquet_footer_only": OWN,
     "tasks/download/hub.py:_write_parquet": OWN,

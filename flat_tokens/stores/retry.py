@@ -29,6 +29,7 @@ PASSING = {
     "gcsfs": {"ChecksumError"},
     "httpx": {"TransportError"},
     "requests": {"ChunkedEncodingError", "ConnectionError", "ContentDecodingError", "Timeout"},
+    "urllib3": {"ProtocolError", "TimeoutError"},
 }
 """Errors of the clients of stores: their package and their name, or that of a class above theirs."""
 

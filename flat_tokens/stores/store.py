@@ -498,7 +498,10 @@ def client_options(url: str) -> dict[str, Any]:
 
         waiting = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         if protocol in ("http", "https"):
-            options = {"client_kwargs": {"timeout": waiting}}
+            from flat_tokens.stores.web import Answer  # as above
+
+            unasked = ["Accept-Encoding"]
+            options = {"client_kwargs": {"timeout": waiting, "response_class": Answer, "skip_auto_headers": unasked}}
         else:
             options = {"requests_timeout": waiting, "use_listings_cache": False}
     configured = fsspec.config.conf.get(protocol, {})

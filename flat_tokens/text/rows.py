@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from flat_tokens import columns as kept
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain
+from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.paths import column_at, nearest_path, with_paths
 
@@ -95,11 +96,7 @@ class TextFile(NamedTuple):
         """The file, open for reading."""
         if self.content is not None:
             return io.BytesIO(self.content)
-        if self.is_local:
-            return open_plain(self.path)
-        import fsspec  # local text is read without it
-
-        return cast(BinaryIO, fsspec.open(self.path, "rb").open())
+        return open_plain(self.path) if self.is_local else Store.at(self.path).open("")
 
 
 class Range(NamedTuple):

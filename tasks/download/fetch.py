@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from flat_tokens.stores.answers import LEAST_BYTES, WINDOW_SECONDS, bounded, check_encoding
 from flat_tokens.stores.local import kind_of, make_directory, real_path
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.records import read_json
@@ -31,7 +35,12 @@ from tasks.text.files import changed_meanwhile, stamp
 logger = logging.getLogger(__name__)
 
 RECEIVED_BYTES = 1 << 18
-"""At most so many received bytes are lost when a connection breaks."""
+"""Received bytes that are written at a time."""
+MAX_BYTES = 10 << 30
+"""Size of a file whose server does not say it, unless the source has ``max_bytes``."""
+FREE_BYTES, FREE_SHARE = 1 << 30, 20
+"""Bytes that downloads leave free on a disk: these, or a part of this many of a small disk. They look after each ROOM_BYTES."""
+ROOM_BYTES = 16 << 20
 LOOK_BYTES = 1 << 20
 UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
@@ -50,7 +59,7 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, 
 
 def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
     is_local = "://" not in found.uri
-    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, hub_cache)
+    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, hub_cache, source.max_bytes)
     before = stamp(os.fspath(path))
     if is_local:
         found = found._replace(size=before[0], stamp=before)
@@ -145,7 +154,7 @@ def check_remote(found: FoundFile) -> None:
     readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
 
 
-def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
+def _bring(found: FoundFile, files: Path, hub_cache: Path | None, most: int | None) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
     check_remote(found)
     if found.uri.startswith(("hf://", "datasets://")):
@@ -154,7 +163,10 @@ def _bring(found: FoundFile, files: Path, hub_cache: Path | None) -> Path:
     with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
         if found.immutable and (known := _noted(note)):
             return known
-        sha256 = _fetch(found, halves / "raw")
+        with (halves / "raw").open("wb") as file:
+            sha256 = fetch_into(found, file, most)
+            file.flush()
+            os.fsync(file.fileno())
         path = _settle(halves / "raw", files / f"{sha256}.raw", sha256)
         Store.at(files, staging=os.fspath(halves)).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
     return path
@@ -192,39 +204,51 @@ def _noted(note: Path, target: Path | None = None) -> Path | None:
         return None
 
 
-def _fetch(found: FoundFile, target: Path) -> str:
-    """Fetch a file. Return its sha256."""
-    with target.open("wb") as file:
-        sha256 = fetch_into(found, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return sha256
-
-
-def fetch_into(found: FoundFile, file: BinaryIO) -> str:
-    """Write a remote file to an empty one, going on where a connection broke. Return its sha256."""
-    size = furthest = 0
+def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str:
+    """Write a remote file to an empty one, going on where a connection broke. Return its sha256. *most*: bytes of a file whose
+    server does not say its size. OSError if it has more bytes than that, or than its server said, and if it fills the disk.
+    """
+    size = furthest = looked = 0
     sha256 = hashlib.sha256()
     state: dict[str, str] = {}
+    limit, whose = (
+        (most or MAX_BYTES, "source.max_bytes") if found.size is None else (found.size, "the size that the server said")
+    )
+    check_room(file, found.size or 0)
 
     def go_on() -> None:
-        nonlocal size, furthest, sha256
+        nonlocal size, furthest, sha256, looked
         for start, block in _blocks(found, size, state):
             if start < size:
                 file.seek(start)
                 file.truncate()
                 sha256, size = hashlib.sha256(), start
+            if size + len(block) > limit:
+                remedy = "it changed while it was fetched" if found.size is not None else "set source.max_bytes if it is trusted"
+                raise ValueError(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
             file.write(block)
             sha256.update(block)
             size += len(block)
             furthest = max(furthest, size)
+            if size - looked >= ROOM_BYTES:
+                looked = size
+                check_room(file, 0)
         if found.size is not None and size < found.size:
             raise ConnectionError(f"ended after {size} of {found.size} bytes")
 
-    fetching(go_on, found.uri, lambda: furthest)
-    if found.size is not None and size != found.size:
-        raise OSError(f"{found.uri} has {size} bytes instead of {found.size}: it changed while it was fetched")
+    fetching(
+        go_on, found.uri, lambda: furthest // int(LEAST_BYTES * WINDOW_SECONDS)
+    )  # slower than the least speed is no progress
     return sha256.hexdigest()
+
+
+def check_room(file: BinaryIO, more: int) -> None:
+    """OSError if the disk of a *file* would have no reserve with *more* bytes."""
+    if isinstance(file, io.BytesIO):
+        return
+    disk = shutil.disk_usage(file.name)
+    if (left := disk.free - more) < (reserve := min(FREE_BYTES, disk.total // FREE_SHARE)):
+        raise OSError(f"the disk of the downloads would have {left:,} bytes left, and {reserve:,} stay free. Make room.")
 
 
 def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tuple[int, bytes]]:
@@ -252,7 +276,9 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
             raise ValueError(f"the server sent {response.headers.get('Content-Range')!r} instead of bytes {start} and on")
         elif any(response.headers.get(name, value) != value for name, value in state.items()):
             raise ValueError("it changed while it was fetched. Run the build again.")
-        for block in response.iter_content(RECEIVED_BYTES):
+        check_encoding(found.uri, response.headers)
+        read = partial(response.raw.read1, RECEIVED_BYTES, decode_content=False)
+        for block in bounded(found.uri, iter(read, b""), 1 << 62):
             yield start, block
             start += len(block)
 

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlencode
 
 import pyarrow as pa
 
+from flat_tokens.stores.answers import MOST_BYTES, bounded, check_encoding
 from flat_tokens.stores.local import make_directory, sync
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
 from tasks.config import Source
@@ -323,7 +324,8 @@ def ask(
 
     client = _utilities().get_session()  # one of all threads
     if _check_request not in client.event_hooks["request"]:
-        client.event_hooks = {**client.event_hooks, "request": [*client.event_hooks["request"], _check_request]}
+        ours = {"request": _check_request, "response": _bound_answer}
+        client.event_hooks = {event: [*hooks, ours[event]] for event, hooks in client.event_hooks.items()}
     tell = teller(logger, what, lambda error: _brief(_telling(error)))
     try:
         return retry(call, TRIES, tell, passes=passes, asked_wait=_asked_wait)
@@ -341,6 +343,16 @@ def ask(
 
 def _check_request(request: Any) -> None:
     check_hop(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", str(request.url))
+    request.headers["Accept-Encoding"] = "identity"
+
+
+def _bound_answer(response: Any) -> None:
+    """Bound what is read of an answer. What says its size is not read beyond it."""
+    url, raw = response.request.url.copy_with(query=None), response.iter_raw
+    if response.request.method != "HEAD":
+        check_encoding(url, response.headers)
+    most = 1 << 62 if "Content-Length" in response.headers else MOST_BYTES
+    response.iter_raw = lambda *arguments, **options: bounded(url, raw(*arguments, **options), most)
 
 
 def _utilities() -> Any:

@@ -174,15 +174,6 @@ def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, k
         build_here(settings)
 
 
-def test_a_version_in_anothers_place_is_refused(settings: Settings, key: str, tmp_path: Path) -> None:
-    first = build_here(settings)
-    second = build_here({**settings, "split_seed": 1})
-    shutil.rmtree(second.path)
-    shutil.copytree(first.path, second.path)
-    with pytest.raises(ValueError, match=r"manifest\.json: the signature next to it is of something else"):
-        flat_tokens.open(tmp_path / "out")
-
-
 def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(
     settings: Settings, key: str, tmp_path: Path
 ) -> None:
