@@ -295,7 +295,7 @@ def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
         names = sorted(filter(RUN_RECORD.fullmatch, (posixpath.basename(path) for path in root.ask("ls", RUNS, detail=False))))
         record = read_json(root, f"{RUNS}/{names[-1]}") if names else {}
         at, number = datetime.fromisoformat(record["at"]), int(record["sequence"])
-    except (*NO_OBJECT, ValueError, KeyError, TypeError):
+    except (*NO_OBJECT, ValueError, KeyError, TypeError, OverflowError):
         return None  # none, or one of another release
     if record.get("history_sha256") == history_digest(pointer):
         return None

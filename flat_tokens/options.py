@@ -17,6 +17,13 @@ def whole_number(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {value!r}, but it is a whole number") from error
 
 
+def digits(text: object) -> int | None:
+    """The whole number that ASCII digits from elsewhere say, below 2**63; None if the text is something else."""
+    said = text.decode("latin-1") if isinstance(text, bytes) else str(text)
+    found = int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
+    return found if found is not None and found < 1 << 63 else None
+
+
 def at_least(minimum: int, name: str, value: Any) -> int:
     """A whole number from *minimum* up. ValueError for one below."""
     if (checked := whole_number(name, value)) < minimum:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import LazyModule
+from flat_tokens.options import digits
 
 pa: Any = LazyModule("pyarrow", "an expression (where)")
 
@@ -205,9 +206,9 @@ class _Parser:
         if self.kind != "number":
             self.fail("a number" if is_negative else "a value: a number, a text in single quotes, true or false")
         written = self.step()
-        if written.isdigit() and (len(written) > 19 or int(written) >= 1 << 63):
-            raise ValueError(f"where {self.text[:100]!r}: {written[:30]} is too large; whole numbers are below 2**63")
-        number = int(written) if written.isdigit() else float(written)
+        number: float | None = digits(written) if written.isdigit() else float(written)
+        if number is None:
+            raise ValueError(f"where {self.text[:100]!r}: {written[:30]} is not a whole number below 2**63")
         return lambda _: -number if is_negative else number
 
 

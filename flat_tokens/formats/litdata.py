@@ -23,6 +23,7 @@ from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
 from flat_tokens.manifest import SplitName
+from flat_tokens.options import digits
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, StoredObject, is_below
@@ -161,7 +162,7 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
 def _token_type(kinds: Any) -> np.dtype[Any]:
     """The type of the tokens. ValueError if the items are not one tensor or array of integers each."""
     kind, _, number = str(kinds[0]).partition(":") if len(kinds) == 1 else ("", "", "")
-    found = TYPES.get(kind, {}).get(int(number) if number.isdecimal() else -1)
+    found = TYPES.get(kind, {}).get(digits(number) or -1)
     if found is None:
         raise ValueError(f"lists items of {reprlib.repr(kinds)}, but tokens are one tensor or array of whole numbers")
     return np.dtype(found)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
 from flat_tokens.extras import extra
+from flat_tokens.options import digits
 from flat_tokens.stores.signing import secret_in
 
 PRIVATE_KEY_FILE = "FLAT_TOKENS_PRIVATE_KEY_FILE"
@@ -123,9 +124,9 @@ def endorsements_in(lines: bytes, public: Any) -> list[Endorsement]:
     found = []
     for line in lines[:MOST_BYTES].splitlines():
         parts = line.decode(errors="replace").split(" ")
-        if len(parts) != 5 or parts[1] not in get_args(Kind) or not parts[2].isdecimal():
+        if len(parts) != 5 or parts[1] not in get_args(Kind) or (number := digits(parts[2])) is None:
             continue
-        said = Endorsement(parts[1], int(parts[2]), parts[3], parts[4])  # type: ignore[arg-type]
+        said = Endorsement(parts[1], number, parts[3], parts[4])  # type: ignore[arg-type]
         try:
             public.verify(bytes.fromhex(parts[0]), said.statement())
         except Exception:  # noqa: BLE001, S112  of the library's own, or digits that are none: it is not signed

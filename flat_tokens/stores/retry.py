@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from flat_tokens.options import digits
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -160,14 +162,14 @@ def own_status(error: BaseException) -> int | None:
         # Others than gcsfs call a code what their parser thinks of half an answer.
         code = getattr(error, "code", None) if type(error).__module__.startswith("gcsfs.") else None
         found = getattr(response, "status_code", None) or getattr(error, "status", None) or code
-    return int(found) if isinstance(found, int | str) and str(found).isdigit() and 100 <= int(found) < 600 else None
+    status = digits(found)
+    return status if status is not None and 100 <= status < 600 else None
 
 
 def retry_after(error: BaseException) -> float:
     """Seconds that a server wants us to wait, by the ``Retry-After`` of its answer; 0 where it names none, or a date."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    asked = str(headers.get("Retry-After", "")).strip()
-    return float(asked) if asked.isdigit() else 0.0
+    return float(digits(str(headers.get("Retry-After", "")).strip()) or 0)
 
 
 def brief(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import aiohttp
 
@@ -13,16 +12,11 @@ from flat_tokens.stores import answers
 class Answer(aiohttp.ClientResponse):
     """An answer of aiohttp."""
 
-    async def start(self, connection: Any) -> Any:
-        await super().start(connection)
-        if self.status in (200, 206) and self.method != "HEAD":
-            answers.check_encoding(self.url, self.headers)
-        return self
-
     async def read(self) -> bytes:
         """The bytes that were asked for, also if the server sends the complete object. ValueError if there are more."""
         if self._body is not None:
             return self._body
+        answers.check_encoding(self.url, self.headers)
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.request_info.headers.get("Range", ""))
         begin, end = asked.groups() if asked else ("", "")
         first, is_whole = int(begin or 0), self.status != 206
@@ -36,7 +30,7 @@ class Answer(aiohttp.ClientResponse):
                 if is_whole and end and not begin:
                     del found[:-wanted]
                 elif len(found) > before + wanted:
-                    if not (is_whole and end):
+                    if not is_whole or not end:
                         raise ValueError(f"{self.url}: the server sends more than the {wanted:,} bytes that were asked for")
                     self.close()
                     break

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from flat_tokens.extras import pa
+from flat_tokens.options import digits
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.foreign import packed_as, refuse_foreign
 from flat_tokens.text.plain import BOM
@@ -117,8 +118,8 @@ def _members(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterato
                 if any(key.startswith("GNU.sparse.") for key in fields):
                     raise refused("it is a sparse file, which is not read here")
                 name = fields.get("path", name)
-                if (said := fields.get("size", "")).isascii() and said.isdigit():
-                    size = int(said)
+                if "size" in fields and (size := digits(fields["size"])) is None:
+                    raise refused(f"its extended header says a size of {fields['size'][:20]!r}")
         elif info.type == tarfile.GNUTYPE_SPARSE:
             raise refused("it is a sparse file, which is not read here")
         else:
@@ -135,12 +136,12 @@ def _extended(data: bytes) -> dict[str, str]:
     """The fields of an extended header: lines of their length, a space, a name, an equals sign and a value."""
     found, at = dict[str, str](), 0
     while at < len(data):
-        digits, _, _ = data[at : at + 20].partition(b" ")
-        if not digits.isdigit() or not int(digits):
+        said, _, _ = data[at : at + 20].partition(b" ")
+        if not (length := digits(said)):
             break
-        key, _, value = data[at + len(digits) + 1 : at + int(digits) - 1].partition(b"=")
+        key, _, value = data[at + len(said) + 1 : at + length - 1].partition(b"=")
         found[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
-        at += int(digits)
+        at += length
     return found
 
 

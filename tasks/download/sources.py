@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
+from flat_tokens.options import digits
 from flat_tokens.stores.local import MAGIC, kind_of, pattern_base, real_path
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
@@ -337,7 +338,7 @@ def _http_info(url: str) -> dict[str, Any]:
     length = response.headers.get("Content-Length", "") if "Content-Encoding" not in response.headers else ""
     etag = response.headers.get("ETag", "")
     strong = None if etag.startswith("W/") else etag
-    return {"name": url, "size": int(length) if length.isdigit() else None, "ETag": strong}
+    return {"name": url, "size": digits(length), "ETag": strong}
 
 
 def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int) -> T:

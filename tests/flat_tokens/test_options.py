@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ import pytest
 import flat_tokens
 from flat_tokens import BucketedLoader, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats.litdata import _token_type
 from flat_tokens.formats.modalities import create_raw_index
+from flat_tokens.options import digits
 from flat_tokens.rows.packing import PackedDocuments
+from flat_tokens.stores.retry import own_status, retry_after
 from flat_tokens.tools.export import export_of, write
 from flat_tokens.tools.import_ import import_dataset
 from tests.flat_tokens.rows.rows_by_number import Numbers
@@ -201,3 +205,18 @@ def test_every_closed_option_of_what_is_public_is_among_these() -> None:
     }
     assert len(found) > 10
     assert [one for one in sorted(found) if one.partition("(")[2].rstrip(")") not in tried] == []
+
+
+def test_digits_from_elsewhere() -> None:
+    right = {"0": 0, b"017": 17, str(2**63 - 1): 2**63 - 1}
+    wrong = [str(2**63), "9" * 5000, "\u00b2", "\u0663", b"\xb2", "", "-1", "1_0", None]
+    assert [*map(digits, [*right, *wrong])] == [*right.values(), *[None] * len(wrong)]
+
+
+@pytest.mark.parametrize("said", ["9" * 5000, "\u00b2"])
+def test_numbers_of_servers_and_files_that_are_none(said: str) -> None:
+    error = OSError()
+    error.response = SimpleNamespace(headers={"Retry-After": said}, status_code=said)  # type: ignore[attr-defined]
+    assert (retry_after(error), own_status(error)) == (0.0, None)
+    with pytest.raises(ValueError, match="lists items of"):
+        _token_type([f"no_header_tensor:{said}"])
