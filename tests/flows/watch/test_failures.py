@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
@@ -44,3 +45,15 @@ def test_it_is_used_once_for_runs_and_tasks() -> None:
     report_in_one_line()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         assert [isinstance(one, InOneLine) for one in logging.getLogger(name).filters].count(True) == 1
+
+
+def test_foreign_text_moves_no_terminal_and_begins_no_line() -> None:
+    logger, shown = logging.Logger("of this test"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(shown))
+    foreign = "name\x1b[2J\x07\x9b1m\r\nforged"
+    try:
+        raise ValueError(foreign)
+    except ValueError:
+        logger.exception("%s of %s", foreign, {foreign: 1})
+    assert not set(shown.getvalue()) & set("\x1b\x07\x9b\r")
+    assert shown.getvalue().splitlines()[1].startswith("Traceback")
