@@ -162,7 +162,8 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
 def _token_type(kinds: Any) -> np.dtype[Any]:
     """The type of the tokens. ValueError if the items are not one tensor or array of integers each."""
     kind, _, number = str(kinds[0]).partition(":") if len(kinds) == 1 else ("", "", "")
-    found = TYPES.get(kind, {}).get(digits(number) or -1)
+    code = digits(number)
+    found = None if code is None else TYPES.get(kind, {}).get(code)
     if found is None:
         raise ValueError(f"lists items of {reprlib.repr(kinds)}, but tokens are one tensor or array of whole numbers")
     return np.dtype(found)

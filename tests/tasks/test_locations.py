@@ -381,18 +381,6 @@ def test_links_below_a_root_lead_nowhere_else(roots: Path, pattern: str) -> None
         resolve_source(Source(path=f"{roots}/{pattern}"), 0)
 
 
-def test_what_becomes_a_link_after_it_was_found_is_not_followed(roots: Path) -> None:
-    (roots / "text/folder").mkdir()
-    (roots / "text/folder/a.jsonl").write_text("{}")
-    (roots / "elsewhere/a.jsonl").write_text("secret")
-    source = Source(path=f"{roots}/text/folder")
-    (found,) = resolve_source(source, 0).files
-    (roots / "text/folder").rename(roots / "text/former")
-    (roots / "text/folder").symlink_to(roots / "elsewhere")
-    with pytest.raises(ValueError, match="may not be read here"):
-        fetch_file(found, (source,), roots / "scratch")
-
-
 @pytest.mark.parametrize(
     "uri",
     ["/etc/passwd", "file:///etc/passwd", "https://h/a", "hf://datasets/else/x@main/a", f"datasets://else/x@{'0' * 40}?split=a"],

@@ -79,16 +79,6 @@ def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["pins/v1.json", "runs/20260101-v1.json", "_running/build-1.json", "versions/v1/train/zarr.json"]
-)
-def test_records_that_decide_nothing_about_tokens_are_not_signed(tmp_path: Path, key: Path, name: str) -> None:
-    store = Store.at(tmp_path / "out")
-    store.put(name, b"{}")
-    assert not store.exists(name + signing.SIGNATURE)
-    assert read_record(store, name) == b"{}"
-
-
-@pytest.mark.parametrize(
     ("of", "at"),
     [
         (PLACE, "versions/v2/manifest.json"),
