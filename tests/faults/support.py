@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
+from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
+from tasks.garbage import Policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +46,20 @@ def settings_of(output: Path, *paths: Path, **settings: Any) -> Settings:
 def build_here(settings: Settings, workers: int = 2) -> BuildResult:
     with Threads(workers) as runner:
         return build(BuildConfig.model_validate(settings), runner)
+
+
+def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshResult:
+    with Threads(2) as runner:
+        return refresh(BuildConfig.model_validate(settings), runner, policy)
+
+
+def tree(directory: Path) -> list[str]:
+    """Names of all that is below a directory."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def objects(store: Store) -> dict[str, bytes]:
+    return {key: store.read(key) for key, _ in store.listing()}
 
 
 def digests(directory: Path) -> dict[str, str]:

@@ -17,13 +17,9 @@ import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
-from tests.faults.support import ROOT, build_here, command, receipts, settings_of, staged, version_digests, write_notes
+from tests.faults.support import ROOT, build_here, command, receipts, settings_of, staged, tree, version_digests, write_notes
 
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
-
-
-def tree(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
 def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.staging import attempt
 from tasks.shards.index import read_index
 from tests.examples import first_fast
-from tests.faults.support import Settings, build_here, settings_of, write_notes
+from tests.faults.support import Settings, build_here, settings_of, tree, write_notes
 
 NOW = Policy(keep_versions=1, grace_days=0)
 HELD = [name for name, kind in paths.KINDS.items() if kind == "directory"]
@@ -35,10 +35,6 @@ def elsewhere(tmp_path: Path) -> Path:
         os.utime(path, (0, 0))
     (here / "empty/collected").mkdir(parents=True)
     return here
-
-
-def tree(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
 def settings_at(tmp_path: Path) -> Settings:

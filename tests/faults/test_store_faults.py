@@ -26,7 +26,7 @@ from tasks.config import BuildConfig
 from tasks.output.pointer import look, swap
 from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
-from tests.faults.support import write_notes
+from tests.faults.support import objects, write_notes
 from tests.proxy import MANY_FAULTS, Proxy, at_random
 
 LAYOUTS = ("compact", "zarr2", "mmap")
@@ -66,10 +66,6 @@ def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) ->
             "verify_level": "full",
         }
     )
-
-
-def objects(store: Store) -> dict[str, bytes]:
-    return {key: store.read(key) for key, _ in store.listing()}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from flows.pipelines.build import BuildResult, build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.faults.stores import BUCKETS
-from tests.faults.support import shards_stay
+from tests.faults.support import objects, shards_stay
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 
@@ -28,10 +28,6 @@ def run(output: str, scratch: Path, **settings: Any) -> BuildResult:
     whole = {"output": output, "scratch": str(scratch), "source": source, "tokenizer": "bytes", "slice_bytes": 20_000, **settings}
     with Threads(2) as runner:
         return build(BuildConfig.model_validate(whole), runner)
-
-
-def objects(store: Store) -> dict[str, bytes]:
-    return {key: store.read(key) for key, _ in store.listing()}
 
 
 @pytest.fixture

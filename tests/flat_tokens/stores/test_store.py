@@ -37,10 +37,6 @@ def some_bytes(size: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(size)
 
 
-def files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
 # Writing
 
 
@@ -238,6 +234,7 @@ FORK = """
 import os, sys, time
 from blake3 import blake3
 from flat_tokens.stores.store import Store
+from tests.flat_tokens.arrays.test_arrays import files
 
 store = Store.at(sys.argv[1])
 

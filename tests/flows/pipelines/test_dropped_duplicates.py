@@ -27,14 +27,14 @@ from flat_tokens.tools.cli import main
 from flows.commands.build import summary as told_summary
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import plan
-from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.refresh import RefreshResult
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tests.examples import examples, first_fast
-from tests.faults.support import build_here, receipts, version_digests
+from tests.faults.support import build_here, receipts, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
 
 Document = tuple[int, int, str]
@@ -220,14 +220,9 @@ def test_pairs_are_equal_where_both_parts_are(tmp_path: Path, duplicates: str) -
         assert spelled[3] == (ids, [1] * 5)
 
 
-def refreshed(settings: dict[str, Any]) -> RefreshResult:
-    with Threads(2) as runner:
-        return refresh(BuildConfig.model_validate(settings), runner)
-
-
 def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -> RefreshResult:
     """Refresh. The bytes are those of a build from nothing, and the documents those that a set would leave."""
-    result = refreshed(settings)
+    result = refresh_here(settings)
     assert result.build is not None
     anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
     assert version_digests(Path(settings["output"]), result.version) == version_digests(Path(anew.path).parents[1], anew.version)
@@ -265,9 +260,9 @@ def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Pa
     put(tmp_path / "in/b.jsonl", other)
     root = f"memory://{uuid.uuid4().hex}"
     settings = {**told(tmp_path, tmp_path / "in", layout="compact"), "output": root, "scratch": str(tmp_path / "scratch")}
-    results = [refreshed(settings)]
+    results = [refresh_here(settings)]
     (tmp_path / "in/a.jsonl").unlink()
-    results.append(refreshed(settings))
+    results.append(refresh_here(settings))
     assert results[1].text_bytes_tokenized == 0
     for result, files in zip(results, ([one, other], [other]), strict=True):
         store = Store.at(root) / "versions" / result.version
@@ -292,7 +287,7 @@ def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Pat
     assert first.version != second.version
     assert second.build is not None
     assert second.build.totals["train"] == first.build.totals["train"]
-    assert refreshed(settings).version == first.version
+    assert refresh_here(settings).version == first.version
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
@@ -379,10 +374,10 @@ def test_what_is_kept_of_a_document_goes_with_it_through_the_reserve(tmp_path: P
     (tmp_path / "in").mkdir()
     for name, some in {"a": rows[:10], "b": rows[10:], "c": rows[5:25]}.items():
         (tmp_path / f"in/{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
-    refreshed(settings)
+    refresh_here(settings)
     for gone in ("a", "b"):
         (tmp_path / f"in/{gone}.jsonl").unlink()
-        result = refreshed(settings)
+        result = refresh_here(settings)
         assert result.text_bytes_tokenized == 0
         anew = build_here({**settings, "output": str(tmp_path / f"anew-{gone}")})
         store = Store.at(settings["output"]) / "versions" / result.version
@@ -439,7 +434,7 @@ def test_any_history_of_refreshes_gives_the_bytes_of_a_build_from_nothing(
             (sources / f"{name}.jsonl").unlink(missing_ok=True)
             if now is not None:
                 put(sources / f"{name}.jsonl", now)
-        result = refreshed(settings)
+        result = refresh_here(settings)
         anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
         assert version_digests(tmp_path / "out", result.version) == version_digests(Path(anew.path).parents[1], anew.version)
         assert documents_of(anew) == first_ones(*(now for _, now in sorted(files.items()) if now is not None))[0]

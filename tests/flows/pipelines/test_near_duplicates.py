@@ -24,13 +24,12 @@ from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.forget import ForgetRequest, forget
 from flows.pipelines.plan import plan
-from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
-from tests.faults.support import build_here, version_digests
+from tests.faults.support import build_here, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
 
 WORDS = 120
@@ -165,11 +164,6 @@ def test_exact_copies_go_first(tmp_path: Path, paths: tuple[Path, Path]) -> None
     assert set(entries(result)) == set(entries(build_here(told(tmp_path / "near", *paths))))
 
 
-def refreshed(settings: dict[str, Any]) -> RefreshResult:
-    with Threads(2) as runner:
-        return refresh(BuildConfig.model_validate(settings), runner)
-
-
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were signed, call by call."""
@@ -185,21 +179,21 @@ def test_a_refresh_signs_the_segment_that_has_changed(tmp_path: Path, signed: li
     """And gives the bytes of a build from nothing; another threshold signs nothing."""
     texts = texts_of(60, 5)
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", texts), action=action, slice_bytes=100_000)
-    assert refreshed(settings).build is not None
+    assert refresh_here(settings).build is not None
     assert sum(signed) == 60
     signed.clear()
     put(tmp_path / "a.jsonl", [*texts[:30], "another " + texts[30], *texts[31:]])
-    result = refreshed(settings)
+    result = refresh_here(settings)
     assert 1 <= sum(signed) <= 20
     assert 0 < result.text_bytes_tokenized < sum(map(len, texts)) / 3
     again = build_here({**settings, "output": str(tmp_path / "again")})
     assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "again", again.version)
     signed.clear()
     near = {"near_duplicates": {"action": action, "threshold": 0.95}}
-    other = refreshed({**settings, "documents": near})
+    other = refresh_here({**settings, "documents": near})
     assert (sum(signed), other.text_bytes_tokenized) == (0, 0)
     assert other.version != result.version
-    assert refreshed({**settings, "documents": {"near_duplicates": {"words": 3}}}).text_bytes_tokenized == 0
+    assert refresh_here({**settings, "documents": {"near_duplicates": {"words": 3}}}).text_bytes_tokenized == 0
     assert sum(signed) == 60
 
 
@@ -209,12 +203,12 @@ def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None
     put(tmp_path / "in/a.jsonl", texts)
     put(tmp_path / "in/b.jsonl", [f"{text} end" for text in texts])
     settings = told(tmp_path / "out", tmp_path / "in")
-    first = refreshed(settings)
+    first = refresh_here(settings)
     assert first.build is not None
     assert {file for file, _ in entries(first.build)} == {0}
     assert collect(Store.at(tmp_path / "out"), Policy(keep_versions=1, grace_days=0), delete=True).garbage == ()
     (tmp_path / "in/a.jsonl").unlink()
-    second = refreshed(settings)
+    second = refresh_here(settings)
     assert second.text_bytes_tokenized == 0
     assert second.build is not None
     assert len(entries(second.build)) == len(entries(first.build))
@@ -236,7 +230,7 @@ def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, si
     assert totals["skipped"]["forgotten"] == lost > 1
     assert totals["read"] == totals["written"] + sum(totals["skipped"].values())
     signed.clear()
-    again = refreshed(settings)
+    again = refresh_here(settings)
     assert sum(signed) <= 6
     assert places_in(tmp_path / "out/latest") == before - gone
     assert again.text_bytes_tokenized < 6 * 500

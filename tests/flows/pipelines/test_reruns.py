@@ -23,7 +23,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import derive
 from flows.pipelines.publish import scratch_of
-from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, TokenizerConfig
@@ -64,11 +64,6 @@ def settings(tmp_path: Path) -> Settings:
     return {"output": str(tmp_path / "out"), "sources": [source], **common}
 
 
-def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshResult:
-    with Threads(2) as runner:
-        return refresh(BuildConfig.model_validate(settings), runner, policy)
-
-
 def retokenize_here(dataset: str | Settings, *tokenizers: str | TokenizerConfig, output: str = BESIDE) -> list[BuildResult]:
     base = base_of(BuildConfig.model_validate(dataset) if isinstance(dataset, dict) else dataset)
     configs = reruns_of(base, tokenizers, output)
@@ -94,6 +89,7 @@ from flows.commands.build import read_config
 from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
 from tasks.garbage import Policy
+from tests.faults.support import refresh_here
 
 config = read_config(Path(sys.argv[1]), [])
 for _ in sys.stdin:

@@ -31,6 +31,7 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.faults.cases import write_rows
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import Elsewhere
 from tests.made import small
@@ -56,12 +57,6 @@ def rows_of(count: int, seed: int = 0) -> list[Row]:
         domain = None if i % 11 == 7 else f"d{draw.randrange(count // 4)}"
         rows.append({"id": f"{seed}-{i}", "text": text, "domain": domain, "number": draw.randrange(count // 4)})
     return rows
-
-
-def put(path: Path, rows: list[Row]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
 
 
 def told(output: Path, *paths: Path, **more: Any) -> dict[str, Any]:
@@ -121,7 +116,7 @@ def apart(rows: list[Row], found: Placed) -> int:
 def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(tmp_path: Path, by: str) -> None:
     """The same bytes, whether tokens are streamed, stored as shards, or made elsewhere."""
     rows = rows_of(54)
-    path = put(tmp_path / "a.jsonl", rows)
+    path = write_rows(tmp_path / "a.jsonl", rows)
     wanted = naive(rows, by, 0.3, 0.2)
     assert set(wanted.values()) == set(EVERY_SPLIT)
     results = [build_here(told(tmp_path / "out", path, split={"by": by}))]
@@ -139,7 +134,7 @@ def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_throu
 
 
 def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.jsonl", rows := rows_of(30))
+    path = write_rows(tmp_path / "a.jsonl", rows := rows_of(30))
     both = placed(build_here(told(tmp_path / "out", path)).path, rows)
     without = build_here(told(tmp_path / "out", path, test_fraction=0))
     alone = placed(without.path, rows)
@@ -154,7 +149,7 @@ def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["key", "text", "domain"])
 def test_what_a_version_holds_is_taken_for_another_rule(tmp_path: Path, by: str) -> None:
     """Another seed, and back, tokenizes nothing."""
-    path = put(tmp_path / "a.jsonl", rows := rows_of(40))
+    path = write_rows(tmp_path / "a.jsonl", rows := rows_of(40))
     settings = told(tmp_path / "out", path, split={"by": by})
     build_here(settings)
     other = build_here({**settings, "split_seed": 5})
@@ -168,11 +163,11 @@ def test_what_a_version_holds_is_taken_for_another_rule(tmp_path: Path, by: str)
 
 def test_a_refresh_leaves_documents_where_they_are(tmp_path: Path) -> None:
     rows = rows_of(60)
-    settings = told(tmp_path / "out", put(tmp_path / "in/a.jsonl", rows), split={"by": "domain"})
+    settings = told(tmp_path / "out", write_rows(tmp_path / "in/a.jsonl", rows), split={"by": "domain"})
     settings["sources"][0]["path"] = str(tmp_path / "in")
     before = placed(build_here(settings).path, rows)
     more = [*rows, *({**row, "id": f"new {row['id']}"} for row in rows_of(20, 3))]
-    put(tmp_path / "in/a.jsonl", more)
+    write_rows(tmp_path / "in/a.jsonl", more)
     config = BuildConfig.model_validate(settings)
     with Threads(2) as runner:
         result = refresh(config, runner)
@@ -187,7 +182,7 @@ def test_a_refresh_leaves_documents_where_they_are(tmp_path: Path) -> None:
 
 def test_a_killed_build_goes_on_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends after some slices; the next one tokenizes the others."""
-    path = put(tmp_path / "a.jsonl", rows_of(54))
+    path = write_rows(tmp_path / "a.jsonl", rows_of(54))
     settings = told(tmp_path / "out", path, split={"by": "text"}, workers=1)
     whole = build_here({**settings, "output": str(tmp_path / "whole")})
     add = tasks.assemble.assembler.Assembler.add
@@ -224,8 +219,8 @@ def sequences(split: flat_tokens.FlatTokens | None) -> list[list[int]]:
 
 def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dataset without one has no test documents in a merge."""
-    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(36)))).path
-    two = build_here(told(tmp_path / "two", put(tmp_path / "b.jsonl", rows_of(30, 1)), test_fraction=0)).path
+    one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(36)))).path
+    two = build_here(told(tmp_path / "two", write_rows(tmp_path / "b.jsonl", rows_of(30, 1)), test_fraction=0)).path
     of_one, of_two = flat_tokens.open(one), flat_tokens.open(two)
     merged = derived(tmp_path / "merged", {"operation": "merge"}, two, one)
     assert sequences(merged.test) == sequences(of_one.test)
@@ -255,7 +250,7 @@ def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("format", ["megatron", "mds", "parquet", "build-nanogpt"])
 def test_an_export_and_the_import_of_it_keep_the_test_split(tmp_path: Path, format: str) -> None:
-    one = flat_tokens.open(build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(24)))).path)
+    one = flat_tokens.open(build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(24)))).path)
     options = {"end_of_text": 300} if format in ("mds", "build-nanogpt") else {}
     with Threads(2) as runner:
         export(export_of(one.path, format, options), str(tmp_path / "files"), runner)
@@ -267,7 +262,7 @@ def test_an_export_and_the_import_of_it_keep_the_test_split(tmp_path: Path, form
 
 
 def test_a_format_that_calls_validation_test_takes_no_third_split(tmp_path: Path) -> None:
-    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows_of(24)))).path
+    one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(24)))).path
     with Threads(1) as runner, pytest.raises(ValueError, match="Export train or validation"):
         export(export_of(one, "jaxformer", {"end_of_text": 300}), str(tmp_path / "files"), runner)
     with pytest.raises(ValueError, match="a split"):
@@ -276,7 +271,7 @@ def test_a_format_that_calls_validation_test_takes_no_third_split(tmp_path: Path
 
 def test_another_tokenizer_draws_the_same_documents(tmp_path: Path) -> None:
     rows = rows_of(30)
-    one = build_here(told(tmp_path / "one", put(tmp_path / "a.jsonl", rows), split={"by": "domain"}))
+    one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows), split={"by": "domain"}))
     with Threads(2) as runner:
         tokenizer = {"name": str(Path(__file__).parents[3] / "deployments/demo/tokenizer.json")}
         config = BuildConfig.model_validate(told(tmp_path / "one", tmp_path / "a.jsonl", split={"by": "domain"}))
@@ -292,7 +287,7 @@ def test_another_tokenizer_draws_the_same_documents(tmp_path: Path) -> None:
 def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
     rows = rows_of(60)
     gate = {"of": "documents", "split": "test", "at_least": 1000}
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), publish={"gates": [gate]})
+    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), publish={"gates": [gate]})
     with pytest.raises(ValueError, match="split test"):
         build_here({**settings, "output": str(tmp_path / "stopped")})
     gates = [{**gate, "at_least": 1}, {"of": "tokens", "by": "split", "at_least": 1}]
@@ -341,7 +336,9 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     values: list[tuple[str, list[Any]]] = [("a", list(range(40))), ("b", [*map(float, range(40)), 0.5])]
     sources = []
     for name, numbers in values:
-        put(tmp_path / f"{name}.jsonl", [{"id": f"{name}{i}", "text": f"{name} {i}", "n": n} for i, n in enumerate(numbers)])
+        write_rows(
+            tmp_path / f"{name}.jsonl", [{"id": f"{name}{i}", "text": f"{name} {i}", "n": n} for i, n in enumerate(numbers)]
+        )
         sources.append({"name": name, "path": str(tmp_path / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["n"]})
     settings = {**told(tmp_path / "out"), "sources": sources, "split": {"by": "n"}}
     dataset = flat_tokens.open(build_here(settings).path)
@@ -356,14 +353,14 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
 def test_equal_texts_are_looked_for_in_compressed_layouts(tmp_path: Path, layout: str) -> None:
     rows = rows_of(54)
-    result = build_here(told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), split={"by": "key"}, layout=layout))
+    result = build_here(told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "key"}, layout=layout))
     count = apart(rows, naive(rows, "key", 0.3, 0.2))
     assert count
     assert result.equal_texts_apart == count
 
 
 def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path: Path) -> None:
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows_of(24)))
+    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(24)))
     del settings["test_fraction"]
     assert build_here(settings).equal_texts_apart is None
     assert build_here({**settings, "output": str(tmp_path / "other"), "split": {"by": "key"}}).equal_texts_apart is not None

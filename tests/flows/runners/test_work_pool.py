@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from flat_tokens.stores import signing
+from flat_tokens.stores.reading import INPUT_ROOTS
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import ENDED, Pool, finished, pool
-from tests.processes import until
+from tests.processes import free_port, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +40,16 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def port() -> int:
+    """Of the server of files, which the workers may read."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Pool]:
     """Two workers for groups, as on two machines, and one for builds."""
-    with pool(tmp_path_factory.mktemp("pool")) as started:
+    with pytest.MonkeyPatch.context() as patch, pool(tmp_path_factory.mktemp("pool")) as started:
+        patch.setenv(INPUT_ROOTS, f"{tmp_path_factory.getbasetemp()},http://127.0.0.1:{port}/")
         started.work("a")
         started.work("b")
         started.work("builds", "flat-tokens")
@@ -115,24 +123,24 @@ class Listing(SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """The URL of a directory on a server on loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Listing, directory=str(directory))) as server:
+def served(directory: Path, port: int) -> Iterator[None]:
+    """A directory on a server on loopback."""
+    with ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Listing, directory=str(directory))) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield
         server.shutdown()
         thread.join()
 
 
-def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers: Pool, tmp_path: Path) -> None:
+def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers: Pool, port: int, tmp_path: Path) -> None:
     """But for the first one, of which the build takes a sample. What the workers fetch goes with their groups, if told so."""
     for number in range(4):
         write_notes(tmp_path / "in" / f"{number}.jsonl", 8 + number)
     size = (tmp_path / "in" / "3.jsonl").stat().st_size
-    with served(tmp_path / "in") as url:
-        source = {"path": f"{url}/*.jsonl", "id_column": "id"}
+    with served(tmp_path / "in", port):
+        source = {"path": f"http://127.0.0.1:{port}/*.jsonl", "id_column": "id"}
         told = {**settings_of(tmp_path / "threads", slice_bytes=1000, name="far"), "sources": [source]}
         alone = build_here(told)
         groups = {**SPREAD["groups"], "fetch_bytes": size, "keep_files": False}
@@ -158,12 +166,12 @@ def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, 
 
     assert build.returncode == 1
     (line,) = (line for line in err.splitlines() if line.startswith("build failed"))
-    assert "notes.jsonl, row 27" in line
+    assert "notes.jsonl, line 28 (row 27)" in line
     runs = groups_of(workers, "bad")
     assert len({run["parameters"]["group"] for run in runs}) == len(runs)
     until(lambda: all(run["state_type"] in ENDED for run in groups_of(workers, "bad")), "the groups do not end")
     (failed,) = (run for run in groups_of(workers, "bad") if run["state_type"] == "FAILED")
-    assert "notes.jsonl, row 27" in failed["state"]["message"]
+    assert "notes.jsonl, line 28 (row 27)" in failed["state"]["message"]
 
 
 def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(workers: Pool, tmp_path: Path) -> None:

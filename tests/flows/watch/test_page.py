@@ -164,11 +164,11 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     page = asyncio.run(artifact("dataset-page-of"))
     text = page["data"]
     assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
-    assert "notes.jsonl, row 0" in text
+    assert "notes.jsonl, line 1 (row 0)" in text
     assert f"- `{first.version}` (" in text
     assert "pinned: of the test" in text
     assert text.count(" refresh](/runs/flow-run/") == 3
-    assert text.count(": Failed: notes.jsonl, row 0") == 2
+    assert text.count(": Failed: notes.jsonl, line 1 (row 0)") == 2
     assert text.count(" build](/runs/flow-run/") == 1
     assert "; the last run failed. [Open the page](/artifacts/artifact/" in page["description"]
     summary = asyncio.run(artifact("page-of-summary"))
