@@ -28,6 +28,7 @@ from flat_tokens.stores.local import DIRECT_ALIGNMENT, SMALL_BYTES, WRITE_BUFFER
 from flat_tokens.stores.retry import SILENCE_SECONDS
 from flat_tokens.stores.store import DIRECT_READ_BYTES, PART_BYTES, Store, StoredObject
 from tests.examples import examples
+from tests.flat_tokens.arrays.test_arrays import files
 
 MEBIBYTE = 1 << 20
 SIZES = [0, 1, 4095, 4096, 4097, WRITE_BUFFER_BYTES - 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 9_999_991, 12 * MEBIBYTE]
@@ -234,7 +235,6 @@ FORK = """
 import os, sys, time
 from blake3 import blake3
 from flat_tokens.stores.store import Store
-from tests.flat_tokens.arrays.test_arrays import files
 
 store = Store.at(sys.argv[1])
 

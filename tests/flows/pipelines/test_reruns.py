@@ -32,7 +32,7 @@ from tasks.garbage import Policy
 from tasks.output.leases import sharing
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
-from tests.faults.support import Settings, build_here, digests, version_digests, write_notes
+from tests.faults.support import Settings, build_here, digests, refresh_here, version_digests, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
@@ -89,7 +89,6 @@ from flows.commands.build import read_config
 from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
 from tasks.garbage import Policy
-from tests.faults.support import refresh_here
 
 config = read_config(Path(sys.argv[1]), [])
 for _ in sys.stdin:
