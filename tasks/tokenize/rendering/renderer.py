@@ -37,8 +37,6 @@ put aside is the second and the character of its number.
 RESERVED = f"{SPECIAL}{ASIDE}{OPEN}{CLOSE}"
 MAX_ASIDE = 0xFFF0
 MOST_FORMS = 1024
-ESCAPE = re.compile(r"\\(?![nrt\"\\])")
-"""Escapes of JSON that a special string may have; others stand for no character that is in one."""
 MAX_DEPTH = 100
 """Lists and objects within each other in a message."""
 LEAST_RENDERED, MAX_EXPANSION = 1 << 16, 16
@@ -90,11 +88,9 @@ class Renderer:
         text, tools = self._with_tools(text)
         found = read_messages(text)
         self.template.prepare(given)
-        simple = (
-            None
-            if tools is not None or not self._settings.fast or ("\\" in given and ESCAPE.search(given))
-            else self._simple(text, found)
-        )
+        # Escapes of JSON in which a special string may be.
+        is_spelled = ("\\u" in given or "\\/" in given) and any(one in given.replace("\\\\", "") for one in ("\\u", "\\/"))
+        simple = None if tools is not None or is_spelled or not self._settings.fast else self._simple(text, found)
         if simple is not None and (form := self._forms.get(simple[0])) and (formed := self._formed(form, *simple)):
             return formed
         fault = self.names.fault_of(found)

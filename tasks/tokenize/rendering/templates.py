@@ -54,7 +54,7 @@ BY_CASE = frozenset({"upper", "lower", "capitalize"})
 """Names by which minijinja and Jinja give the same. The last ones give the same of ASCII alone."""
 OTHER_ESCAPE = re.compile(r"""\\(?![\\'"nrtx]|u(?![dD][89a-fA-F]))""")
 """Escapes that the engines may read otherwise."""
-OTHER_TEXT = re.compile(r"\\u(?:001[c-f]|d[89a-f])", re.IGNORECASE)
+OTHER_TEXT = re.compile(r"\\u(?:001[c-fC-F]|[dD][89a-fA-F])")
 """Space that Python strips and minijinja does not, and halves of surrogate pairs, in JSON."""
 FUEL, FUEL_OF_A_CHARACTER = 1_000_000, 64
 """Steps that minijinja may take, and how many more for each character of a conversation. Jinja has the word after that."""

@@ -209,6 +209,13 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
     assert rendered == Rendered.of(parts, spans)
 
 
+@pytest.mark.parametrize("content", ["<s>", "\\u003cs>", "<s\\u003e", "a<", "a< ", "s>", "<\\/s>"])
+def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> None:
+    of, talk = renderer("{% for m in messages %}{{ m.content }}s><s>{% endfor %}"), '[{"role": "user", "content": "%s"}]'
+    of(talk % "x")
+    assert of(talk % content).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
+
+
 def test_other_names_of_messages() -> None:
     names = {"role": "from", "content": "value", "roles": {"gpt": "assistant"}}
     of = renderer("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", names=names)
