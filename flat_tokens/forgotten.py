@@ -1,5 +1,6 @@
-"""``forgotten/list.json`` of an output: digests of the keys of documents that nobody may find there any more, and hashes of some
-of their tokens, by which that is checked. Neither a text nor a token of theirs is in it.
+"""``forgotten/list.json`` of an output: digests of the keys of documents that nobody may find there any more, digests of their
+tokens, by which the same text under another key is found, and hashes of some of their tokens, by which it is checked that nothing
+is left. Neither a text nor a token of theirs is in it.
 
 A *window* is WINDOW tokens in order. Some windows of each forgotten document are hashed, at most WINDOWS of them at equal
 distances. So a run of its tokens has one of them: any run of 23 tokens of a document of up to 500; of a longer one, a run of
@@ -12,7 +13,7 @@ import base64
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -33,30 +34,36 @@ STEP = 8
 """Windows of a document begin at least this many tokens after one another."""
 WINDOWS = 64
 """Windows of one document, at most."""
-SCANNED = 1 << 20
 TABLE = 1 << 22
 """Entries of a table by which most hashes are seen to be of no window."""
 
 UInt64s = npt.NDArray[np.uint64]
+Digests = npt.NDArray[np.bytes_]
+NO_DIGESTS: Digests = np.empty(0, f"S{DIGEST_BYTES}")
+NO_KEYS: UInt64s = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """The documents that an output has forgotten. ``salt``: 8 bytes, of this output alone. ``digests``: of their keys, in order:
-    S16[n]. ``windows``: hashes, in order: uint64[m].
+    """The documents that an output has forgotten. ``salt``: 8 bytes. ``digests``: of their keys, in order:
+    S16[n]. ``windows``: hashes, in order: uint64[m]. ``texts``: digests of their token keys, in order: S16[k].
     """
 
     salt: bytes = bytes(8)
-    digests: npt.NDArray[np.bytes_] = field(default_factory=lambda: np.empty(0, f"S{DIGEST_BYTES}"))
-    windows: UInt64s = field(default_factory=lambda: np.empty(0, np.uint64))
+    digests: Digests = field(default_factory=lambda: NO_DIGESTS)
+    windows: UInt64s = field(default_factory=lambda: NO_KEYS)
+    texts: Digests = field(default_factory=lambda: NO_DIGESTS)
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """The list in a record. ValueError where it has none."""
         try:
-            digests = np.frombuffer(base64.b64decode(record["digests"], validate=True), f"S{DIGEST_BYTES}")
+            digests, texts = (
+                np.frombuffer(base64.b64decode(of, validate=True), f"S{DIGEST_BYTES}")
+                for of in (record["digests"], record.get("texts", ""))
+            )
             windows = np.frombuffer(base64.b64decode(record["windows"], validate=True), "<u8").astype(np.uint64)
-            return cls(bytes.fromhex(record["salt"]), digests, windows)
+            return cls(bytes.fromhex(record["salt"]), digests, windows, texts)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{LIST}: is not a list of forgotten documents ({error}). Restore it from a copy.") from error
 
@@ -65,42 +72,74 @@ class Forgotten:
         """A digest of the documents' digests, in hexadecimal; empty if there are none."""
         return hashlib.sha256(self.salt + self.digests.tobytes()).hexdigest() if len(self.digests) else ""
 
-    @functools.cached_property
-    def _heads(self) -> npt.NDArray[np.uint32]:
-        """The beginnings of the digests, in order."""
-        heads = self.digests.view(np.uint8).reshape(-1, DIGEST_BYTES)[:, : HEAD.itemsize]
-        return np.sort(np.ascontiguousarray(heads).view(HEAD).reshape(-1))
-
     def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
         """Which of the documents with these *keys*, uint64[n], are forgotten: bool[n]."""
-        found = np.zeros(len(keys), bool)
-        if not len(self.digests) or not len(keys):
-            return found
-        known, here = self._heads, _heads(keys, self.salt)
-        at = np.minimum(np.searchsorted(known, here), len(known) - 1)
-        likely = np.flatnonzero(known[at] == here)
-        if len(likely):
-            digests = digests_of(keys[likely], self.salt)
-            where = np.minimum(np.searchsorted(self.digests, digests), len(self.digests) - 1)
-            found[likely] = self.digests[where] == digests
-        return found
+        return self._keys.those(keys)
 
-    def with_documents(self, keys: UInt64s, windows: UInt64s) -> Self:
-        """The same list with more documents and hashes of their windows."""
-        digests = np.unique(np.concatenate([self.digests, digests_of(keys, self.salt)]))
-        return type(self)(self.salt, digests, np.union1d(self.windows, windows))
+    def with_text(self, token_keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which of the documents with these *token_keys*, uint64[n], have just the tokens of a forgotten one: bool[n]."""
+        return self._texts.those(token_keys)
+
+    def those_or_text(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which of the documents are forgotten, where the *keys* of imported ones are of their tokens: bool[n]."""
+        return self.those(keys) | self.with_text(keys)
+
+    @functools.cached_property
+    def _keys(self) -> _Known:
+        return _Known(self.digests, self.salt)
+
+    @functools.cached_property
+    def _texts(self) -> _Known:
+        return _Known(self.texts, self.salt)
+
+    def with_documents(self, keys: UInt64s, windows: UInt64s, token_keys: UInt64s = NO_KEYS) -> Self:
+        """The same list with more documents, hashes of their windows, and their token keys."""
+        digests, texts = (
+            np.unique(np.concatenate([known, digests_of(new, self.salt)]))
+            for known, new in ((self.digests, keys), (self.texts, token_keys))
+        )
+        return replace(self, digests=digests, windows=np.union1d(self.windows, windows), texts=texts)
+
+    def inheriting(self, other: Self) -> Self:
+        """The same list with all that another output has forgotten. ValueError where that list has another salt."""
+        if not len(other.digests):
+            return self
+        if self.salt != other.salt and len(self.digests):
+            raise ValueError(f"{LIST}: is of another release than that of the other output. Forget the same at both: --ids")
+        digests, texts = np.union1d(self.digests, other.digests), np.union1d(self.texts, other.texts)
+        return replace(self, salt=other.salt, digests=digests, windows=np.union1d(self.windows, other.windows), texts=texts)
 
     def without_windows(self, windows: UInt64s) -> Self:
         """The same list without some windows, uint64[n]."""
-        return type(self)(self.salt, self.digests, np.setdiff1d(self.windows, windows))
+        return replace(self, windows=np.setdiff1d(self.windows, windows))
 
-    def described(self) -> dict[str, str]:
+    def described(self) -> dict[str, Any]:
         """The list as a record has it."""
-        texts = {
-            name: base64.b64encode(of.tobytes()).decode()
-            for name, of in (("digests", self.digests), ("windows", self.windows.astype("<u8")))
-        }
-        return {"salt": self.salt.hex(), **texts}
+        arrays = {"digests": self.digests, "windows": self.windows.astype("<u8"), "texts": self.texts}
+        encoded = {name: base64.b64encode(of.tobytes()).decode() for name, of in arrays.items()}
+        return {"salt": self.salt.hex(), **encoded}
+
+
+class _Known:
+    """Digests by which 64-bit keys are recognised."""
+
+    def __init__(self, digests: Digests, salt: bytes) -> None:
+        self._digests, self._salt = digests, salt
+        heads = digests.view(np.uint8).reshape(-1, DIGEST_BYTES)[:, : HEAD.itemsize]
+        self._heads = np.sort(np.ascontiguousarray(heads).view(HEAD).reshape(-1))
+
+    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which *keys*, uint64[n], have one of the digests: bool[n]."""
+        found = np.zeros(len(keys), bool)
+        if len(self._digests):
+            likely = np.flatnonzero(_among(_heads(keys, self._salt), self._heads))
+            found[likely] = _among(digests_of(keys[likely], self._salt), self._digests)
+        return found
+
+
+def _among(values: npt.NDArray[Any], known: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which *values* are among those that are *known*, in order, at least one: bool[n]."""
+    return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)
 
 
 def read_forgotten(root: Store) -> Forgotten:
@@ -163,8 +202,6 @@ class Scan:
             ids = np.concatenate([before, part])
             found = hashes(ids, self._salt)
             likely = np.flatnonzero(self._table[(found % np.uint64(TABLE)).astype(np.int64)])
-            if len(likely):
-                where = np.minimum(np.searchsorted(self._windows, found[likely]), len(self._windows) - 1)
-                if len(there := likely[self._windows[where] == found[likely]]):
-                    yield there + (at - len(before)), found[there]
+            if len(likely) and len(there := likely[_among(found[likely], self._windows)]):
+                yield there + (at - len(before)), found[there]
             before, at = ids[max(len(ids) - WINDOW + 1, 0) :].copy(), at + len(part)

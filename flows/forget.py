@@ -31,7 +31,9 @@ def forget_documents(
     key_list: Location | None = None,
     id_list: Location | None = None,
     where: str | None = None,
+    like: Location | None = None,
     source: str | None = None,
+    allow_unknown: bool = False,
     runs: tuple[Location, ...] = (),
     before: Annotated[int, Field(ge=0)] | None = None,
     skip_from: Annotated[int, Field(ge=0)] | None = None,
@@ -46,7 +48,9 @@ def forget_documents(
         key_list: A file with the keys of the documents, 16 hexadecimal digits a line, or .npy.
         id_list: A file with their ids, one a line.
         where: An expression that is true for them, such as file = 'a.jsonl' and row = 7.
+        like: Another output: all that it has forgotten.
         source: Only documents of this source; without any other name all of it.
+        allow_unknown: Keys or ids that no document has are put on the list, for later builds.
         runs: Ledgers of runs; the certificate says which steps saw the documents.
         before: Only steps before this one.
         skip_from: Edit the ledgers, so that the runs leave the documents out from this step on.
@@ -59,7 +63,9 @@ def forget_documents(
         key_list=key_list,
         id_list=id_list,
         where=where,
+        like=like,
         source=source,
+        allow_unknown=allow_unknown,
         runs=runs,
         before=before,
         skip_from=skip_from,

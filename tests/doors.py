@@ -72,7 +72,7 @@ PERMITTED = {
     "flat_tokens/text/rows.py:open": "a file of a remote store",
     "flat_tokens/tools/cli.py:main": SYSTEM,
     "flat_tokens/tools/diff.py:_read_side": OWN,
-    "flat_tokens/tools/export.py:_holding": LOCK,
+    "flat_tokens/tools/export.py:holding": LOCK,
     "flat_tokens/tools/export.py:_note_locally": LOCK,
     "flat_tokens/tools/import_.py:import_dataset": "the dataset that was written now, by flat_tokens.open",
     "flat_tokens/tools/markup.py:page": OURS,

@@ -102,6 +102,13 @@ class SmallArray(NamedTuple):
     has: bytearray
 
 
+def read_gathered(array: Any, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Items ``start:stop`` of an array that gathers ranges of a stored one: the method ``read`` of its class."""
+    found = np.empty(stop - start, array.numpy_dtype) if out is None else out
+    array.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
+    return found
+
+
 class StoredArray:
     """A one-dimensional array of *length* items, read in ranges. Only its caches hold items, up to their limits.
 

@@ -54,8 +54,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) ->
     dtype = narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
     documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
-        for tokens in contract.ahead(documents.tokens(dtype)):
-            tokens_writer.write(tokens)
+        documents.write_tokens(tokens_writer, dtype)
     with store.create(f"{file.key}.index") as writer:
         for _, ends in documents.bounds():
             writer.write(ends.astype("<u8"))

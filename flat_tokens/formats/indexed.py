@@ -172,6 +172,11 @@ class IndexedDocuments:
     end_of_text: int | None
     closing: Closing = "always"
 
+    def write_tokens(self, writer: Any, dtype: np.dtype[Any]) -> None:
+        """Write all tokens as *dtype*."""
+        for tokens in contract.ahead(self.tokens(dtype)):
+            writer.write(tokens)
+
     @cached_property
     def token_count(self) -> int:
         """Including the added tokens. Needs a pass over the tokens only if some may close a sequence already."""

@@ -90,8 +90,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> l
         writer.write(np.array([count, head], "<u4"))
         for _, ends in documents.bounds(head, INT32.itemsize):
             writer.write(ends.astype("<u4"))
-        for tokens in contract.ahead(documents.tokens(INT32)):
-            writer.write(tokens)
+        documents.write_tokens(writer, INT32)
     return [writer.stored]
 
 

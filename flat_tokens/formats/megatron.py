@@ -61,8 +61,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
         _check_lengths(documents)
     with store.create(file.key) as tokens_writer:
-        for tokens in contract.ahead(documents.tokens(dtype)):
-            tokens_writer.write(tokens)
+        documents.write_tokens(tokens_writer, dtype)
     count = file.stop - file.start
     with store.create(f"{file.key.removesuffix('.bin')}.idx") as writer:
         writer.write(HEADER.pack(MAGIC, VERSION, code, count, count + 1))

@@ -83,8 +83,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -
         header += dtype.itemsize.to_bytes(4, order)
     with store.create(file.key) as writer:
         writer.write(header)
-        for tokens in contract.ahead(documents.tokens(dtype)):
-            writer.write(tokens)
+        documents.write_tokens(writer, dtype)
         base = 0 if options.generation == 3 else len(header)
         for piece in write_pairs(_index_entries(documents, dtype.itemsize, base), file.stop - file.start):
             writer.write(piece)

@@ -69,8 +69,7 @@ def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
 def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
     documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
     with store.create(file.key) as tokens_writer:
-        for tokens in contract.ahead(documents.tokens(narrow_dtype(splits, options.vocabulary_size, options.end_of_text))):
-            tokens_writer.write(tokens)
+        documents.write_tokens(tokens_writer, narrow_dtype(splits, options.vocabulary_size, options.end_of_text))
     done = 0
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)  # gzip, without a time in its header
     with store.create(file.key.removesuffix(TOKENS) + METADATA) as writer:

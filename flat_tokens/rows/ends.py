@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import true_or_false, whole_number
 from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
@@ -109,10 +109,7 @@ class _EndMarkedTokens:
         high = np.minimum(starts + lengths - np.maximum(samples[1], 0) * added, self._tokens.token_count)
         return self._array.units_of(low, high - low)
 
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        found = np.empty(stop - start, self.numpy_dtype) if out is None else out
-        self.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
-        return found
+    read = read_gathered
 
     def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[Any], at: Int64s) -> None:
         """As of stored tokens: one read of entries a range, and one of tokens."""

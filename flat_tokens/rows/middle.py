@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import whole_number
 from flat_tokens.rows.lookup import stored_keys
@@ -131,10 +131,7 @@ class _MiddleTokens:
     def of_epoch(self, epoch: int) -> _MiddleTokens:
         return _MiddleTokens(self._array, self._tokens, self._starts, self.fim, epoch)
 
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        found = np.empty(stop - start, self.numpy_dtype) if out is None else out
-        self.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
-        return found
+    read = read_gathered
 
     def take(self, indices: Int64s) -> npt.NDArray[Any]:
         found = np.empty(len(indices), self.numpy_dtype)

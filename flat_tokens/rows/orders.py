@@ -18,6 +18,12 @@ Permuted: TypeAlias = Callable[[KeyedPermutation, npt.NDArray[np.uint64], npt.ND
 """A permutation, or its inverse."""
 
 
+def _check_counts(order: Any) -> None:
+    """Check that all settings of an order are counts, of at least one."""
+    for field in fields(order):
+        object.__setattr__(order, field.name, at_least(1, field.name, getattr(order, field.name)))
+
+
 @dataclass(frozen=True)
 class ReferenceOrder:
     """The order of the reference loader, seqax's: read in blocks of consecutive rows, shuffled within buffers.
@@ -35,8 +41,7 @@ class ReferenceOrder:
     sequences_per_read_block: int
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, at_least(1, field.name, getattr(self, field.name)))
+        _check_counts(self)
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,7 @@ class BlockOrder:
     streams: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, at_least(1, field.name, getattr(self, field.name)))
+        _check_counts(self)
 
 
 class _SequentialStream:

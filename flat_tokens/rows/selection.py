@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
@@ -112,10 +112,7 @@ class _SelectedTokens:
         """The same places of another array."""
         return _SelectedTokens(self.split, array, self._sources, self._begins)
 
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        found = np.empty(stop - start, self.numpy_dtype) if out is None else out
-        self.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
-        return found
+    read = read_gathered
 
     def take(self, indices: Int64s) -> npt.NDArray[Any]:
         run = np.searchsorted(self._begins, indices, side="right") - 1

@@ -105,12 +105,10 @@ class Decontaminate:
         pairs = np.stack([found.text[order], found.set[order]])
         first = order[np.concatenate([np.ones(min(len(order), 1), bool), (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)])]
         return [
-            TextMatch(
-                int(text),
-                self._sets[of]["name"],
-                {"question": int(question), "words": self.index.words.text(word, word + length)},
+            TextMatch(text, self._sets[of]["name"], {"question": question})
+            for text, of, question in zip(
+                *(values[first].tolist() for values in (found.text, found.set, found.question)), strict=True
             )
-            for text, _, _, of, question, word, length in zip(*(values.tolist() for values in found.those(first)), strict=True)
         ]
 
     def _marks(self, found: Found, count: int) -> pa.Array:

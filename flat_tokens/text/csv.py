@@ -166,7 +166,7 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
             size += sum(len(row[i]) for i in text_at)
         end += 1
         seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too
-        if size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
+        if collected.is_full(size):
             yield collected.rows(end, seen)
             collected, size = Collected(file), 0
     if len(collected):

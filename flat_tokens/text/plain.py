@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -184,7 +184,7 @@ def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryA
     data = np.frombuffer(block, np.uint8)
     if crlf and b"\n" in separator and b"\r" not in separator and b"\r\n" in block:
         return _split_crlf(data, separator)
-    found = _places(data, separator)
+    found = places_of(data, separator)
     keep = np.ones(len(data), bool)
     for k in range(len(separator)):
         keep[found + k] = False
@@ -192,11 +192,16 @@ def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryA
     return _texts(data[keep], ends, len(data) > (found[-1] + len(separator) if len(found) else 0))
 
 
-def _places(data: npt.NDArray[np.uint8], separator: bytes) -> npt.NDArray[np.int64]:
-    """Where the separators in *data* begin, from left to right: int64[n]."""
+def places_of(
+    data: npt.NDArray[np.uint8],
+    separator: bytes,
+    may_be: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] = lambda found: np.ones(len(found), bool),
+) -> npt.NDArray[np.int64]:
+    """Where the separators in *data* begin, from left to right, of the places that *may_be* some: int64[n]."""
     found = np.flatnonzero(data[: max(len(data) - len(separator) + 1, 0)] == separator[0])
     for k in range(1, len(separator)):
         found = found[data[found + k] == separator[k]]
+    found = found[may_be(found)]
     if len(found) > 1 and (np.diff(found) < len(separator)).any():  # in "---" the first "--" is one
         places, behind = found.tolist(), 0
         found = np.array([at for at in places if at >= behind and (behind := at + len(separator))], np.int64)
@@ -207,7 +212,7 @@ def _split_crlf(data: npt.NDArray[np.uint8], separator: bytes) -> pa.LargeBinary
     """The documents of a block in which a line feed of the separator may be CR LF. Other carriage returns stay."""
     is_return = np.append((data[:-1] == ord("\r")) & (data[1:] == ord("\n")), False)
     there = np.flatnonzero(~is_return)  # byte of the block without these -> byte of the block
-    found = _places(data[there], separator)
+    found = places_of(data[there], separator)
     keep = np.ones(len(data), bool)
     removed = np.full(len(found), len(separator))
     for k, byte in enumerate(separator):

@@ -155,6 +155,10 @@ class Collected:
     def __len__(self) -> int:
         return len(self._found) + len(self.faults)
 
+    def is_full(self, size: int) -> bool:
+        """Whether a batch of rows with *size* bytes of text ends with them."""
+        return size >= (self._file.batch_bytes or limits.BATCH_BYTES) or len(self) >= limits.BATCH_ROWS
+
     def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
         """Add a row. *kept*: the value of each kept column of the file: None, a truth, a number, or text, which may be UTF-8
         already.

@@ -197,7 +197,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     with file.open() as opened:
         for row in _neighbours(file, opened, part.start, part.stop):
             lines = row.of(LINES)
-            if lines is not None or size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
+            if lines is not None or collected.is_full(size):
                 if len(collected):
                     yield collected.rows(end, seen)
                 collected, size = Collected(file), 0

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import pa
+from flat_tokens.text.plain import places_of
 from flat_tokens.text.rows import Rows
 
 NEWLINE = ord("\n")
@@ -46,14 +47,7 @@ def _separators(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separa
     """
     if not separator or len(data) < len(separator):
         return np.empty(0, np.int64)
-    found = np.flatnonzero(data[: len(data) - len(separator) + 1] == separator[0])
-    for k in range(1, len(separator)):
-        found = found[data[found + k] == separator[k]]
-    found = found[found + len(separator) <= ends[np.searchsorted(ends, found, "right")]]
-    if len(found) > 1 and (np.diff(found) < len(separator)).any():
-        places, behind = found.tolist(), 0
-        found = np.array([at for at in places if at >= behind and (behind := at + len(separator))], np.int64)
-    return found
+    return places_of(data, separator, lambda found: found + len(separator) <= ends[np.searchsorted(ends, found, "right")])
 
 
 def line_counts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

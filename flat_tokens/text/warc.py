@@ -234,7 +234,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         end, seen = record.number + 1, record.start + record.length - part.start
         size += reading.add(collected, record)
         limits.check_expansion(reading.unpacked, reading.stored, file.max_expansion, file.name)
-        if size >= (file.batch_bytes or limits.BATCH_BYTES) or len(collected) >= limits.BATCH_ROWS:
+        if collected.is_full(size):
             yield collected.rows(end, seen)
             collected, size = Collected(file), 0
     if end:

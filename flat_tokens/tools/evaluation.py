@@ -37,7 +37,7 @@ class SetReport(NamedTuple):
     def lines(self) -> Iterator[str]:
         """Each example in a sentence."""
         for one in self.examples:
-            yield f'{one.get("file")}, row {one.get("row")}: question {one.get("question")}, "{one.get("words")}"'
+            yield f"{one.get('file')}, row {one.get('row')}: question {one.get('question')}"
 
 
 def set_reports(steps: Sequence[Mapping[str, Any]], documents: Mapping[str, Any]) -> list[SetReport]:

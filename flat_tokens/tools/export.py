@@ -217,7 +217,7 @@ def writing(request: ExportRequest, store: Store) -> Iterator[None]:
     """Hold the directory of an export during the block. ValueError if something else is there, or another process writes it."""
     if store.is_local:
         _check_free(request, store)
-    with _holding(store):
+    with holding(store):
         _check_free(request, store)
         if _plan_at(store) != request.key:
             store.put(PLAN, to_json({"key": request.key, "from": request.location, **request.facts()}, indent=1))
@@ -225,7 +225,7 @@ def writing(request: ExportRequest, store: Store) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _holding(store: Store) -> Iterator[None]:
+def holding(store: Store) -> Iterator[None]:
     """Lock a local directory, and remove the staging there, also that of a killed process. ValueError if another holds it."""
     if not store.is_local:
         yield
@@ -337,7 +337,7 @@ def done_before(request: ExportRequest, store: Store) -> Exported | None:
     if record is None or type(record.get("parts")) is not int:
         return None
     if store.is_local and store.exists(STAGING):  # its removal failed, or was lost with the power
-        with _holding(store):
+        with holding(store):
             pass
     return Exported(store.url, request.format, record["objects"], record["parts"], record["parts"], True, request.loses_loss_mask)
 

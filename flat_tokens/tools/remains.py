@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import shlex
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import zstandard
 
 from flat_tokens.arrays.opening import open_array, read_metadata
-from flat_tokens.forgotten import LIST, Forgotten, Scan, read_forgotten
+from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, read_forgotten
+from flat_tokens.keys import token_keys
 from flat_tokens.manifest import (
     CACHE,
     DUPLICATE,
@@ -33,13 +35,14 @@ from flat_tokens.stores.store import NO_OBJECT, Store
 AT_A_TIME = 1 << 20
 WHOLE_BYTES = 1 << 28
 """Objects that no manifest lists are unpacked up to this size."""
-SHOWN_KEYS = 5
 FRAME = b"\x28\xb5\x2f\xfd"
 """A frame of zstd begins so, alone or within an object of many."""
 
 
 class FoundAgain(NamedTuple):
-    """Documents with a run of tokens of a forgotten one: the array, their numbers, int64[n], keys, uint64[n], and the windows."""
+    """Documents with a run of tokens of a forgotten one: the array, their numbers, int64[n], keys, uint64[n], and the windows.
+    Without windows, documents with the same text.
+    """
 
     where: str
     numbers: npt.NDArray[np.int64]
@@ -64,7 +67,7 @@ class Remains:
         for version in versions:
             yield from self.keys_of(version)
             if tokens_of_versions:
-                yield from map(sentence, self.of_version(version))
+                yield from (sentence(found, self._root.url) for found in self.of_version(version))
         yield from self.of_others(versions)
         for key, _ in (self._root / CACHE / "files").listing() if self._root.exists(f"{CACHE}/files") else ():
             if key.partition(".")[0] in files and not key.removesuffix(".hmac").endswith((".json", ".table")):
@@ -114,7 +117,7 @@ class Remains:
             store = self._root / name
             try:
                 for found in self._in_split(store, store / "documents/key", name):
-                    yield sentence(found)
+                    yield sentence(found, self._root.url)
                 yield from self._keys_in(store / "documents/key", called)
             except (*NO_OBJECT, ValueError):
                 pass  # it has no arrays of its own, or is not whole: its objects are looked through one by one
@@ -126,29 +129,28 @@ class Remains:
 
     def _in_split(self, store: Store, keys: Store, where: str) -> Iterator[FoundAgain]:
         tokens = open_split(store)
-        windows, at = list[npt.NDArray[np.uint64]](), list[npt.NDArray[np.int64]]()
-        for begins, found in self._scan.of(self._ids_of(tokens)):
+        windows, at, same = [NO_KEYS], [np.empty(0, np.int64)], [np.empty(0, bool)]
+        for begins, found in self._scan.of(self._ids_of(tokens, same)):
             at.append(begins)
             windows.append(found)
-        if not windows:
+        begins, numbers = np.concatenate(at), np.flatnonzero(np.concatenate(same))
+        if len(numbers):
+            yield FoundAgain(where, numbers, _taken(keys, numbers), NO_KEYS)
+        if not len(begins):
             return
         starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
-        begins, found = np.concatenate(at), np.concatenate(windows)
         inside = np.searchsorted(starts, begins, "right") - 1
         whole = begins + 1 < starts[np.minimum(inside + 1, len(starts) - 1)]
         numbers = np.unique(inside[whole])
-        try:
-            named = open_array(keys, "uint64").take(numbers)
-        except (*NO_OBJECT, ValueError):
-            named = np.zeros(len(numbers), np.uint64)
-        yield FoundAgain(where, numbers, named, np.unique(found))
+        yield FoundAgain(where, numbers, _taken(keys, numbers), np.unique(np.concatenate(windows)))
 
-    def _ids_of(self, tokens: FlatTokens) -> Iterator[npt.NDArray[np.uint32]]:
-        for start in range(0, tokens.token_count, AT_A_TIME):
-            stop = min(start + AT_A_TIME, tokens.token_count)
-            yield tokens.encoded_tokens.read(start, stop) >> np.uint32(1)
-            self.tokens += stop - start
-            self._seen(4 * (stop - start))
+    def _ids_of(self, tokens: FlatTokens, same: list[npt.NDArray[np.bool_]]) -> Iterator[npt.NDArray[np.uint32]]:
+        """The ids of a split, some documents at a time. Append to *same* which of them have the text of a forgotten one."""
+        for batch in tokens.batches(max_tokens=AT_A_TIME):
+            yield batch.encoded_tokens >> np.uint32(1)
+            same.extend(map(self._forgotten.with_text, token_keys([batch])))
+            self.tokens += batch.token_count
+            self._seen(batch.encoded_tokens.nbytes)
 
     def _keys_in(self, keys: Store, where: str) -> Iterator[str]:
         array = open_array(keys, "uint64")
@@ -183,13 +185,26 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         at = data.find(FRAME, at + 1)
 
 
-def sentence(found: FoundAgain) -> str:
+def _taken(keys: Store, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Keys of documents, uint64[n]; zeros where they are not known."""
+    try:
+        return open_array(keys, "uint64").take(numbers)
+    except (*NO_OBJECT, ValueError):
+        return np.zeros(len(numbers), np.uint64)
+
+
+def sentence(found: FoundAgain, output: str) -> str:
     """A sentence about documents that have tokens of forgotten ones."""
+    if not len(found.windows):
+        shown = " ".join(f"{key:016x}" for key in found.keys.tolist())
+        return (
+            f"{found.where}: {len(found.keys):,} documents have the text of a forgotten one under another key. "
+            f"Forget them, too: echo {shown} > keys.txt; "
+            f"python -m flows forget {shlex.quote(output)} --keys keys.txt --reason TEXT"
+        )
     named = ", ".join(f"{number:,} (key {key:016x})" for number, key in zip(found.numbers, found.keys, strict=True))
-    first = ", ".join(named.split(", ")[:SHOWN_KEYS])
-    more = f" and {len(found.numbers) - SHOWN_KEYS:,} more" if len(found.numbers) > SHOWN_KEYS else ""
     return (
-        f"{found.where}: {len(found.windows):,} runs of tokens of forgotten documents, in documents {first}{more}. If these have "
+        f"{found.where}: {len(found.windows):,} runs of tokens of forgotten documents, in documents {named}. If these have "
         "the same text, forget them, too: --keys"
     )
 

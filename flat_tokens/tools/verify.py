@@ -24,6 +24,7 @@ from flat_tokens.checker import (
     check_split,
 )
 from flat_tokens.extras import pa
+from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
 from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
@@ -165,7 +166,11 @@ def _run_forgotten(options: argparse.Namespace) -> int:
             check_forgotten(root, adding_up(watch, sum(size for _, size in root.listing())) if watch else lambda _: None)
         )
     facts = {"path": root.url, "level": "forgotten", "ok": not faults, "faults": faults}
-    right = f"right (forgotten): nothing below {root.url} has a key or a run of tokens of a forgotten document"
+    runs = len(read_forgotten(root).windows)
+    nothing = f"(forgotten): nothing below {root.url} has a key or the whole text of a forgotten document"
+    right = f"right {nothing}, or one of {runs:,} runs of tokens that were theirs alone"
+    if not runs:
+        right = f"not known {nothing}. No run of tokens is theirs alone: a part of one would not be found"
     terminal.show(options, facts, [f"not forgotten: {root.url}", *(f"  {fault}" for fault in faults)] if faults else [right])
     return arguments.DIFFERENT if faults else arguments.SAME
 

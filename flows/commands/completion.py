@@ -20,4 +20,4 @@ def add_commands(commands: Any) -> None:
 def run_completion(options: argparse.Namespace) -> None:
     from flows.commands.main import parser  # it finds this module by its name
 
-    print(script(parser(), options.called or called("flows"), options.shell), end="")
+    print(script(parser(), options.called or called("flows"), options.shell))

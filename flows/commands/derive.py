@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 REASONS = {
     "split": "in the split that is dropped",
+    "forgotten": "forgotten",
     "source": "of other sources",
     "too_short": "too short",
     "too_long": "too long",

@@ -54,7 +54,9 @@ def add_commands(commands: Any) -> None:
     forget.add_argument("--keys", dest="key_list", metavar="FILE", help="their keys: 16 hexadecimal digits a line, or .npy")
     forget.add_argument("--ids", dest="id_list", metavar="FILE", help="their ids, one a line")
     forget.add_argument("--where", metavar="EXPRESSION", help="for which it is true: of tokens, source, file, row, key, columns")
+    forget.add_argument("--like", metavar="OUTPUT", help="another output: all that it has forgotten")
     forget.add_argument("--source", metavar="NAME", help="of this source alone")
+    forget.add_argument("--allow-unknown", action="store_true", help="--ids, --keys: also those that no document has, for later")
     forget.add_argument("--run", dest="runs", action="append", default=[], metavar="RUN.json", help="a ledger: what that run saw")
     forget.add_argument("--before", type=int, metavar="STEP", help="--run: steps before this one (default: all)")
     forget.add_argument("--skip-from", type=int, metavar="STEP", help="--run: edit the ledger: without them from here on")
@@ -198,7 +200,7 @@ def run_decide(options: argparse.Namespace) -> None:
 
 
 def run_forget(options: argparse.Namespace) -> None:
-    from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+    from flows.pipelines.forget import ForgetRequest, forget, resume
 
     root = output_at(options)
     if not options.resume and not (options.reason or "").strip():
@@ -208,18 +210,14 @@ def run_forget(options: argparse.Namespace) -> None:
             options, nullcontext(), lambda _: resume(root.url, options.scratch), "flows.forget:resume_forgetting", root.url
         )
     else:
-        names = ("key_list", "id_list", "where", "source", "reason", "by", "scratch", "runs", "before", "skip_from")
-        settings = {name: getattr(options, name) for name in names}
-        request = checked(ForgetRequest, output=root.url, **settings)
-
-        def pipeline(_: None) -> ForgetResult:
-            return forget(request)
-
-        result = run_with_progress(
-            options, nullcontext(), pipeline, "flows.forget:forget_documents", **{"output": root.url, **settings}
-        )
+        named = ("key_list", "id_list", "where", "like", "source", "allow_unknown")
+        names = (*named, "reason", "by", "scratch", "runs", "before", "skip_from")
+        settings = {"output": root.url, **{name: getattr(options, name) for name in names}}
+        request = checked(ForgetRequest, **settings)
+        flow = "flows.forget:forget_documents"
+        result = run_with_progress(options, nullcontext(), lambda _: forget(request), flow, **settings)
     where = [f"certificate: {result.certificate}"] if result.certificate else []
-    show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.left, *where])
+    show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.rest, *where])
 
 
 def run_text(run: tuple[str, dict[str, Any]]) -> str:

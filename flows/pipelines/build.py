@@ -277,7 +277,7 @@ def build_version(
                 with timed("tokenize", output.seconds):
                     warn_of_separators(config, text.files)
                     puts_off = runner.workers == "threads" and has_tokens_of(tokenizer, output)
-                    left_out = list_left_out(made_of)
+                    left_out = list_left_out(output.forgotten)
                     recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, left_out, puts_off=puts_off)
                     keys = list(map(recipe.key, text.slices))
                     slices = dict(zip(keys, text.slices, strict=True))  # equal slices are tokenized once

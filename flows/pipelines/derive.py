@@ -13,22 +13,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.manifest import TOKEN_BYTES, read_manifest
+from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.manifest import TOKEN_BYTES, VERSIONS, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.export import note_export
 from flows.pipelines.assembling import assembling
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, in_order
 from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_arrays_in, token_bytes_of
-from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, read_ids, read_keys
+from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, positioned, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
 from tasks.finalize.naming import leaving_out, list_left_out
 from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
-from tasks.output.forgotten import read_record_of
+from tasks.output.forgotten import check_without_forgotten, read_record_of
 from tasks.output.paths import version_store
 from tasks.output.pointer import publish, read_pointer
 from tasks.output.target import Selection, Target
@@ -53,8 +55,14 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
         with timed("examine", output.seconds):
             listed = listed_in(request)
             inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
+            for one in inputs:
+                if one.version is not None:
+                    above = Store.at(one.location.removesuffix(f"/{VERSIONS}/{one.version}"))
+                    check_without_forgotten(above, one.version)
+                    if above.url != output.root.url:
+                        note_export(one.location, FLAT_TOKENS, request.output)
             made_of = leaving_out(output.forgotten, derived(request, inputs, settings_of(request, listed)))
-            kinds, forgotten = kept_columns(inputs), list_left_out(made_of)
+            kinds, forgotten = kept_columns(inputs), list_left_out(output.forgotten)
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
@@ -165,17 +173,6 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
     selecting = target.selecting(selection)
     counted = list(zip(parts, in_order(runner, parts, COUNT.given(selecting)), strict=True))
     return DerivePlan({split: positioned(counted, split) for split in target.splits}, selecting, counted)
-
-
-def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
-    """The parts of a split with their counts and positions."""
-    parts, seqs, tokens = list[InputPart](), 0, 0
-    for part, count in counted:
-        if part.split == split:
-            counts = {"seq_count": count.seq_count, "token_count": count.token_count}
-            parts.append(part.model_copy(update={**counts, "first_seq": seqs, "first_token": tokens}))
-            seqs, tokens = seqs + count.seq_count, tokens + count.token_count
-    return parts
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
@@ -11,15 +12,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from flat_tokens.forgotten import LIST, Forgotten
+from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, read_forgotten
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
 from flat_tokens.where import parse
 from flows.pipelines.publish import scratch_of
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
-from tasks.derive.pieces import read_ids, read_keys
+from tasks.derive.pieces import ids_with, read_ids, read_keys
 from tasks.forget.certificate import certificate_key
+from tasks.forget.exports import check_none_under_way, notes_of
 from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
 from tasks.forget.runs import saw
 from tasks.locations import Location, Output
@@ -32,62 +34,81 @@ from tasks.progress import meter
 
 
 class ForgetRequest(Model):
-    """Documents that are to be forgotten: by their keys, by their ids, or by an expression; of one source, or of all."""
+    """Documents that are to be forgotten: by a file of keys (16 hexadecimal digits a line, or .npy of uint64), a file of ids, one
+    a line, an expression, such as ``file = 'a.jsonl' and row = 7``, or *like* another output; of one source, or of all.
+    ``allow_unknown``: keys or ids that no document has are put on the list, for later builds. ``runs``: ledgers of runs; which
+    steps *before* one saw the documents is on the certificate. ``skip_from``: the ledgers are edited: from this step on, runs
+    read the successors. ``reason``, ``by``: for whoever reads the certificate.
+    """
 
-    output: Output = Field(description="Directory or URL with the versions")
-    reason: str = Field(min_length=1, pattern=r"\S", description="For whoever reads the certificate")
-    key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
-    id_list: Location | None = Field(None, description="A file of ids, one a line")
-    where: str | None = Field(None, min_length=1, description="An expression, such as: file = 'a.jsonl' and row = 7")
-    source: str | None = Field(None, min_length=1, description="Only documents of the source of this name")
-    runs: tuple[Location, ...] = Field((), description="Ledgers of runs: which steps saw the documents is on the certificate")
-    before: int | None = Field(None, ge=0, description="Steps of these runs before this one; without it, all")
-    skip_from: int | None = Field(None, ge=0, description="The ledgers are edited: from this step on, runs read the successors")
-    by: str | None = Field(None, description="Who asks for it; the user of the process without it")
-    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    output: Output
+    reason: str = Field(min_length=1, pattern=r"\S")
+    key_list: Location | None = None
+    id_list: Location | None = None
+    where: str | None = Field(None, min_length=1)
+    like: Location | None = None
+    source: str | None = Field(None, min_length=1)
+    allow_unknown: bool = False
+    runs: tuple[Location, ...] = ()
+    before: int | None = Field(None, ge=0)
+    skip_from: int | None = Field(None, ge=0)
+    by: str | None = None
+    scratch: Output | None = None
     layout: Literal["auto"] = "auto"
 
     @model_validator(mode="after")
     def names_documents(self) -> ForgetRequest:
-        given = [one for one in (self.key_list, self.id_list, self.where) if one is not None]
-        if len(given) > 1 or not (given or self.source):
-            raise ValueError("documents are named by one of keys, ids or where; or all of a source, by its name")
+        if len(self._given) > 1 or not (self._given or self.source) or (self.like and self.source):
+            raise ValueError("documents are named by one of keys, ids, where or like; or all of a source, by its name")
         if self.where is not None:
             parse(self.where)
         return self
 
     def named(self) -> NamedDocuments:
         """The documents, their lists read. ValueError where a list is not understood."""
-        keys = None
+        keys = listed = None
         if self.key_list is not None:
             keys = read_keys(self.key_list).keys
         elif self.id_list is not None:
             keys = read_ids(self.id_list).keys
-        return NamedDocuments(keys, self.where, self.source)
+        elif self.like is not None:
+            listed = read_forgotten(Store.at(self.like))
+            if not len(listed.digests):
+                raise ValueError(f"{self.like}: is not an output with forgotten documents")
+        return NamedDocuments(keys, listed, self.where, self.source)
+
+    @property
+    def _given(self) -> list[str]:
+        given = {"keys": self.key_list, "ids": self.id_list, "where": self.where, "like": self.like}
+        return [how for how, value in given.items() if value is not None]
 
     @property
     def how(self) -> str:
         """How documents are named, without any name of one."""
-        given = {"keys": self.key_list, "ids": self.id_list, "where": self.where}
-        return next((how for how, value in given.items() if value is not None), "source")
+        return self._given[0] if self._given else "source"
 
 
 class ForgetResult(Model):
-    """Result of a forgetting. ``key_count``: keys that it put on the list. ``certificate``: its path or URL; None if there was
+    """Result of a forgetting. ``key_count``: keys that it put on the list. ``runs_of_tokens``: that are looked for later, because
+    no other document has them. ``exports``: those that could not be removed, or not completely. ``outputs``: those that were made
+    of this one. ``runs``: what each run saw, by the path of its ledger. ``certificate``: its path or URL; None if there was
     nothing to do.
     """
 
     output: str
-    key_count: int
-    unknown: int
-    same_text: int
-    documents: int
-    versions: dict[str, str]
-    latest: str | None
-    left: tuple[str, ...]
-    runs: dict[str, Any] = Field({}, description="What each run saw, by the path of its ledger")
-    certificate: str | None
-    seconds: float
+    key_count: int = 0
+    unknown: int = 0
+    same_text: int = 0
+    documents: int = 0
+    versions: dict[str, str] = Field({})
+    latest: str | None = None
+    left: tuple[str, ...] = ()
+    runs_of_tokens: int = 0
+    exports: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    runs: dict[str, Any] = Field({})
+    certificate: str | None = None
+    seconds: float = 0.0
 
     @property
     def headline(self) -> str:
@@ -96,12 +117,26 @@ class ForgetResult(Model):
             return "nothing to do: these documents were forgotten before"
         names = ", ".join(f"{old[:8]} by {new[:8]}" for old, new in self.versions.items())
         replaced = f"{plural(len(self.versions), 'version')} replaced ({names})" if names else "no version had one"
-        left = (
-            f". {plural(len(self.left), 'thing')} still {'has' if len(self.left) == 1 else 'have'} tokens of theirs"
-            if self.left
-            else ""
-        )
+        left = f". What has tokens of theirs: {len(self.left):,}" if self.left else ""
         return f"forgot {plural(self.key_count, 'key')}, {plural(self.documents, 'document')} in all versions: {replaced}{left}"
+
+    @property
+    def rest(self) -> list[str]:
+        """Sentences about places that may still have the documents."""
+        like = f"--like {shlex.quote(self.output)} --reason TEXT"
+        return [
+            *self.left,
+            *(
+                ["no run of tokens is theirs alone: a part of one would not be found"]
+                if self.documents and not self.runs_of_tokens
+                else []
+            ),
+            *(f"{path}: an export that is not removed, or not completely: remove it" for path in self.exports),
+            *(
+                f"{path}: was made of this. There, too: python -m flows forget {shlex.quote(path)} {like}"
+                for path in self.outputs
+            ),
+        ]
 
 
 class ToForget(NamedTuple):
@@ -118,7 +153,7 @@ def forget(request: ForgetRequest) -> ForgetResult:
     """
     root = Store.at(request.output)
     check_places(root)
-    if not versions_of(root) and not root.exists(LIST):
+    if request.like is None and not versions_of(root) and not root.exists(LIST):
         raise ValueError(f"{root.url}: nothing was built here")
     named, scratch = request.named(), scratch_of(request, root)
     meter.reset()
@@ -127,7 +162,8 @@ def forget(request: ForgetRequest) -> ForgetResult:
         meter.begin("examine")
         plan = plan_of(root, request, named)
         if plan is None:
-            return _result(root, None)
+            return ForgetResult(output=root.url)
+        check_none_under_way(root, notes_of(root, {of.version for of in plan.holders}))
         before = request.skip_from if request.before is None else request.before
         runs = {os.path.abspath(path): saw(root, path, before, request.skip_from, plan.holders) for path in request.runs}
         _begin(root, plan, runs)
@@ -152,21 +188,31 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     versions = versions_of(root)
     _check_source(root, versions, named)
     there = [keys_named(root, version, named) for version in versions]
-    found = np.unique(np.concatenate([np.empty(0, np.uint64), *there]))
+    found = np.unique(np.concatenate([NO_KEYS, *there]))
     # Ids that no version has may come later. Of one source only documents are known that are there.
     listed = named.keys if named.keys is not None and named.source is None and named.where is None else found
     keys = listed
     for version in versions:
         keys = with_same_text(root, version, keys)
-    if not len(keys):
+    if not len(keys) and named.listed is None:
         raise ValueError(f"{root.url}: no version has a document that is named so")
-    record = read_record_of(root) or new_record()
-    before = record.forgotten
-    forgotten = before.with_documents(keys, np.empty(0, np.uint64))
+    before = (read_record_of(root) or new_record()).forgotten
+    unknown = listed[~np.isin(listed, found) & ~before.those(listed)]
+    if len(unknown) and not request.allow_unknown:
+        ids = ids_with(unknown, request.id_list) if request.id_list is not None else [f"{key:016x}" for key in unknown.tolist()]
+        raise ValueError(
+            f"{root.url}: no version has a document of {len(unknown):,} of {plural(len(listed), request.how.removesuffix('s'))}: "
+            f"{', '.join(ids)}. Nothing was forgotten. Correct them, or, if a source may give them later, "
+            "--allow-unknown puts them on the list"
+        )
+    forgotten = (before.inheriting(named.listed) if named.listed is not None else before).with_documents(keys, NO_KEYS)
     holders = [of for version in versions if (of := forgotten_in(root, version, forgotten)) is not None]
-    if len(forgotten.digests) == len(before.digests) and not holders:
+    if forgotten.sha256 == before.sha256 and not holders:
         return None
-    forgotten = forgotten.with_documents(keys[:0], np.unique(np.concatenate([keys[:0], *(of.windows for of in holders)])))
+    windows, token_keys = (
+        np.concatenate([NO_KEYS, *(getattr(of, name) for of in holders)]) for name in ("windows", "token_keys")
+    )
+    forgotten = forgotten.with_documents(NO_KEYS, windows, token_keys)
     now = datetime.now(UTC)
     asked = Request(
         id=f"{now:%Y%m%dT%H%M%S}-{hashlib.sha256(np.sort(keys).tobytes()).hexdigest()[:8]}",
@@ -176,10 +222,17 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
         named=request.how,
         source=request.source,
         keys=len(listed),
-        unknown=int((~np.isin(listed, found)).sum()),
+        unknown=len(unknown),
         same_text=len(keys) - len(listed),
     )
-    return ToForget(Forgotten(bytes.fromhex(record.salt), forgotten.digests, forgotten.windows), holders, asked)
+    return ToForget(forgotten, holders, asked)
+
+
+def forget_like(other: Store, output: str, scratch: str | None) -> None:
+    """Forget at an output all that another one has forgotten, whose text or versions are about to be read there."""
+    here = read_forgotten(Store.at(output))
+    if here.inheriting(read_forgotten(other)).sha256 != here.sha256:
+        forget(ForgetRequest(output=output, like=other.url, reason=f"forgotten at {other.url}", scratch=scratch))
 
 
 def _check_source(root: Store, versions: Iterable[str], named: NamedDocuments) -> None:
@@ -220,19 +273,20 @@ def _begin(root: Store, plan: ToForget, runs: dict[str, Any]) -> None:
     change_record(root, begun)
 
 
-def _result(root: Store, certificate: dict[str, Any] | None) -> ForgetResult:
-    asked = certificate or {"keys": 0, "unknown": 0}
-    facts = certificate or {"versions": [], "latest": None, "checked": {"left": []}, "seconds": 0.0}
+def _result(root: Store, facts: dict[str, Any]) -> ForgetResult:
     return ForgetResult(
         output=root.url,
-        key_count=asked["keys"],
-        unknown=asked["unknown"],
-        same_text=asked.get("same_text", 0),
+        key_count=facts["keys"],
+        unknown=facts["unknown"],
+        same_text=facts["same_text"],
         documents=sum(one["documents"] for one in facts["versions"]),
         versions={one["version"]: one["successor"] for one in facts["versions"] if one["successor"]},
         latest=facts["latest"],
-        left=tuple(facts["checked"]["left"]),
-        runs=facts.get("runs", {}),
-        certificate=root.path(certificate_key(certificate["id"])) if certificate else None,
+        left=facts["checked"]["left"],
+        runs_of_tokens=facts["by_tokens"]["windows"],
+        exports=facts["exports"]["not_reached"],
+        outputs=facts["outputs"],
+        runs=facts["runs"],
+        certificate=root.path(certificate_key(facts["id"])),
         seconds=facts["seconds"],
     )

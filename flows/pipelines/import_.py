@@ -53,7 +53,7 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
             made_of = leaving_out(output.forgotten, provenance(request, found, stored, tokenizer))
-            layout, forgotten = layout_of(request, output.root), list_left_out(made_of)
+            layout, forgotten = layout_of(request, output.root), list_left_out(output.forgotten)
 
         rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
         reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}

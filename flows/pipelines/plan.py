@@ -26,7 +26,7 @@ from tasks.download.cut import cut_files
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.naming import name_of
+from tasks.finalize.naming import list_left_out, name_of
 from tasks.finalize.provenance import provenance
 from tasks.finalize.seal import is_published
 from tasks.gates import Facts, Finding, Subject, judge
@@ -124,7 +124,7 @@ def plan(config: BuildConfig) -> Plan:
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     record = read_record_of(root)
     slices = [part for parts in looked.slices for part in parts]
-    recipe = make_recipe(config, workspace, tokenizer, slices, chats, record.forgotten.sha256 if record else "")
+    recipe = make_recipe(config, workspace, tokenizer, slices, chats, list_left_out(record))
     starting = clock() - begun - looked.seconds  # a build does all of this, too
     forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 

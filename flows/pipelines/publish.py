@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import POINTER, history_digest, read_manifest, splits_of
+from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.reading import SCRATCH
-from flat_tokens.stores.records import read_json
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
@@ -37,10 +35,10 @@ from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
 from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
-from tasks.output.history import Decision
+from tasks.output.history import Decision, put_run
 from tasks.output.leases import building
-from tasks.output.paths import CACHE, PROBE, RUNS, check_places, version_store
-from tasks.output.pointer import Pointer, is_dataset, manifest_digest, pointer_lock, publish, read_pointer
+from tasks.output.paths import CACHE, PROBE, check_places, version_store
+from tasks.output.pointer import Pointer, is_dataset, manifest_digest, publish, read_pointer
 from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter
@@ -176,11 +174,7 @@ class Publication:
         record["latest"] = result.version if self.held is None else self.output.pointer.version
         if self.findings:
             record["findings"] = [one.model_dump(mode="json") for one in self.findings]
-        name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{result.version}.json"
-        with pointer_lock(self.output.root):
-            if self.output.root.is_local and record["latest"] is not None:  # what `verify --full` compares the pointer with
-                record["history_sha256"] = history_digest(read_json(self.output.root, POINTER))
-            self.output.root.put(name, (json.dumps(record, indent=2) + "\n").encode())
+        put_run(self.output.root, now, result.version, record)
         meter.begin("done")
         return result
 

@@ -100,7 +100,9 @@ def refresh(
         built = None
         if outcome == "unchanged":
             confirm(asked, found, output)
-        elif outcome is None:
+        elif outcome is not None:
+            remember_origin(root, found.named.version, asked, found.pinned, found.files)  # when they were looked up
+        else:
             text, gates = text_of(config, found, runner, output), config.publish.of_refresh()
             built = build_version(config, text, found.tokenizer, runner, output, gates)
             outcome = outcome_of(built)

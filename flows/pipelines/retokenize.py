@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.export import note_export
 from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sets, pin_sources
+from flows.pipelines.forget import forget_like
 from flows.pipelines.publish import check_output, opened, scratch_of
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
@@ -90,6 +93,9 @@ def reruns(
     check_distinct([base.config.output, *(config.output for config in configs)])
     for config in configs:
         check_output(config)
+        forget_like(Store.at(base.config.output), config.output, config.scratch)
+        if base.version is not None:
+            note_export(version_store(Store.at(base.config.output), base.version).url, FLAT_TOKENS, config.output)
     with sharing(scratch_of(configs[0], Store.at(configs[0].output))), runner_of(base.config) as runner:
         text = read_text(base, configs[0], runner)
         yield configs, partial(rerun, text=text, runner=runner)

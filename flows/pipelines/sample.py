@@ -16,11 +16,13 @@ import numpy.typing as npt
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa
+from flat_tokens.forgotten import Forgotten
 from flat_tokens.text import limits
 from tasks.config import Source
 from tasks.download.cut import at_hand
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
+from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.parts.stored import document_spec
 from tasks.rows import KEY, ROW, fact
@@ -154,11 +156,11 @@ def _sampled(
     recipe: Recipe, workspace: Workspace, slices: list[Slice], shares: int, workers: int
 ) -> tuple[list[Piece], list[Piece], bool]:
     """The pieces of a sample, those that tell how long reading takes, and whether the sample is all of the source."""
-    total = _bytes(slices)
+    total, forgotten = _bytes(slices), forgotten_at(workspace.root, recipe.forgotten)
     with ThreadPoolExecutor(workers) as pool:
 
         def read(parts: list[Slice], most: int, batch_bytes: int | None = None) -> list[Piece]:
-            return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes), parts))
+            return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes, forgotten), parts))
 
         if total <= READ_AS_A_WHOLE:
             pieces = read([at_hand(part, recipe.sources, workspace) for part in slices], total)
@@ -200,14 +202,14 @@ def _bytes(slices: list[Slice]) -> int:
     return sum(part.text_bytes for part in slices)
 
 
-def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None) -> Piece:
+def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None, forgotten: Forgotten) -> Piece:
     """Read a part, until *most* bytes of text are there. The time is that after its first batch, where there are several:
     opening a slice takes a build no time to speak of.
     """
     tally, documents, marks = Tally(), list[TextBatch](), [(0, 0.0)]
     begun = clock()
     with naming(recipe.sources, part.source):
-        for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes):
+        for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes, None, forgotten):
             documents.append(some)
             marks.append((text_read(tally), clock() - begun - tally.step_seconds))
             if text_read(tally) >= most:

@@ -5,7 +5,6 @@ remains are looked for, and a certificate is written. Each step looks at the sta
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -20,15 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flat_tokens.manifest import EVERY_SPLIT, POINTER, TOKEN_BYTES, history_digest
-from flat_tokens.stores.records import read_json
+from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.remains import Remains
+from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.assembling import assembling
 from flows.pipelines.stages import COUNT, FINALIZE, Stage, Step, do, in_order, through
 from tasks.config import available_cores
 from tasks.derive.inputs import examine, splits_in, token_bytes_of
-from tasks.derive.pieces import cut
+from tasks.derive.pieces import cut, positioned
 from tasks.finalize.seal import VersionDraft, is_published
 from tasks.forget.certificate import certificate_of, write_certificate
 from tasks.forget.exports import Note, notes_of, remove_export
@@ -44,15 +43,15 @@ from tasks.forget.successor import (
 )
 from tasks.forget.sweep import make_removals_durable, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
-from tasks.output.forgotten import ForgottenRecord, change_record, read_record_of
+from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.held import rename as rename_held
+from tasks.output.history import put_run
 from tasks.output.leases import collecting
-from tasks.output.paths import RUNS, version_store
-from tasks.output.pointer import move, pointer_lock, read_pointer
+from tasks.output.paths import version_store
+from tasks.output.pointer import move, read_pointer
 from tasks.output.staging import attempt, sweep
 from tasks.output.target import Target
 from tasks.output.versions import move_pin
-from tasks.parts.part import InputPart, Part
 from tasks.progress import meter
 
 logger = logging.getLogger(__name__)
@@ -85,15 +84,6 @@ class ThreadsHere:
 
 
 @contextlib.contextmanager
-def threads() -> Iterator[ThreadsHere]:
-    runner = ThreadsHere()
-    try:
-        yield runner
-    finally:
-        runner.close()
-
-
-@contextlib.contextmanager
 def nobody_builds(root: Store) -> Iterator[None]:
     """A block in which no build is running. ValueError where one is."""
     with collecting(root) as busy:
@@ -104,14 +94,13 @@ def nobody_builds(root: Store) -> Iterator[None]:
 
 def go_on_forgetting(root: Store, scratch: Path) -> dict[str, Any] | None:
     """Bring a forgetting that was begun to its end. Return its certificate; None where none was begun."""
-    certificate = None
     while (record := read_record_of(root)) is not None and record.pending is not None:
         with collecting(root) as busy:
             if busy is None and (record := read_record_of(root)) is not None and record.pending is not None:
                 logger.info("%s: documents are being forgotten since %s", root.url, record.pending.request.at)
                 return finish_forgetting(root, scratch)
         time.sleep(WAIT_SECONDS)  # another process goes on with it
-    return certificate
+    return None
 
 
 def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
@@ -147,8 +136,13 @@ def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
 def _record(root: Store) -> ForgottenRecord:
     record = read_record_of(root)
     assert record is not None
-    assert record.pending is not None
     return record
+
+
+def _pending(root: Store) -> Pending:
+    pending = _record(root).pending
+    assert pending is not None
+    return pending
 
 
 def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any) -> str:
@@ -161,7 +155,7 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         return successor.name
     store = version_store(root, of.version)
     one = examine(store.url)
-    with threads() as runner, attempt(root, scratch, successor.name) as workspace:
+    with contextlib.closing(ThreadsHere()) as runner, attempt(root, scratch, successor.name) as workspace:
         target = Target(
             workspace=workspace,
             name=successor.name,
@@ -180,8 +174,9 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         lists, lost = write_duplicates(target, store, forgotten)
         with assembling(runner, target) as (assembler, _):
             meter.begin("split", TOKEN_BYTES * sum(count.token_count for _, count in counted))
-            for part in _positioned(counted):
-                assembler.add(part)
+            for split in target.splits:
+                for part in positioned(counted, split):
+                    assembler.add(part)
             assembler.end()
             assembled = assembler.finish()
         names = [source["name"] for source in successor.former["provenance"].get("sources") or ()]
@@ -198,27 +193,14 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
     return successor.name
 
 
-def _positioned(counted: Sequence[tuple[InputPart, Any]]) -> Iterator[Part]:
-    """The parts with their counts and positions, split by split."""
-    for split in EVERY_SPLIT:
-        seqs = tokens = 0
-        for part, count in counted:
-            if part.split == split:
-                here = {"seq_count": count.seq_count, "token_count": count.token_count}
-                yield part.model_copy(update={**here, "first_seq": seqs, "first_token": tokens})
-                seqs, tokens = seqs + count.seq_count, tokens + count.token_count
-
-
 def move_to_successors(root: Store, mapping: dict[str, str]) -> None:
     """Let ``latest``, the version that waits, and pins name successors. A pin says which version it was of."""
     pointer = read_pointer(root)
     moved = pointer.renamed(root, mapping)
     if moved != pointer:
-        change_record(root, lambda now: _moving(now, pointer.sequence))
+        change_record(root, lambda now: _with_pending(now, moves_from=pointer.sequence))
         move(root, lambda now: now.renamed(root, mapping))
-    pending = _record(root).pending
-    assert pending is not None
-    rename_held(root, mapping, pending.moves_from)
+    rename_held(root, mapping, _pending(root).moves_from)
     for version, successor in mapping.items():
         move_pin(root, version, successor)
 
@@ -233,10 +215,9 @@ def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:
 
 
 def _notes(root: Store) -> list[Note]:
-    """Notes of exports of versions that held the documents, or that were replaced by one that did."""
+    """Notes of other outputs, and of exports of versions that held the documents, or that were replaced by one that did."""
     record = _record(root)
-    assert record.pending is not None
-    holders = {one.version for one in record.pending.holders}
+    holders = {one.version for one in _pending(root).holders}
     now = {record.successors.get(version, version) for version in holders}
     return notes_of(root, holders | {former for former, successor in record.successors.items() if successor in now})
 
@@ -244,14 +225,10 @@ def _notes(root: Store) -> list[Note]:
 def remove_exports(root: Store) -> None:
     """Remove exports that can be reached. What was removed is on the certificate, and so is what was not."""
     for note in _notes(root):
-        if remove_export(root, note):
-            change_record(root, lambda now, note=note: _without_export(now, note.path))  # type: ignore[misc]
+        if note.format != FLAT_TOKENS and remove_export(root, note):
+            removed = tuple(dict.fromkeys((*_pending(root).exports, note.path)))
+            change_record(root, lambda now, removed=removed: _with_pending(now, exports=removed))  # type: ignore[misc]
             root.remove(note.key)
-
-
-def _without_export(record: ForgottenRecord, path: str) -> ForgottenRecord:
-    assert record.pending is not None
-    return _with_pending(record, exports=tuple(dict.fromkeys((*record.pending.exports, path))))
 
 
 def _with_pending(record: ForgottenRecord, **facts: Any) -> ForgottenRecord:
@@ -259,26 +236,22 @@ def _with_pending(record: ForgottenRecord, **facts: Any) -> ForgottenRecord:
     return record.model_copy(update={"pending": record.pending.model_copy(update=facts)})
 
 
-def _moving(record: ForgottenRecord, sequence: int) -> ForgottenRecord:
-    return _with_pending(record, moves_from=sequence)
-
-
 def _attest(root: Store, removed: Sequence[str], seconds: float) -> dict[str, Any]:
     """Look through everything, leave windows out that other documents have, too, write the certificate, and mark it as done."""
-    record = _record(root)
-    pending = record.pending
-    assert pending is not None
+    record, pending = _record(root), _pending(root)
     meter.begin("verify")
-    shared = np.empty(0, np.uint64)
+    shared, same = np.empty(0, np.uint64), list[str]()
     others = Remains(root, record.forgotten)
     for version in versions_of(root):
         for found in others.of_version(version):
             shared = np.union1d(shared, found.windows)
+            if not len(found.windows):
+                same.append(sentence(found, root.url))
     forgotten = record.forgotten.without_windows(shared)
     remains = Remains(root, forgotten)
     # What versions have of the other windows, there is none: it would be among those that are shared.
-    left = list(remains.all(record.files, tokens_of_versions=False))
-    pointer = read_pointer(root)
+    left = [*same, *remains.all(record.files, tokens_of_versions=False)]
+    pointer, notes = read_pointer(root), _notes(root)
     versions = [
         {**one.model_dump(mode="json"), "successor": record.successors.get(one.version)}
         for one in pending.holders
@@ -289,7 +262,8 @@ def _attest(root: Store, removed: Sequence[str], seconds: float) -> dict[str, An
         "latest": pointer.version,
         "number": pointer.sequence,
         "removed": sorted({*removed, *(f"versions/{one.version}" for one in pending.holders)}),
-        "exports": {"removed": list(pending.exports), "not_reached": [note.path for note in _notes(root)]},
+        "exports": {"removed": list(pending.exports), "not_reached": [note.path for note in notes if note.format != FLAT_TOKENS]},
+        "outputs": sorted({note.path for note in notes if note.format == FLAT_TOKENS}),
         "by_tokens": {"windows": len(forgotten.windows), "shared": len(shared), "short": pending.short},
         "checked": {
             "objects": others.objects + remains.objects,
@@ -323,8 +297,4 @@ def record_run(root: Store, certificate: dict[str, Any]) -> None:
         "sequence": certificate["number"],
         "forgotten": {name: certificate[name] for name in names},
     }
-    with pointer_lock(root):
-        if root.is_local and certificate["latest"] is not None:
-            facts["history_sha256"] = history_digest(read_json(root, POINTER))
-        name = f"{RUNS}/{now:%Y%m%dT%H%M%S%f}-{certificate['latest'] or 'none'}.json"
-        root.put(name, (json.dumps(facts, indent=2) + "\n").encode())
+    put_run(root, now, certificate["latest"] or "none", facts)

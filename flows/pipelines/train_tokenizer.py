@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, TOKEN_BYTES
@@ -26,6 +27,7 @@ from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.locations import writable
 from tasks.models import Model, Split
+from tasks.output.forgotten import check_without_forgotten
 from tasks.output.leases import building
 from tasks.output.staging import Workspace
 from tasks.progress import meter
@@ -77,6 +79,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
     root = check_output(config)
     scratch = scratch_of(config, root)
     with building(root, scratch):
+        forgotten = read_forgotten(root)
         with timed("download", seconds):
             config = pin_sets(config, root)
             pinned = pin_sources(config, root)
@@ -96,13 +99,14 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
             "name": config.name,
             "sources": sources,
             "documents": {name: value for name, value in config.documents.recorded().items() if "duplicates" not in name},
+            **({"forgotten": {"count": len(forgotten.digests), "sha256": forgotten.sha256}} if len(forgotten.digests) else {}),
             "steps": list(config.documents.opened().described),
             "split": config.split_facts,
             **_sample(request),
         }
         workspace = Workspace(root, staging="", scratch=os.fspath(scratch))
         seen = TextCounts()
-        texts = texts_of_sources(config, text.slices, workspace, request, seen)
+        texts = texts_of_sources(config, text.slices, workspace, forgotten, request, seen)
         read_bytes = sum(slice_.text_bytes for slice_ in text.slices)
         return _train(texts, seen, read_bytes, trained_on, request, to, seconds)
 
@@ -117,6 +121,8 @@ def train_on_version(
     meter.reset()
     corpus, vocabulary = _decodable(dataset, "train", tokenizer, trusted, warn)
     facts = _facts(corpus, "train")
+    if corpus.output is not None:
+        check_without_forgotten(corpus.output, facts["version"])
     trained_on = {"name": facts["name"] or "dataset", "dataset": facts, **_sample(request)}
     seen = TextCounts()
     texts = texts_of_version(corpus, vocabulary, request, seen)

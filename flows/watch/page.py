@@ -122,7 +122,7 @@ def bring_up_to_date(
     began = this.began or now
     run = ListedRun(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
     others, unchanged = ([one for one in _ended(client, tags, which) if one.path != run.path] for which in WITHOUT_AND_WITH)
-    runs, idle = (others, [run, *unchanged]) if is_unchanged else ([run, *others], unchanged)
+    runs, idle = (others, [run, *unchanged]) if is_unchanged and found.held is None else ([run, *others], unchanged)
     history: tuple[Refreshed, ...] = ()
     with tolerated("history of refreshes"):
         history = read_history(Store.at(output))
@@ -177,7 +177,7 @@ def dataset_page(
         disk(found),
         ["## Versions", "", *map(_version, found.versions)] if found.versions else "",
         ["## Runs", "", *map(_run, runs[:RUNS])] if runs else "",
-        f"Runs that found nothing new: {len(idle):,}{'' if len(idle) < ASKED else ' or more'}, the last one {_link_to(idle[0])}, "
+        f"Runs that published nothing: {len(idle):,}{'' if len(idle) < ASKED else ' or more'}, the last one {_link_to(idle[0])}, "
         f"{_time(idle[0].at)}."
         if idle
         else "",

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
@@ -27,6 +26,7 @@ from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
+from tasks.parts.opening import open_shard
 from tasks.progress import meter
 from tasks.rows import KEY, ROW
 from tasks.shards.index import VersionNames, load_or_published
@@ -41,18 +41,21 @@ ROWS_AT_A_TIME = 1 << 20
 
 
 class ImportPart(Model):
-    """Sequences ``start:stop`` of one split of files that are known by a digest."""
+    """Sequences ``start:stop`` of one split of files that are known by a digest. ``tokenizer``: the digest of the tokenizer, if
+    there is a record of it. ``masked``: whether the files say which tokens count. ``forgotten``: digest of the output's list of
+    documents that are left out.
+    """
 
     path: Location
     format: str
     options: dict[str, Any]
     content: str
-    tokenizer: str | None = Field(description="The digest of the tokenizer, if there is a record of it")
+    tokenizer: str | None
     split: Split
     start: int
     stop: int
-    masked: bool = Field(False, description="Whether the files say which tokens count")
-    forgotten: str = Field("", description="Digest of the output's list of documents that are left out")
+    masked: bool = False
+    forgotten: str = ""
 
     @property
     def label(self) -> str:
@@ -122,6 +125,9 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
     """The tokens of a part: those that are stored or that a version holds, if they are complete, else written now."""
     key = digest_of(part.inputs())
     stored = load_or_published(workspace.root, versions, key)
+    if stored is not None and part.forgotten:
+        forgotten = forgotten_at(workspace.root, part.forgotten)
+        stored = None if forgotten.those_or_text(open_shard(workspace.root, stored).keys).any() else stored
     if stored is not None:
         meter.add("import", 4 * stored.token_count, stored.read, stored.token_count, stored=4 * stored.token_count)
         return stored
@@ -144,8 +150,9 @@ def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> n
     """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)
-    keys = [*token_keys(ahead(sequences.batches(part.start, part.stop))), np.empty(0, np.uint64)]
-    kept = ~forgotten_at(workspace.root, part.forgotten).those(np.concatenate(keys))
+    forgotten = forgotten_at(workspace.root, part.forgotten)
+    keys = np.concatenate([*token_keys(ahead(sequences.batches(part.start, part.stop))), np.empty(0, np.uint64)])
+    kept = ~forgotten.those_or_text(keys)
     return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
 
 

@@ -22,6 +22,7 @@ from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
+from tasks.finalize.naming import FORGOTTEN
 from tasks.models import Model, Split, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.progress import meter
@@ -33,25 +34,31 @@ FOREIGN = "a flat-tokens dataset without record of its documents"
 
 
 class Input(Model):
-    """A version of a dataset, identified by a digest: it stays as it is now."""
+    """A version of a dataset, identified by a digest: it stays as it is now. ``location``: path or URL of the version itself,
+    whatever ``latest`` points at later. ``version``: its name in the output that it belongs to. ``digest``: of its manifest;
+    without one, of all that is stored of its splits. ``tokenizer``: as its manifest has it; empty if there is no record.
+    ``documents``: the policy for bad ones. ``split``: how validation was chosen. ``token_arrays``: those that a split has.
+    ``columns``: the kinds of the columns that it keeps. ``stored_facts``: of each sequence, as far as they are stored.
+    ``has_documents``: whether key, file and row of each sequence are stored.
+    """
 
-    location: str = Field(description="Path or URL of the version itself, whatever 'latest' points at later")
+    location: str
     name: str
-    version: str | None = Field(None, description="Its name in the output that it belongs to")
+    version: str | None = None
     manifest_sha256: str | None = None
-    digest: str = Field(description="Of its manifest; where it has none, of all that is stored of its splits")
+    digest: str
     layout: LayoutName | None = None
-    tokenizer: dict[str, Any] = Field({}, description="As its manifest has it; empty if there is no record")
-    documents: dict[str, Any] | None = Field(None, description="The policy for bad documents")
-    split: dict[str, Any] | None = Field(None, description="How validation was chosen")
+    tokenizer: dict[str, Any] = Field({})
+    documents: dict[str, Any] | None = None
+    split: dict[str, Any] | None = None
     sources: tuple[dict[str, Any], ...]
     text_bytes: int | None = None
     seq_counts: dict[Split, int]
     token_counts: dict[Split, int]
-    token_arrays: tuple[str, ...] = Field((TOKENS,), description="Those that a split of it has")
-    columns: dict[str, str] = Field({}, description="The kinds of the columns that it keeps")
-    stored_facts: tuple[str, ...] = Field(OF_VERSION, description="Of each sequence, as far as they are stored")
-    has_documents: bool = Field(False, description="Whether key, file and row of each sequence are stored")
+    token_arrays: tuple[str, ...] = (TOKENS,)
+    columns: dict[str, str] = Field({})
+    stored_facts: tuple[str, ...] = OF_VERSION
+    has_documents: bool = False
 
     @property
     def label(self) -> str:
@@ -100,7 +107,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
         "digest": digest,
         "layout": manifest["layout"],
         "tokenizer": tokenizer if None not in map(tokenizer.get, ("name", "digest", "highest_id")) else {},
-        "documents": made_of.get("documents"),
+        "documents": {name: of for name, of in (made_of.get("documents") or {}).items() if name != FORGOTTEN},
         "split": made_of.get("split"),
         "sources": tuple(made_of["sources"]) if has_documents else (_as_source(name, stored),),
         "text_bytes": (manifest["totals"].get("documents") or {}).get("text_bytes"),

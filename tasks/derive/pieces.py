@@ -120,6 +120,17 @@ def count_taken(part: InputPart, target: Target) -> Counted:
     )
 
 
+def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
+    """The parts of a split with their counts and positions."""
+    parts, seqs, tokens = list[InputPart](), 0, 0
+    for part, count in counted:
+        if part.split == split:
+            counts = {"seq_count": count.seq_count, "token_count": count.token_count}
+            parts.append(part.model_copy(update={**counts, "first_seq": seqs, "first_token": tokens}))
+            seqs, tokens = seqs + count.seq_count, tokens + count.token_count
+    return parts
+
+
 class Listed(NamedTuple):
     """The documents of a list: their sorted keys, each once: uint64[n]."""
 
@@ -161,7 +172,19 @@ def read_keys(path_or_url: str) -> Listed:
 
 def read_ids(path_or_url: str) -> Listed:
     """The keys of the ids in a text file, one a line. Empty lines are skipped."""
+    return Listed(np.unique(_keys_of(_ids_in(path_or_url))))
+
+
+def ids_with(keys: npt.NDArray[np.uint64], path_or_url: str) -> list[str]:
+    """The ids in a text file that have one of the *keys*."""
+    ids = _ids_in(path_or_url)
+    return [ids[i].decode(errors="replace") for i in np.flatnonzero(np.isin(_keys_of(ids), keys)).tolist()]
+
+
+def _ids_in(path_or_url: str) -> list[bytes]:
     store, name = file_at(path_or_url)
-    ids = [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
-    offsets = np.cumsum([0, *map(len, ids)])
-    return Listed(np.unique(document_keys(np.frombuffer(b"".join(ids), np.uint8), offsets)))
+    return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
+
+
+def _keys_of(ids: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    return document_keys(np.frombuffer(b"".join(ids), np.uint8), np.cumsum([0, *map(len, ids)]))

@@ -74,17 +74,22 @@ class Relayout(Model):
     operation: Literal["relayout"] = "relayout"
 
 
-class DeriveRequest(Model):
+class Publishing(Model):
+    """Settings of whatever publishes a version that is not built of text."""
+
+    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the first input")
+    layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's; else mmap on local disks")
+    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+
+
+class DeriveRequest(Publishing):
     """The settings of an operation on datasets."""
 
     operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
     inputs: tuple[Location, ...] = Field(min_length=1, description="Datasets: outputs of builds, versions of them, plain zarr")
-    output: Output = Field(description="Directory or URL: the version and the pointer live below it")
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the first input")
-    layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's")
-    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
-    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
-    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="after")
     def complete(self) -> Self:
@@ -95,12 +100,10 @@ class DeriveRequest(Model):
         return self
 
 
-class ImportRequest(Model):
+class ImportRequest(Publishing):
     """The settings of an import."""
 
     path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
-    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the path")
     format: str | None = Field(None, description="Told from the content where that is possible")
     options: dict[str, Any] = Field(default_factory=dict, description="Of the format, such as end_of_text")
     tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
@@ -108,10 +111,6 @@ class ImportRequest(Model):
         None, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
     )
     split_seed: Seed = Field(0, description="Another seed draws other documents for validation")
-    layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
-    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
-    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
-    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="after")
     def options_of_the_format(self) -> Self:

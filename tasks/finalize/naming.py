@@ -32,9 +32,9 @@ def leaving_out(record: ForgottenRecord | None, made_of: P) -> P:
     return made_of.model_copy(update={"documents": {**made_of.documents, FORGOTTEN: facts}})
 
 
-def list_left_out(made_of: Provenance) -> str:
-    """The digest of the list by whose documents it was left out what was forgotten. Empty if nothing was."""
-    return str(made_of.documents.get(FORGOTTEN, {}).get("sha256", ""))
+def list_left_out(record: ForgottenRecord | None) -> str:
+    """The digest of an output's list of forgotten documents. Empty if nothing was forgotten."""
+    return record.forgotten.sha256 if record else ""
 
 
 def name_of(root: Store, record: ForgottenRecord | None, made_of: Provenance, layout: LayoutName) -> VersionName:

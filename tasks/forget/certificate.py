@@ -18,7 +18,8 @@ from tasks.output.forgotten import Pending
 
 FORMAT = "flat-tokens-forgotten"
 NOT_KNOWN = (
-    "The sources still hold the documents, unless whoever owns them removes them. Builds here leave them out.",
+    "The sources still hold the documents, unless whoever owns them removes them. Builds here leave them out. Other outputs that "
+    "are built of the same sources do not, unless they are named here and forget them, too.",
     "Backups, snapshots of disks and older states of objects in a versioned bucket are not looked at.",
     "Copies that people or programs made of versions are not known, nor what readers keep in their caches.",
     "What a model has learned is not undone.",
@@ -79,6 +80,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
         ("Removed", ", ".join(certificate["removed"]) or "nothing else"),
         ("Exports removed", ", ".join(exports["removed"]) or "none is known"),
         ("Exports not reached", ", ".join(exports["not_reached"]) or "none"),
+        ("Outputs made of this one", ", ".join(certificate["outputs"]) or "none is known"),
     ]
     looked = [
         ("Looked through", f"{checked['objects']:,} objects, {checked['tokens']:,} tokens"),

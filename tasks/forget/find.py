@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.forgotten import WINDOW, Forgotten, windows_of
+from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
+from flat_tokens.keys import document_keys
 from flat_tokens.manifest import DUPLICATE, DUPLICATES, NEAR_DUPLICATE, NEAR_DUPLICATES, read_manifest, splits_at
 from flat_tokens.reader import open_split
 from flat_tokens.rows.facts import check, matching, recorded_of
@@ -29,11 +30,20 @@ Int64s = npt.NDArray[np.int64]
 
 
 class NamedDocuments(NamedTuple):
-    """The documents that somebody names: by *keys*, uint64[n], sorted, or an expression, or both None: all; of one source."""
+    """The documents that somebody names: by *keys*, uint64[n], sorted, by the list of another output, or an expression; all
+    without any of them; of one source.
+    """
 
     keys: UInt64s | None = None
+    listed: Forgotten | None = None
     where: str | None = None
     source: str | None = None
+
+    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which documents with these *keys*, uint64[n], keys or a list name; all without any: bool[n]."""
+        if self.listed is not None:
+            return self.listed.those(keys)
+        return np.ones(len(keys), bool) if self.keys is None else np.isin(keys, self.keys)
 
 
 class Entries(NamedTuple):
@@ -47,14 +57,16 @@ class Entries(NamedTuple):
 
 
 class OfVersion(NamedTuple):
-    """Forgotten documents of a version. ``numbers``: of each split, ascending, int64[n]. ``windows``: their hashes. ``files``:
-    the numbers of their files. ``short``: documents without a window. ``copies``: documents that the version left out.
+    """Forgotten documents of a version. ``numbers``: of each split, ascending, int64[n]. ``windows``: their hashes.
+    ``token_keys``: of their tokens. ``files``: the numbers of their files. ``short``: documents without a window. ``copies``:
+    documents that the version left out.
     """
 
     version: str
     numbers: dict[Split, Int64s]
     token_count: int
     windows: UInt64s
+    token_keys: UInt64s
     files: frozenset[int]
     short: int
     copies: int
@@ -129,14 +141,14 @@ def keys_named(root: Store, version: str, named: NamedDocuments) -> UInt64s:
         for split in splits_at(store):
             check(open_split(store / split), where)
     for some in entries_of(store):
-        mine = np.ones(len(some.key), bool) if named.keys is None else np.isin(some.key, named.keys)
+        mine = named.those(some.key)
         if named.source is not None:
             mine &= of_source[some.file.astype(np.int64)]
         if where is not None and mine.any():
             mine &= matching(open_split(store / some.split), where, some.start, some.stop, recorded)
         found.append(some.key[mine])
     for _, copies, _ in duplicates_of(store) if where is None else ():
-        mine = np.ones(len(copies), bool) if named.keys is None else np.isin(copies["key"], named.keys)
+        mine = named.those(copies["key"])
         found.append(copies["key"][mine & of_source[copies["file"].astype(np.int64)]])
     return np.unique(np.concatenate(found))
 
@@ -189,21 +201,16 @@ def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion |
     found = {split: np.concatenate(some) for split, some in numbers.items()}
     if not copies and not any(map(len, found.values())):
         return None
-    tokens, short, windows = 0, 0, [np.empty(0, np.uint64)]
+    tokens, short, windows, token_keys = 0, 0, [NO_KEYS], [NO_KEYS]
     for split, those in found.items():
         for ids in _ids_of(store, split, those):
             tokens += len(ids)
             short += len(ids) < WINDOW
             windows.append(windows_of(ids, forgotten.salt))
-    return OfVersion(version, found, tokens, np.unique(np.concatenate(windows)), frozenset(files), short, copies)
-
-
-def holds(root: Store, version: str, forgotten: Forgotten) -> bool:
-    """Whether a version has a document of the list, or names it among those that it left out."""
-    store = version_store(root, version)
-    return any(forgotten.those(some.key).any() for some in entries_of(store)) or any(
-        forgotten.those(listed["key"]).any() for _, listed, _ in duplicates_of(store)
-    )
+            if len(ids):  # all empty texts are equal
+                token_keys.append(document_keys(ids.view(np.uint8), np.array([0, ids.nbytes])))
+    hashes = np.unique(np.concatenate(windows)), np.unique(np.concatenate(token_keys))
+    return OfVersion(version, found, tokens, hashes[0], hashes[1], frozenset(files), short, copies)
 
 
 def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[npt.NDArray[np.uint32]]:

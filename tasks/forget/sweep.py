@@ -22,10 +22,6 @@ from tasks.output.versions import names_of
 from tasks.parts.opening import open_shard
 from tasks.shards.receipts import read_receipt
 
-BATCH_TOKENS = 1 << 20
-REWRITTEN = f"{paths.CACHE}/rewritten"
-"""Below it, token shards that are whole, and about to take their places."""
-
 
 def sweep_shards(root: Store, forgotten: Forgotten) -> list[str]:
     """Remove the token shards that hold forgotten documents, and all whose tokens are in an unfinished version. Return names."""
@@ -33,7 +29,7 @@ def sweep_shards(root: Store, forgotten: Forgotten) -> list[str]:
     for key in stored_shards(root):
         try:
             shard = read_receipt(read_record(root, receipt_key(key)))
-            gone = None if shard.unfinished is not None else forgotten.those(open_shard(root, shard).keys)
+            gone = None if shard.unfinished is not None else forgotten.those_or_text(open_shard(root, shard).keys)
         except (*NO_OBJECT, ValueError):
             gone = None  # it is not whole: a build makes it again
         if gone is None or gone.any():

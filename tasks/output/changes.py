@@ -11,6 +11,8 @@ from flat_tokens.tools.terminal import markdown
 from tasks.models import Model
 
 SHOWN_FILES = 20
+NOT_SET = {"runs", "forgotten"}
+"""Facts next to the settings of documents: they follow from the files, and from what was forgotten."""
 
 Kind = Literal["added", "removed", "changed", "moved"]
 
@@ -138,7 +140,7 @@ def _settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
                 yield _sentence(f"{source['name']}.{key}", earlier[source["name"]].get(key), source.get(key))
     for part in ("tokenizer", "documents", "split"):
         before, after = was.get(part) or {}, now.get(part) or {}
-        for key in sorted({*before, *after}):
+        for key in sorted({*before, *after} - NOT_SET):
             if before.get(key) != after.get(key):
                 yield _sentence(f"{part}.{key}", before.get(key), after.get(key))
     if [source["name"] for source in sources_of(was)] != [source["name"] for source in sources_of(now)]:

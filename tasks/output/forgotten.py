@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -18,9 +18,12 @@ from pydantic import Field
 
 from flat_tokens.forgotten import LIST, Forgotten, read_forgotten
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.remains import Remains
 from tasks.models import Digest, Model, Name
 from tasks.output.pointer import look, pointer_lock, read_if_there, swap
 
+SALT = b"forgoten"
+"""Of new lists: one for all, so that an output can take over what another one has forgotten."""
 REMEMBERED = 1000
 """Requests that are listed."""
 
@@ -34,7 +37,7 @@ class Request(Model):
     at: datetime
     by: str
     reason: str
-    named: str = Field(description="keys, ids or where, without any of them")
+    named: str = Field(description="keys, ids, where, like or source, without any of them")
     source: str | None = None
     keys: int
     unknown: int
@@ -67,7 +70,7 @@ class Pending(Model):
 
 
 class ForgottenRecord(Model):
-    """The content of ``forgotten/list.json``. ``salt``, ``digests``, ``windows``: see ``flat_tokens.forgotten``. ``files``:
+    """The content of ``forgotten/list.json``. ``salt`` to ``texts``: see ``flat_tokens.forgotten``. ``files``:
     digests of source files that hold such documents. ``versions``: names of versions, by the name that each has if nothing is
     forgotten. ``successors``: for each version that was replaced, the one that replaced it.
     """
@@ -75,6 +78,7 @@ class ForgottenRecord(Model):
     salt: str
     digests: str = ""
     windows: str = ""
+    texts: str = ""
     files: tuple[Digest, ...] = ()
     versions: dict[Name, Name] = Field({})
     successors: dict[Name, Name] = Field({})
@@ -83,7 +87,7 @@ class ForgottenRecord(Model):
 
     @property
     def forgotten(self) -> Forgotten:
-        return Forgotten.of(self.model_dump(include={"salt", "digests", "windows"}))
+        return Forgotten.of(self.model_dump(include={"salt", "digests", "windows", "texts"}))
 
     def with_list(self, forgotten: Forgotten) -> ForgottenRecord:
         return self.model_copy(update=forgotten.described())
@@ -101,7 +105,7 @@ class ForgottenRecord(Model):
 
 
 def new_record() -> ForgottenRecord:
-    return ForgottenRecord(salt=secrets.token_hex(8))
+    return ForgottenRecord(salt=SALT.hex())
 
 
 def read_record_of(root: Store) -> ForgottenRecord | None:
@@ -120,6 +124,14 @@ def _list_of(root: Store, sha256: str) -> Forgotten:
 def forgotten_at(root: Store, sha256: str) -> Forgotten:
     """The list of an output that has this digest; an empty one for an empty digest. ValueError where it has changed meanwhile."""
     return _list_of(replace(root, staging=None, read_once=False), sha256) if sha256 else Forgotten()
+
+
+def check_without_forgotten(root: Store, version: str) -> None:
+    """ValueError where a version has documents that its output has forgotten: it was put back, or comes from a copy."""
+    if root.exists(LIST):
+        for line in Remains(root, read_forgotten(root)).keys_of(version):
+            again = f"python -m flows forget {shlex.quote(root.url)} --like {shlex.quote(root.url)} --reason TEXT"
+            raise ValueError(f"{root.url}: {line}. Take them out: {again}")
 
 
 def _parse(root: Store, data: bytes | None) -> ForgottenRecord | None:

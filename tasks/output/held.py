@@ -7,7 +7,6 @@ it: whatever moves the pointer, a publication, a rollback, ends that. So an appr
 from __future__ import annotations
 
 import getpass
-import json
 import platform
 import shlex
 from collections.abc import Callable, Mapping
@@ -17,14 +16,14 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from flat_tokens.checker import verify
-from flat_tokens.manifest import POINTER, check_name, history_digest, read_manifest, splits_of
-from flat_tokens.stores.records import read_json
+from flat_tokens.manifest import check_name, read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate
 from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
-from tasks.output.history import Decision, Refreshed, read_history, remember
-from tasks.output.paths import HELD, RUNS, version_store
+from tasks.output.forgotten import check_without_forgotten
+from tasks.output.history import Decision, Refreshed, put_run, read_history, remember
+from tasks.output.paths import HELD, version_store
 from tasks.output.pointer import (
     Pointer,
     Seen,
@@ -219,14 +218,12 @@ def approve(root: Store, name: str | None, why: str, by: str | None = None) -> D
     found = _named(root, name, "approve")
     if found.decision is None or found.decision.what != "approved":
         verify(version_store(root, found.version).url)
+        check_without_forgotten(root, found.version)
     if manifest_digest(root, found.version) != found.manifest_sha256:
         raise ValueError(f"{root.url}: version {found.version} is not what the gates looked at. Refresh again.")
     decided, was_decided = _decide(root, found, "approved", why, by)
     publish(root, found.version, found.sequence)
-    pointer = read_pointer(root)
-    if not was_decided or not is_recorded(root, decided):
-        record(root, decided, pointer)
-    return Decided(decided, pointer, was_decided)
+    return _recorded(root, decided, was_decided=was_decided)
 
 
 def reject(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
@@ -235,6 +232,10 @@ def reject(root: Store, name: str | None, why: str, by: str | None = None) -> De
     """
     found = _named(root, name, "reject")
     decided, was_decided = _decide(root, found, "rejected", why, by)
+    return _recorded(root, decided, was_decided=was_decided)
+
+
+def _recorded(root: Store, decided: Candidate, *, was_decided: bool) -> Decided:
     pointer = read_pointer(root)
     if not was_decided or not is_recorded(root, decided):
         record(root, decided, pointer)
@@ -307,11 +308,6 @@ def who() -> str:
         return platform.node()
 
 
-def _record_key(decided: Candidate) -> str:
-    assert decided.decision is not None
-    return f"{RUNS}/{decided.decision.at:%Y%m%dT%H%M%S%f}-{decided.version}.json"
-
-
 def is_recorded(root: Store, decided: Candidate) -> bool:
     """Whether a decision is in the history, where it is recorded last."""
     return any(one.decision == decided.decision for one in read_history(root))
@@ -339,9 +335,6 @@ def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
         "decision": decided.decision.model_dump(mode="json"),
         "findings": [one.model_dump(mode="json") for one in decided.findings],
     }
-    with pointer_lock(root):
-        if root.is_local and pointer.version is not None:
-            facts["history_sha256"] = history_digest(read_json(root, POINTER))
-        root.put(_record_key(decided), (json.dumps(facts, indent=2) + "\n").encode())
+    put_run(root, decided.decision.at, decided.version, facts)
     totals = {"documents": decided.documents, "tokens": decided.tokens, "text_bytes_tokenized": 0, "seconds": 0.0, **counts}
     remember(root, Refreshed(at=decided.decision.at, version=decided.version, decision=decided.decision, **totals))

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
+from flat_tokens.manifest import POINTER, history_digest
+from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
 from tasks.models import Model, Name
-from tasks.output.paths import REFRESHES
+from tasks.output.paths import REFRESHES, RUNS
 from tasks.output.pointer import look, pointer_lock, read_if_there, swap
 
 KEPT = 1000
@@ -61,6 +64,14 @@ def remember(root: Store, refresh: Refreshed) -> None:
             lines = (one.model_dump_json(exclude=None if one.decision else {"decision"}) + "\n" for one in kept)
             if swap(root, REFRESHES, seen, "".join(lines).encode()):
                 return
+
+
+def put_run(root: Store, at: datetime, version: str, facts: dict[str, Any]) -> None:
+    """Write the record of a run that ended *at* a time with a *version*. Next to it: the pointer's history."""
+    with pointer_lock(root):
+        if root.is_local and facts["latest"] is not None:
+            facts = {**facts, "history_sha256": history_digest(read_json(root, POINTER))}
+        root.put(f"{RUNS}/{at:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(facts, indent=2) + "\n").encode())
 
 
 def _parse(root: Store, data: bytes | None) -> tuple[Refreshed, ...]:

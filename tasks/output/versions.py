@@ -23,8 +23,9 @@ from flat_tokens.stores.store import Store
 from flat_tokens.vocabulary import is_file_name
 from tasks.config import BuildConfig, DocumentStep
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
+from tasks.output.forgotten import check_without_forgotten
 from tasks.output.held import Candidate, HeldVersions, candidate_of, forgive, is_current, read_held
-from tasks.output.paths import CACHE, PINS, VERSIONS, origin_key, pin_key, version_store
+from tasks.output.paths import CACHE, ORIGINS, PINS, VERSIONS, origin_key, pin_key, version_store
 from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
 
 T = TypeVar("T")
@@ -104,12 +105,13 @@ class Status(Model):
 def status_of(root: Store) -> Status:
     """The state of an output. It lists ``_cache``."""
     versions = list_versions(root)
-    latest = next((one for one in versions if one.state == "latest"), None)
-    origin = read_origin(root, latest.version) if latest else None
+    # A refresh looks the sources up also where its version waits, or was rolled back or rejected.
+    names = [name.removesuffix(".json") for name in names_of(root, ORIGINS) if name.endswith(".json")]
+    looked_up = (origin.looked_up or origin.at for name in names if (origin := read_origin(root, name)) is not None)
     return Status(
         output=root.url,
         versions=tuple(versions),
-        last_refresh=(origin.looked_up or origin.at) if origin else None,
+        last_refresh=max(looked_up, default=None),
         cache_bytes=sum(stored for _, stored in (root / CACHE).listing()) if root.exists(CACHE) else 0,
         held=candidate_of(root, read_pointer(root)),
     )
@@ -220,6 +222,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
             f"{version[:8]} --reason TEXT, or reject"
         )
     verify(version_store(root, version).url)
+    check_without_forgotten(root, version)
 
     def after(pointer: Pointer) -> Pointer:
         if pointer != seen:

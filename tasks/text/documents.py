@@ -85,7 +85,9 @@ class Tally:
         for match in matches:
             self.matches[match.name] += 1
             if not gone[match.document] and len(examples := self.examples.setdefault(match.name, [])) < EXAMPLES:
-                examples.append({"row": int(rows[match.document]), **match.example})
+                # Text of a document would stay in records when it is forgotten.
+                facts = {name: fact for name, fact in match.example.items() if not isinstance(fact, str)}
+                examples.append({"row": int(rows[match.document]), **facts})
 
     def add(self, refused: Tally) -> None:
         """Add the counts of documents that were refused after they had been counted here."""
@@ -128,6 +130,13 @@ def read_documents(
         yield documents
     if tally.read != tally.written + tally.skipped.total():
         raise AssertionError(f"{slice_.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
+
+
+def _skip_bad(bad: list[tuple[int, str, str]], slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> None:
+    """Count bad documents, by row, reason and detail. ValueError for the first one, if the policy says so."""
+    if bad and policy.on_bad == "error":
+        raise bad_document(slice_, source, *min(bad))
+    tally.skipped.update(reason for _, reason, _ in bad)
 
 
 def value_keys(values: pa.Array, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -193,10 +202,7 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
     long = np.flatnonzero((lengths > policy.max_bytes) & keep)
     bad += [(int(found.rows[i]), "too_long", too_long(int(lengths[i]), policy.max_bytes)) for i in long]
     keep[long] = False
-    if bad:
-        if policy.on_bad == "error":
-            raise bad_document(slice_, source, *min(bad))
-        tally.skipped.update(reason for _, reason, _ in bad)
+    _skip_bad(bad, slice_, source, policy, tally)
     if policy.empty == "skip":
         empty = (lengths == 0) & keep
         tally.skipped["empty"] += int(empty.sum())
@@ -271,10 +277,7 @@ def _take_steps(
     bad = [(int(rows[i]), reason, detail) for i, reason, detail in found.failed]
     messages = ((int(rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
     bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in messages]
-    if bad:
-        if policy.on_bad == "error":
-            raise bad_document(slice_, source, *min(bad))
-        tally.skipped.update(reason for _, reason, _ in bad)
+    _skip_bad(bad, slice_, source, policy, tally)
     tally.skipped.update(found.skipped)
     tally.skipped["empty"] += int(empty.sum())
     tally.replaced.update(+found.changed)

@@ -23,8 +23,8 @@ def noting_doubts(root: Store, digest: str) -> Iterator[None]:
     """Note where the engines of the tokenizer with this digest differ within the block."""
     try:
         yield
-    except EnginesDifferError as error:
-        root.put(_mark(digest), f"{error}\n".encode())
+    except EnginesDifferError:
+        root.put(_mark(digest), b"")  # the error shows text of a document, which may have to be forgotten
         raise
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.batch import TokenBatch
+from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.mixture import Mixture
@@ -74,16 +75,24 @@ def check_plain(config: BuildConfig) -> None:
 
 
 def texts_of_sources(
-    config: BuildConfig, slices: list[Slice], workspace: Workspace, request: VocabularyRequest, seen: TextCounts
+    config: BuildConfig,
+    slices: list[Slice],
+    workspace: Workspace,
+    forgotten: Forgotten,
+    request: VocabularyRequest,
+    seen: TextCounts,
 ) -> Iterator[str]:
-    """The texts of training documents of sources, after the steps. Other splits are left out, by the configuration's own rule."""
+    """The texts of training documents of sources, after the steps, without those that are *forgotten*. Other splits are left out,
+    by the configuration's own rule.
+    """
     rule = SplitRule(fraction=config.fraction, seed=config.split_seed, test_fraction=config.test_fraction)
     with fetched_ahead(slices, config.sources, workspace):
         for slice_ in slices:
             if slice_.split != "validation":
                 here = at_hand(slice_, config.sources, workspace)
                 source = config.sources[slice_.source]
-                for documents in read_documents(here, source, config.documents, Tally(), split_by=config.split_by_of(source)):
+                split_by = config.split_by_of(source)
+                for documents in read_documents(here, source, config.documents, Tally(), None, split_by, forgotten):
                     in_train = split_numbers(slice_.split, rule, drawn_by(documents.rows)) == 0
                     keep = in_train & in_sample(documents.keys, request)
                     texts = documents.those(keep).texts

@@ -202,25 +202,23 @@ def chains(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
 def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """Sources change, refreshes are killed and run again; each version is that of a build from nothing."""
     playing = Histories(bench.scratch / "histories")
+    yield from _played(playing.play, "a random history of edits, with kills in between", under, every)
+
+
+def _played(play: Callable[[int, str], list[str]], what: str, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     for seed in range(0, HISTORIES, every):
         if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
 
             def do(seed: int = seed, variant: str = variant) -> Done:
-                return Done(at_most_one_of_each(playing.play(seed, variant)))
+                return Done(at_most_one_of_each(play(seed, variant)))
 
-            yield Trial("a random history of edits, with kills in between", variant, str(seed), do)
+            yield Trial(what, variant, str(seed), do)
 
 
 def decisions(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """Refreshes hold versions, people decide of them, pin, roll back and collect garbage; any of it is killed."""
     playing = Decisions(bench.scratch / "decisions")
-    for seed in range(0, HISTORIES, every):
-        if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
-
-            def do(seed: int = seed, variant: str = variant) -> Done:
-                return Done(at_most_one_of_each(playing.play(seed, variant)))
-
-            yield Trial("a random history of decisions, with kills in between", variant, str(seed), do)
+    yield from _played(playing.play, "a random history of decisions, with kills in between", under, every)
 
 
 def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:

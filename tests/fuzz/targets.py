@@ -45,7 +45,7 @@ from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import MAGIC, CutFile, known_files, remember_files
 from tasks.garbage import Policy, collect
-from tasks.groups import Group, put_group, read_group, read_report
+from tasks.groups import put_group, read_group, read_report
 from tasks.models import FoundFile, digest_of
 from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
@@ -60,6 +60,7 @@ from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet, pickles
 from tests.fuzz.strangers import STRANGERS
 from tests.sources import as_archive, as_record
+from tests.tasks.test_groups import group
 
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
@@ -477,19 +478,7 @@ def _receipt(work: Path) -> Fuzzed:
 
 def _group(work: Path) -> Fuzzed:
     root = Store.at(work / "out")
-    group = Group.model_validate(
-        {
-            "output": str(work / "out"),
-            "scratch": None,
-            "keep_files": True,
-            "workers": 1,
-            "report_seconds": 0.02,
-            "steps": [{"stage": "split", "shared": [{"fraction": 0.5, "seed": 0}, "mmap"]}],
-            "items": [{"start": 0}, {"start": 8}],
-            "labels": ["train tokens 0 to 8", "train tokens 8 to 16"],
-        }
-    )
-    digest = put_group(root, group)
+    digest = put_group(root, group(work))
     path = Path(root.path(f"_groups/{digest}/group.json"))
     seed = path.read_bytes()
 

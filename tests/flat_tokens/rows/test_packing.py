@@ -195,27 +195,18 @@ def packings(draw: st.DrawFn, *, longest: int = 3) -> tuple[list[int], int]:
     return draw(st.lists(some, max_size=25)), length
 
 
-@pytest.mark.usefixtures("_small_windows")
-@given(packings(), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
-@example(([0, 5, 0, 0, 5], 5), None, 0)
-@example(([2, 2, 0, 4, 9], 4), 2, 0)
-@examples(150)
-def test_split_packs_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
-    lengths, length = sizes
-    limits: Any = {"split_across_pack": True, "max_packs": max_packs, "padding_idx": padding_idx}
-    view = in_memory(lengths).packed_documents(length, **limits)
-    expected = torchtune_packs(lengths, length, **limits)
-    assert packs_of(view) == expected
-    assert len(view) == len(expected)
+SPLIT_OR_WHOLE = st.one_of(st.tuples(packings(), st.just(True)), st.tuples(packings(longest=1), st.just(False)))
 
 
 @pytest.mark.usefixtures("_small_windows")
-@given(packings(longest=1), st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
-@example(([0, 0, 5, 0, 0, 5], 5), None, 0)
-@examples(150)
-def test_packs_of_whole_documents_are_torchtunes(sizes: tuple[list[int], int], max_packs: int | None, padding_idx: int) -> None:
-    lengths, length = sizes
-    limits: Any = {"split_across_pack": False, "max_packs": max_packs, "padding_idx": padding_idx}
+@given(SPLIT_OR_WHOLE, st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
+@example((([0, 5, 0, 0, 5], 5), True), None, 0)
+@example((([2, 2, 0, 4, 9], 4), True), 2, 0)
+@example((([0, 0, 5, 0, 0, 5], 5), False), None, 0)
+@examples(300)
+def test_packs_are_torchtunes(sizes: tuple[tuple[list[int], int], bool], max_packs: int | None, padding_idx: int) -> None:
+    (lengths, length), is_split = sizes
+    limits: Any = {"split_across_pack": is_split, "max_packs": max_packs, "padding_idx": padding_idx}
     view = in_memory(lengths).packed_documents(length, **limits)
     expected = torchtune_packs(lengths, length, **limits)
     assert packs_of(view) == expected

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 import flat_tokens
 from flows.pipelines.plan import plan
@@ -23,6 +23,7 @@ from tasks.config import BuildConfig, MessageNames, Source
 from tasks.tokenize.chat import Chat
 from tasks.tokenize.parts import Widths
 from tests.faults.support import build_here
+from tests.tasks.tokenize.test_tools import tokenizer_of_bytes
 
 Talk = list[dict[str, Any]]
 START, STOP = "<|im_start|>", "<|im_end|>"
@@ -40,13 +41,7 @@ GOOD: Talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "conten
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of bytes with two special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (START, STOP)])
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
-    return path
+    return tokenizer_of_bytes(tmp_path_factory, (START, STOP))
 
 
 @pytest.fixture

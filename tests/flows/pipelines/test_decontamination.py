@@ -146,7 +146,7 @@ def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path
         assert not any(map(bool, naive(written)))
 
 
-def test_examples_say_file_row_question_and_words(tmp_path: Path) -> None:
+def test_examples_say_file_row_and_question(tmp_path: Path) -> None:
     texts = documents(60)
     for number in range(4):
         put(tmp_path / f"in/part-{number}.jsonl", texts[number * 15 : number * 15 + 15])
@@ -155,8 +155,7 @@ def test_examples_say_file_row_question_and_words(tmp_path: Path) -> None:
         (exam, law) = (result.totals["documents"]["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
         rows = [i for i, of in enumerate(naive(texts)) if "exam" in of][:3]
         assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 15}.jsonl", i % 15) for i in rows]
-        assert exam[0]["question"] == 0
-        assert exam[0]["words"] == "how many little boats are there in the old harbour of the small"
+        assert (exam[0]["question"], len(exam[0])) == (0, 3)
         assert len(law) == 3
 
 

@@ -20,16 +20,17 @@ import zstandard
 import flat_tokens
 import flows.pipelines.successors
 from flat_tokens.columns import columns_of
+from flat_tokens.keys import document_keys
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import read_manifest, splits_at
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.export import export_of, note_export
+from flat_tokens.tools.export import export_of, note_export, target, writing
 from flat_tokens.tools.remains import check_forgotten
 from flows.pipelines.build import BuildResult, build, result_if_up_to_date
 from flows.pipelines.derive import derive
 from flows.pipelines.export import export
-from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, forget_like, resume
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
@@ -42,6 +43,7 @@ from tasks.output.versions import list_versions, pin, roll_back
 from tests.examples import first_fast
 from tests.faults.support import shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
 
@@ -99,7 +101,7 @@ class Dataset:
 
     def forget(self, *ids: str, **request: Any) -> ForgetResult:
         (self.here / "ids").write_text("".join(f"{one}\n" for one in ids))
-        told = {"output": self.output, "reason": "they asked", "scratch": str(self.here / "scratch")}
+        told = {"output": self.output, "reason": "they asked", "scratch": str(self.here / "scratch"), "allow_unknown": True}
         return forget(ForgetRequest(**{**told, **({"id_list": str(self.here / "ids")} if ids else {}), **request}))
 
     @property
@@ -371,14 +373,18 @@ def test_what_names_no_document_is_refused(tmp_path: Path) -> None:
         ({"where": "url = 'none'"}, "no version has a document that is named so"),
         ({"source": "z"}, "no version has a source 'z'; there are a, b"),
         ({"where": "colour = 1"}, "there is no column 'colour'"),
-        ({}, "one of keys, ids or where"),
-        ({"where": "row = 1", "key_list": "x"}, "one of keys, ids or where"),
+        ({}, "one of keys, ids, where or like"),
+        ({"where": "row = 1", "key_list": "x"}, "one of keys, ids, where or like"),
+        ({"like": str(tmp_path)}, "is not an output with forgotten documents"),
         ({"where": "row ="}, "row"),
     ):
         with pytest.raises(ValueError, match=message):
             dataset.forget(**request)
+    with pytest.raises(ValueError, match=r"no version has a document of 2 of 3 ids: late-1, none\. Nothing"):
+        dataset.forget("late-1", "a-1", "none", allow_unknown=False)
+    assert not dataset.root.exists("forgotten")
     assert dataset.forget("a-1").versions
-    assert dataset.forget("a-1").certificate is None
+    assert dataset.forget("a-1", allow_unknown=False).certificate is None
 
 
 @pytest.mark.parametrize(
@@ -469,11 +475,18 @@ def test_the_certificate_says_what_was_done(tmp_path: Path) -> None:
     assert [one["name"] for one in told["source_files"]] == ["a.jsonl", "b.jsonl"]
     assert told["by_tokens"]["short"] == 1
     assert told["by_tokens"]["shared"] > 3  # those of b-5, whose text a-4 has
-    assert told["checked"]["left"] == []
+    key = f"{document_keys(np.frombuffer(b'a-4', np.uint8), np.array([0, 3]))[0]:016x}"  # it has the text of b-5
+    (same,) = told["checked"]["left"]
+    assert f"1 documents have the text of a forgotten one under another key. Forget them, too: echo {key} > keys.txt" in same
+    assert list(check_forgotten(dataset.root)) == [same]
     page = path.with_suffix(".html").read_text()
     assert "they asked" in page
     assert "Backups" in page
     assert not any(one in page + path.read_text() for one in GONE)
+    (tmp_path / "keys").write_text(key)
+    assert dataset.forget(key_list=str(tmp_path / "keys")).left == ()
+    assert where(dataset.root, ["b-5"]) == set()
+    assert list(check_forgotten(dataset.root)) == []
 
 
 def test_runs_that_saw_them_are_told_and_skip_them(tmp_path: Path) -> None:
@@ -500,6 +513,106 @@ def test_runs_that_saw_them_are_told_and_skip_them(tmp_path: Path) -> None:
 def _ids(batch: Any) -> Any:
     """The ids of tokens of each row, as bytes can have them."""
     return np.minimum(batch.samples.encoded >> 1, 255).astype(np.uint8)
+
+
+def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None:
+    """Neither from sources nor from versions nor from an export. A version that was put back is refused until it is forgotten."""
+    dataset = Dataset(tmp_path, validation_fraction=0)
+    config, out, other = tmp_path / "config.json", Path(dataset.output), tmp_path / "other"
+    config.write_text(dataset.config(dataset.write(), dataset.output).model_dump_json(exclude_unset=True))
+    version = dataset.build().version
+    retokenize = ("retokenize", config, "--tokenizer", "bytes", "--output", other)
+    terminal.lines(*retokenize, "--no-server")
+    terminal.lines("export", out, tmp_path / "old", "--to", "megatron", "--no-server")
+    shutil.copytree(tmp_path / "old", tmp_path / "old-too")
+    shutil.copytree(out / "versions" / version, tmp_path / "copy")
+    lines = terminal.lines("forget", out, "--where", "url = 'ua-3'", "--reason", "they asked", "--no-server")
+    assert lines[1].startswith(f"{other}: was made of this. There, too: python -m flows forget {other} --like {out} --reason")
+    assert not list((tmp_path / "old").rglob("*"))
+    commands = [
+        (retokenize, other),
+        (("refresh", config), out),
+        (("refresh", config, "--set", f"output={other}"), other),
+        (("append", tmp_path / "copy", "--to", out), out),
+        (("merge", out, other, tmp_path / "merged"), tmp_path / "merged"),
+        (("subset", out, tmp_path / "subset", "--min-tokens", "1"), tmp_path / "subset"),
+        (("subset", tmp_path / "copy", out, "--min-tokens", "1"), out),
+        (("shuffle", out, tmp_path / "shuffled"), tmp_path / "shuffled"),
+        (("shuffle", tmp_path / "copy", out), out),
+        (("relayout", out, tmp_path / "relaid", "--layout", "zarr2"), tmp_path / "relaid"),
+        (("relayout", tmp_path / "copy", out, "--layout", "zarr2"), out),
+        (("export", out, tmp_path / "exported", "--to", "megatron"), tmp_path / "exported"),
+        (("import", tmp_path / "old-too", out), out),
+    ]
+    for command, place in commands:
+        terminal.lines(*command, "--no-server")
+        assert where(Store.at(place), ["a-3"]) == set(), command
+        assert place == tmp_path / "exported" or where(Store.at(place), ["a-4"]), command
+    trained = terminal.lines("train-tokenizer", config, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server")
+    assert "of 69 documents" in trained[0]
+    assert "about 69" in "".join(terminal.lines("plan", config))
+
+    shutil.copytree(tmp_path / "copy", out / "versions" / version)
+    back = out / "versions" / version
+    for command in (
+        ("subset", back, tmp_path / "again", "--min-tokens", "1", "--no-server"),
+        ("merge", other, back, tmp_path / "again", "--no-server"),
+        ("rollback", out, version),
+        ("train-tokenizer", back, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server"),
+    ):
+        status, _, errors = terminal(*command)
+        assert (status, f"Take them out: python -m flows forget {out} --like {out}" in errors) == (1, True), errors
+    terminal.lines("forget", out, "--like", out, "--reason", "again", "--no-server")
+    assert where(dataset.root, ["a-3"]) == set()
+
+
+def test_outputs_inherit_the_lists_of_others(tmp_path: Path) -> None:
+    """What two outputs have forgotten is left out where the text of one is read at the other, also later."""
+    dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
+    dataset.build()
+    other.build()
+    other.forget("b-5")
+    dataset.forget("a-3")
+    result = other.forget(like=dataset.output)
+    assert (result.documents, result.left) == (1, ())
+    other.rows["a"] += rows("c", 2)
+    assert other.refresh().outcome == "published"
+    check_gone(other, ["a-3", "b-5"])
+    assert other.forget(like=dataset.output).certificate is None
+    forget_like(other.root, dataset.output, str(tmp_path / "scratch"))
+    check_gone(dataset, ["a-3", "b-5"])
+
+
+def test_no_words_of_a_match_stay_in_any_record(tmp_path: Path) -> None:
+    """Only the evaluation set itself still has its question, which a forgotten document had, too."""
+    question = "why are there so many little boats in the old harbour of the town"
+    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": question}) + "\n")
+    step = {"use": "decontaminate", "against": [{"name": "exam", "path": str(tmp_path / "exam.jsonl")}], "action": "mark"}
+    dataset = Dataset(tmp_path, documents={"steps": [step]})
+    dataset.rows["a"][3]["text"] += question
+    result = dataset.build()
+    assert result.totals["documents"]["examples"] == {"decontaminate.exam": [{"file": "a.jsonl", "row": 3, "question": 0}]}
+    dataset.forget("a-3")
+    assert {
+        key for key, data in contents(dataset.root) if b"little boats" in data and not key.startswith("_cache/sets/")
+    } == set()
+    check_gone(dataset, ["a-3"])
+
+
+def test_exports_that_are_not_finished(tmp_path: Path) -> None:
+    """One that is written now is waited for; files that no record names are left, and named."""
+    dataset = Dataset(tmp_path)
+    dataset.build()
+    place = tmp_path / "exported"
+    request = export_of(dataset.output, "megatron", {})
+    note_export(request.location, "megatron", str(place))
+    with writing(request, target(str(place))), pytest.raises(ValueError, match="another process is writing here"):
+        dataset.forget("a-3")
+    assert not (tmp_path / "out" / "forgotten").exists()
+    (place / "train.bin").write_text("a part that was killed before its record")
+    result = dataset.forget("a-3")
+    assert result.rest == [f"{place}: an export that is not removed, or not completely: remove it"]
+    assert list((tmp_path / "out" / "exports").iterdir())
 
 
 def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
         "as mmap, made 2026-03-01 04:05",
         "- [2026-03-04 04:05 refresh](/runs/flow-run/3), 1:15: version b2",
         "- [2026-03-03 04:05 refresh](/runs/flow-run/2), 1:15: Crashed: the worker is gone",
-        "Runs that found nothing new: 2, the last one [refresh web 5](/runs/flow-run/5), 2026-03-06 04:05 UTC.",
+        "Runs that published nothing: 2, the last one [refresh web 5](/runs/flow-run/5), 2026-03-06 04:05 UTC.",
     ):
         assert line in lines
     assert not any("last run failed" in line for line in lines)

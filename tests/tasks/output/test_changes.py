@@ -81,6 +81,7 @@ def test_a_first_version_and_one_without_counts() -> None:
 def test_settings_that_differ_are_told() -> None:
     old, new = manifest({"x": A}), manifest({"x": A}, tokenizer={"name": "gpt2", "digest": "2"}, split={"seed": 1})
     new["provenance"]["sources"] = [{**old["provenance"]["sources"][0], "revision": "0123456789" * 4}]
+    new["provenance"]["documents"] = {**old["provenance"]["documents"], "runs": True, "forgotten": {"count": 1}}
     assert changes_between("v1", old, "v2", new).settings == (
         "s.revision none -> 012345678901",
         "tokenizer.digest 1 -> 2",

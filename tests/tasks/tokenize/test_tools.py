@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -335,10 +335,15 @@ def test_marks_of_a_template_are_narrowed_too(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_of_bytes(tmp_path_factory, SPECIALS)
+
+
+def tokenizer_of_bytes(tmp_path_factory: pytest.TempPathFactory, special_tokens: Sequence[str]) -> Path:
+    """Save a tokenizer of bytes with some special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special_tokens])
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
     return path
