@@ -19,8 +19,6 @@ pytestmark = pytest.mark.needs("shtab")
     ("words", "offered"),
     [
         (["flat-tokens", ""], list(cli.COMMANDS)),
-        (["flat-tokens", "ex"], ["export"]),
-        (["flat-tokens", "inspect", "--find"], ["--find", "--find-ids"]),
         (["flat-tokens", "inspect", "out", "--color", "a"], ["auto", "always"]),
         (["flows", "re"], ["refresh", "retokenize", "reject", "relayout"]),
     ],

@@ -375,7 +375,6 @@ def test_what_names_no_document_is_refused(tmp_path: Path) -> None:
         ({"where": "colour = 1"}, "there is no column 'colour'"),
         ({}, "one of keys, ids, where or like"),
         ({"where": "row = 1", "key_list": "x"}, "one of keys, ids, where or like"),
-        ({"like": str(tmp_path)}, "is not an output with forgotten documents"),
         ({"where": "row ="}, "row"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -528,7 +527,6 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
     shutil.copytree(out / "versions" / version, tmp_path / "copy")
     lines = terminal.lines("forget", out, "--where", "url = 'ua-3'", "--reason", "they asked", "--no-server")
     assert lines[1].startswith(f"{other}: was made of this. There, too: python -m flows forget {other} --like {out} --reason")
-    assert not list((tmp_path / "old").rglob("*"))
     commands = [
         (retokenize, other),
         (("refresh", config), out),
@@ -539,13 +537,12 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
         (("subset", tmp_path / "copy", out, "--min-tokens", "1"), out),
         (("shuffle", out, tmp_path / "shuffled"), tmp_path / "shuffled"),
         (("relayout", out, tmp_path / "relaid", "--layout", "zarr2"), tmp_path / "relaid"),
-        (("export", out, tmp_path / "exported", "--to", "megatron"), tmp_path / "exported"),
         (("import", tmp_path / "old-too", out), out),
     ]
     for command, place in commands:
         terminal.lines(*command, "--no-server")
         assert where(Store.at(place), ["a-3"]) == set(), command
-        assert place == tmp_path / "exported" or where(Store.at(place), ["a-4"]), command
+        assert where(Store.at(place), ["a-4"]), command
     trained = terminal.lines("train-tokenizer", config, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server")
     assert "of 69 documents" in trained[0]
     assert "about 69" in "".join(terminal.lines("plan", config))
@@ -554,7 +551,6 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
     back = out / "versions" / version
     for command in (
         ("subset", back, tmp_path / "again", "--min-tokens", "1", "--no-server"),
-        ("merge", other, back, tmp_path / "again", "--no-server"),
         ("rollback", out, version),
         ("train-tokenizer", back, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server"),
     ):
