@@ -66,6 +66,9 @@ def add_commands(commands: Any) -> None:
 
 def run_build(options: argparse.Namespace) -> None:
     config = read_config(options.config, options.set)
+    from flows.pipelines.early import check_here
+
+    check_here(config)
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
@@ -109,6 +112,9 @@ def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResu
 
 def run_plan(options: argparse.Namespace) -> None:
     config = read_config(options.config, options.set)
+    from flows.pipelines.early import check_here
+
+    check_here(config)
     from flows.pipelines.plan import plan  # heavy: after the configuration has been read
 
     made = plan(config)

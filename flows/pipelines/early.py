@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from pathlib import PurePath
 from typing import Any
 
@@ -22,7 +24,7 @@ def fault_of_config(settings: dict[str, Any]) -> str | None:
     except ValidationError as error:
         return "; ".join(faults_of(error, BuildConfig, "source" in settings))
     try:
-        check_tokenizer(config.tokenizer.name)
+        check_here(config)
         for number, source in enumerate(config.sources):
             if source.path is not None and "://" not in source.path:
                 resolve_source(source, number)
@@ -31,12 +33,25 @@ def fault_of_config(settings: dict[str, Any]) -> str | None:
     return None
 
 
+def check_here(config: BuildConfig) -> None:
+    """ValueError or OSError if nothing is at a local path, or a tokenizer's name means nothing. No directory is listed."""
+    check_tokenizer(config.tokenizer.name)
+    for number, source in enumerate(config.sources):
+        template = source.chat_template
+        if template is not None and "://" not in template and kind_of(template) is None:
+            raise ValueError(f"source {source.name!r}: there is no chat template {template}. Set chat_template to a file.")
+        if source.path is not None and "://" not in source.path:
+            fixed = re.split(r"[*?\[{]", source.path, maxsplit=1)[0]
+            if kind_of(fixed if fixed == source.path else posixpath.dirname(fixed) or ".") is None:
+                resolve_source(source, number)  # it says what is there instead
+
+
 def check_tokenizer(name: str) -> None:
     """ValueError if a tokenizer's name means nothing. What is on the hub, and what a file holds, is not looked up."""
     if name == "bytes" or kind_of(name) is not None:
         return
     if is_file_name(name):
-        raise ValueError(f"there is no tokenizer file {name}")
+        raise ValueError(f"cannot read the tokenizer {name}: No such file or directory.")
     path = PurePath(name)
     if name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
         check_encoding(name)

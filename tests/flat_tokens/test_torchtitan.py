@@ -189,7 +189,6 @@ def test_each_trainer_gets_the_dimensions_that_it_takes(train: FlatTokens) -> No
     [
         ({**NEW, "num_tokens_per_batch": 31}, ValueError, "31, which is not a multiple of max_context_length, 15. Set it to 30"),
         ({**NEW, "num_tokens_per_shard": 9}, TypeError, "num_tokens_per_shard = 9. This loader knows"),
-        ({"max_context_length": 15}, TypeError, "(None, None, 15, None)"),
         ({**OLD, **NEW}, TypeError, "(15, 4, 15, 60)"),
         ({}, TypeError, "(None, None, None, None)"),
     ],

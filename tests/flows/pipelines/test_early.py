@@ -14,8 +14,12 @@ from flows.pipelines.early import fault_of_config
     ("change", "words"),
     [
         ({"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'. Did you mean 'cl100k_base'?"),
-        ({"tokenizer": "nowhere/tokenizer.json"}, "there is no tokenizer file nowhere/tokenizer.json"),
+        ({"tokenizer": "nowhere/tokenizer.json"}, "cannot read the tokenizer nowhere/tokenizer.json: No such file"),
         ({"source": {"path": "/nowhere/*.txt"}}, "source 'source': there are no files at /nowhere/*.txt"),
+        (
+            {"source": {"path": "s3://b/a.jsonl", "messages_column": "m", "chat_template": "/nowhere/t.jinja"}},
+            "there is no chat template /nowhere/t.jinja",
+        ),
         ({"validation_fraction": 2}, "validation_fraction"),
         ({}, None),
         ({"tokenizer": "openai-community/gpt2"}, None),
