@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ class Chat(Model):
     messages: MessageNames | None = Field(None, description="Keys and roles of messages, where they are unusual")
     tools: bool = Field(False, description="Whether the tools of a conversation follow it")
     count: tuple[str, ...] | None = Field(None, description="Of a message, the parts that count, where not all do")
+    edition: Literal[2] = Field(2, description="Raised when the same conversation would get other tokens or another mask")
 
     @model_serializer(mode="wrap")
     def without_usual_settings(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

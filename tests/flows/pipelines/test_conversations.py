@@ -215,7 +215,7 @@ def test_tools_that_are_none_make_a_bad_document(
 
 def test_tools_and_counts_are_part_of_keys_where_they_are_set() -> None:
     """Keys of everything else are what they were."""
-    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None}
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 2}
     more = Chat(template="x", tools=True, count=("content",)).model_dump(mode="json")
     assert more == {**usual, "tools": True, "count": ["content"]}
     plain = Source(path="in", messages_column="m")
@@ -226,7 +226,7 @@ def test_tools_and_counts_are_part_of_keys_where_they_are_set() -> None:
 
 def test_other_names_are_part_of_keys_where_they_are_set() -> None:
     """Keys of everything else are what they were."""
-    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None}
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 2}
     assert Chat(template="x").model_dump(mode="json") == usual
     named = Chat(template="x", messages=MessageNames(role="from")).model_dump(mode="json")
     assert named == {**usual, "messages": {"role": "from", "content": "content", "roles": {}}}
