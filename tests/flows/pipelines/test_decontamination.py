@@ -194,7 +194,7 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, capsy
     assert f"  evaluation {sentence}" in "\n".join(summary_lines(result)).splitlines()
     page = summary(BuildConfig.model_validate(asked), result, "dataset").replace("\\", "")
     assert f"- evaluation set {sentence}" in page
-    assert "  - a.jsonl, row 3: question 0, " in page
+    assert "  - a.jsonl, row 3: question 0" in page
     assert "- evaluation set none: in 0 documents, 0.00%" in page
     card = (Path(result.path) / "README.md").read_text()
     assert "against exam " in card
