@@ -152,6 +152,8 @@ def run(port: int, sockets: list[socket.socket]) -> None:
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    import flows.watch  # noqa: F401  from here on records of logs are printable
+
     setup_logging()
     begin_as_writers()
     app = own_address_only(faultless_runs_only(create_app(final=True)), port)

@@ -162,7 +162,7 @@ def _is_live(root: Store, key: str) -> bool:
         age = datetime.now(UTC) - datetime.fromisoformat(lease["at"])  # TypeError where it has no zone
     except FileNotFoundError:
         return False
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return True  # whatever it is, nobody is hurt by leaving things where they are
     return abs(age.total_seconds()) < EXPIRY_SECONDS
 

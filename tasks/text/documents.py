@@ -45,8 +45,10 @@ class TextBatch(NamedTuple):
 
     def those(self, keep: npt.NDArray[np.bool_]) -> TextBatch:
         """The documents *keep*, bool[n]."""
+        if keep.all():
+            return self
         mask = pa.array(keep)
-        return self if keep.all() else TextBatch(self.texts.filter(mask), self.rows.filter(mask))
+        return TextBatch(self.texts.filter(mask), self.rows.filter(mask))
 
     def with_split_keys(self, split_keys: npt.NDArray[np.uint64]) -> TextBatch:
         return self._replace(rows=changed(self.rows, as_rows({SPLIT_KEY: split_keys})))
