@@ -10,6 +10,7 @@ a 64th of it. A window that another document has, too, says nothing, and is left
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -148,6 +149,38 @@ def read_forgotten(root: Store) -> Forgotten:
         return Forgotten.of(read_json(root, LIST))
     except FileNotFoundError:
         return Forgotten()
+
+
+def check_list(root: Store, known: Mapping[str, Any] | None, found: Forgotten) -> None:
+    """ValueError where the list that was *found* is neither the one that ``latest.json`` knew when it was moved, nor a later one.
+    *known*: how many documents that has, and its digest.
+    """
+    if (
+        known
+        and (len(found.digests), found.sha256) != (known["documents"], known["sha256"])
+        and len(found.digests) <= known["documents"]
+    ):
+        raise ValueError(
+            f"{root.path(LIST)}: has {len(found.digests):,} documents, but latest.json knows of {known['documents']:,} (list "
+            f"{known['sha256'][:12]}): it was removed, or an earlier one was put back, and forgotten documents would return. "
+            "Restore it from a copy"
+        )
+
+
+def check_certificates(root: Store, found: Forgotten) -> None:
+    """ValueError where the list that was *found* is not that of the last certificate, and no forgetting is under way."""
+    names = list[str]()
+    with contextlib.suppress(FileNotFoundError):
+        names = sorted(name for name, _ in (root / DIRECTORY).listing() if name.endswith(".json") and name != "list.json")
+    # Their names have the second.
+    latest = (read_json(root, f"{DIRECTORY}/{name}") for name in names if name[:15] == names[-1][:15])
+    said = max(latest, key=lambda one: str(one.get("at")), default={"list_sha256": found.sha256}).get("list_sha256")
+    if said != found.sha256:
+        raise ValueError(
+            f"{root.path(LIST)}: has list {found.sha256[:12] or 'of nothing'}, but its last certificate is of "
+            f"{str(said)[:12]}: it was removed, or another one was put back, and forgotten documents would return. "
+            "Restore it from a copy"
+        )
 
 
 def _heads(keys: UInt64s, salt: bytes) -> npt.NDArray[np.uint32]:

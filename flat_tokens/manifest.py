@@ -210,12 +210,16 @@ def check_pointer(value: dict[str, Any], path: str) -> None:
             if {*former} != {"version", "until"} or datetime.fromisoformat(former["until"]).tzinfo is None:
                 raise TypeError
             check_name(former["version"])
+        if known := value.get("forgotten"):
+            kinds = {"documents": int, "sha256": str}
+            if {*known} != {*kinds} or any(type(known[name]) is not kind for name, kind in kinds.items()):
+                raise TypeError
         check_name(value["version"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: is not a pointer to a version. Restore it or remove it, and run again.") from error
 
 
-POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn"}
+POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn", "forgotten"}
 CLOCKS = timedelta(days=1)
 """Clocks of machines that share an output differ by less."""
 

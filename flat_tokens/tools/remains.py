@@ -13,7 +13,7 @@ import numpy.typing as npt
 import zstandard
 
 from flat_tokens.arrays.opening import open_array, read_metadata
-from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, read_forgotten
+from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, check_certificates, check_list, read_forgotten
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import (
     CACHE,
@@ -23,6 +23,7 @@ from flat_tokens.manifest import (
     MANIFEST,
     NEAR_DUPLICATE,
     NEAR_DUPLICATES,
+    POINTER,
     SPLITS,
     VERSIONS,
     manifest_of,
@@ -211,9 +212,12 @@ def sentence(found: FoundAgain, output: str) -> str:
 
 def check_forgotten(root: Store, seen: Callable[[int], object] = lambda count: None) -> Iterator[str]:
     """Everything below an output that is left of forgotten documents, as sentences. ValueError where nothing was forgotten."""
-    if not root.exists(LIST):
+    forgotten, record = read_forgotten(root), read_json(root, LIST) if root.exists(LIST) else {}
+    check_list(root, (read_json(root, POINTER) if root.exists(POINTER) else {}).get("forgotten"), forgotten)
+    if not record.get("pending"):
+        check_certificates(root, forgotten)
+    if not record:
         raise ValueError(f"{root.url}: nothing was forgotten here, so that there is nothing to look for")
-    record, forgotten = read_json(root, LIST), read_forgotten(root)
     if record.get("pending"):
         yield f"{root.path(LIST)}: documents are being forgotten. Go on: python -m flows forget {root.url} --resume"
     yield from Remains(root, forgotten, seen).all(record.get("files") or ())

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import Field
 
-from flat_tokens.forgotten import LIST, Forgotten, read_forgotten
+from flat_tokens.forgotten import LIST, Forgotten, check_certificates, check_list, read_forgotten
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains
 from tasks.models import Digest, Model, Name
-from tasks.output.pointer import look, pointer_lock, read_if_there, swap
+from tasks.output.pointer import look, pointer_lock, read_if_there, read_pointer, swap
 
 SALT = b"forgoten"
 """Of new lists: one for all, so that an output can take over what another one has forgotten."""
@@ -109,8 +109,15 @@ def new_record() -> ForgottenRecord:
 
 
 def read_record_of(root: Store) -> ForgottenRecord | None:
-    """The record of an output; None if nothing was ever forgotten. ValueError, naming it, where it is damaged."""
-    return _parse(root, read_if_there(root, LIST))
+    """The record of an output; None if nothing was ever forgotten. ValueError, naming it, where it is damaged, or is not the one
+    that the pointer and the last certificate know.
+    """
+    record = _parse(root, read_if_there(root, LIST))
+    known, found = read_pointer(root).forgotten, record.forgotten if record else Forgotten()
+    check_list(root, known and known._asdict(), found)
+    if record is None or record.pending is None:
+        check_certificates(root, found)
+    return record
 
 
 @functools.lru_cache(4)

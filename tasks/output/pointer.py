@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.layouts import group_metadata
+from flat_tokens.forgotten import check_list, read_forgotten
 from flat_tokens.manifest import LINK, MANIFEST, POINTER, check_pointer
 from flat_tokens.stores import endorsing, signing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
@@ -42,9 +43,16 @@ class Former(NamedTuple):
     until: str
 
 
+class ForgottenList(NamedTuple):
+    """How many documents an output had forgotten, and the digest of the list."""
+
+    documents: int
+    sha256: str
+
+
 class Pointer(NamedTuple):
     """The content of ``latest.json``. ``former``: versions that a rollback leads to, the last one last. ``withdrawn``: versions
-    that were rolled back; a refresh does not bring them back by itself.
+    that were rolled back; a refresh does not bring them back by itself. ``forgotten``: the list when the pointer was moved.
     """
 
     version: str | None
@@ -52,11 +60,12 @@ class Pointer(NamedTuple):
     sequence: int
     former: tuple[Former, ...] = ()
     withdrawn: tuple[Former, ...] = ()
+    forgotten: ForgottenList | None = None
 
     def json(self) -> bytes:
         lists = {name: [one._asdict() for one in getattr(self, name)] for name in ("former", "withdrawn")}
-        value = {**self._asdict(), **lists}
-        return (json.dumps({key: item for key, item in value.items() if item != []}, indent=2) + "\n").encode()
+        value = {**self._asdict(), **lists, "forgotten": self.forgotten and self.forgotten._asdict()}
+        return (json.dumps({key: item for key, item in value.items() if item not in ([], None)}, indent=2) + "\n").encode()
 
     def moved(self, version: str, manifest_sha256: str, *, is_there: bool) -> Pointer:
         """The next pointer, at *version*. This one's version is remembered if it is there."""
@@ -80,7 +89,7 @@ class Pointer(NamedTuple):
         if version == self.version and all(lists[name] == getattr(self, name) for name in lists):
             return self
         sha256 = self.manifest_sha256 if version in (None, self.version) else manifest_digest(root, version)
-        return Pointer(version, sha256, self.sequence + 1, **lists)
+        return Pointer(version, sha256, self.sequence + 1, lists["former"], lists["withdrawn"])
 
     def _until_now(self) -> Former:
         assert self.version is not None
@@ -105,7 +114,8 @@ def _parse(root: Store, data: bytes | None) -> Pointer:
         raise ValueError(f"{error}. Restore it or remove it, and run again.") from error
     check_pointer(value, root.path(POINTER))
     former, withdrawn = (tuple(Former(**one) for one in value.get(name, ())) for name in ("former", "withdrawn"))
-    return Pointer(value["version"], value["manifest_sha256"], value["sequence"], former, withdrawn)
+    known = ForgottenList(**value["forgotten"]) if value.get("forgotten") else None
+    return Pointer(value["version"], value["manifest_sha256"], value["sequence"], former, withdrawn, known)
 
 
 def publish(root: Store, version: str, since: int) -> int:
@@ -146,6 +156,9 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
             before = _parse(root, seen.data)
             now = after(before)
             if now != before:
+                found = read_forgotten(root)
+                check_list(root, before.forgotten and before.forgotten._asdict(), found)
+                now = now._replace(forgotten=ForgottenList(len(found.digests), found.sha256) if found.sha256 else None)
                 endorse_move(root, now)
             if now == before or swap(root, POINTER, seen, now.json()):
                 break

@@ -619,3 +619,17 @@ def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "exported").rglob("*")] == ["mine.txt"]
     again = json.loads(Path(str(dataset.forget("a-5").certificate)).read_text())
     assert again["exports"] == {"removed": [], "not_reached": ["hf://datasets/me/data"]}
+
+
+def test_a_list_that_was_removed_or_put_back_stops_the_build(tmp_path: Path) -> None:
+    """By the last certificate; by ``latest.json`` if that has gone with it."""
+    made, path = Dataset(tmp_path), tmp_path / "out" / "forgotten" / "list.json"
+    made.build()
+    made.forget("a-3")
+    earlier = path.read_bytes()
+    made.forget("a-17")
+    for change in (path.unlink, lambda: path.write_bytes(earlier), lambda: [one.unlink() for one in path.parent.glob("2*")]):
+        change()
+        for run in (made.build, lambda: list(check_forgotten(made.root)), lambda: made.forget("b-5")):
+            with pytest.raises(ValueError, match="forgotten documents would return"):
+                run()
