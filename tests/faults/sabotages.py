@@ -100,7 +100,7 @@ SABOTAGES = (
     Sabotage(
         "the digests of an unfinished version's tokens are not looked at",
         "tasks/parts/unfinished.py",
-        '            if f"{BLAKE3}{digest.hexdigest()}" != recorded:\n',
+        '            if f"{BLAKE3}{digest.hexdigest()}" != location.of(split).digests.get(name):\n',
         "            if False:\n",
         f"{SINK}::test_damage_is_found",
     ),

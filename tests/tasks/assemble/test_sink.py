@@ -131,8 +131,8 @@ def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_s
             if LOSS_MASK in target.token_arrays:
                 batch = batch._replace(loss_mask=mask_of(batch))
             facts = as_rows({KEY: keys_of(some), ROW: 2 * rows.astype(np.uint64)})
-            beside = as_rows({LENGTH: np.diff(batch.seq_starts), SPLIT: into.append(batch, facts)})
-            entries.append(changed(facts, beside))
+            beside = {LENGTH: np.diff(batch.seq_starts), SPLIT: into.append(batch, facts)}
+            entries.append(changed(facts, as_rows(beside)))
         store, streamed = place.root / shard_key(part.shard.key), into.end()
         objects = write_entries(store, entries), write_tails(store, streamed.tails)
         facts = {"objects": objects, "unfinished": streamed.location, "token_arrays": target.token_arrays}

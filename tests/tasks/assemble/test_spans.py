@@ -126,8 +126,7 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
 
 
 def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", name: str = "v", *, masked: bool = False) -> Target:
-    arrays = (TOKENS, LOSS_MASK) if masked else (TOKENS,)
-    return Target(workspace=place, name=name, layout=layout, rule=rule, token_arrays=arrays)
+    return Target(workspace=place, name=name, layout=layout, rule=rule, token_arrays=(TOKENS, LOSS_MASK)[: 1 + masked])
 
 
 def laid_out(counted: Iterable[tuple[ShardPart, SplitCounts]], target: Target) -> list[Span]:

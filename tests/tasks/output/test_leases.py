@@ -121,7 +121,7 @@ def test_the_lease_of_a_process_of_this_machine_ends_with_it(scratch: Path) -> N
     with collecting(root):
         ((key, _),) = root.listing()
         lease = json.loads(root.read(key))
-    for live in (lease, {**lease, "process": float("inf")}):
+    for live in (lease, {**lease, "process": 1e999}):
         root.put(key, json.dumps(live).encode())
         assert expired_leases(root) == []
     root.put(key, json.dumps({**lease, "process": gone.pid, "among": "others"}).encode())

@@ -23,6 +23,7 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.parquet import Room
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
+from tasks.rows import ROW, fact
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import stamp
 from tests.examples import first_fast
@@ -60,7 +61,7 @@ def slice_of(path: Path, kind: FileFormat) -> Slice:
 def read(part: Slice, source: Source, policy: DocumentPolicy) -> Outcome:
     tally, documents = Tally(), []
     for batch in read_documents(part, source, policy, tally):
-        documents += zip(batch.texts.to_pylist(), map(int, batch.keys), map(int, batch.rows), strict=True)
+        documents += zip(batch.texts.to_pylist(), map(int, batch.keys), map(int, fact(batch.rows, ROW)), strict=True)
     tally.skipped, tally.replaced = +tally.skipped, +tally.replaced
     return Outcome(documents, tally)
 

@@ -21,6 +21,7 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.together import plain_texts
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice, SourceFile
+from tasks.rows import ROW, fact, kept_of
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges, stamp
 from tests.examples import examples
@@ -68,9 +69,10 @@ def read(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found:
         tally, rows, begun = Tally(), list[Any](), len(documents)
         for batch in read_documents(slice_, source, policy, tally):
             documents += zip(
-                batch.texts.to_pylist(), batch.keys.tolist(), batch.rows.tolist(), [0] * len(batch.texts), strict=True
+                batch.texts.to_pylist(), batch.keys.tolist(), fact(batch.rows, ROW).tolist(), [0] * len(batch.texts), strict=True
             )
-            columns += [] if batch.columns is None else [batch.columns]
+            if kept := kept_of(batch.rows):
+                columns.append(kept)
         starts = np.cumsum([0, *tally.file_rows])
         for i in range(begun, len(documents)):
             text, key, row, _ = documents[i]

@@ -23,6 +23,7 @@ from flat_tokens.text.formats import FileFormat, detect_format
 from flat_tokens.text.parquet import MAX_CUTS_OF_A_ROW_GROUP
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
+from tasks.rows import ROW, fact
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges
 from tests.examples import examples
@@ -54,8 +55,7 @@ def read_slices(slices: list[Slice], source: Source, policy: DocumentPolicy | No
     for part in slices:
         tally = Tally()
         for batch in read_documents(part, source, policy or DocumentPolicy(), tally):
-            assert len(batch.texts) == len(batch.keys) == len(batch.rows)
-            rows = (int(row) + first_row for row in batch.rows)
+            rows = (int(row) + first_row for row in fact(batch.rows, ROW))
             found += map(Document, batch.texts.to_pylist(), map(int, batch.keys), rows)
         first_row += tally.rows
     return found

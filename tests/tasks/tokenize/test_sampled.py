@@ -76,7 +76,7 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     path.write_text("unused")
     file = SourceFile(source=0, name="part.txt", location=str(path), format="text", size=6, sha256="0" * 64)
     array = large_string_array(*texts)
-    rows = np.arange(len(texts), dtype=np.uint64) + np.uint64(10)
+    rows = np.arange(10, 10 + len(texts), dtype=np.uint64)
     documents = TextBatch(array, as_rows({KEY: keys_of(array, None), ROW: rows}))
     slice_, source = range_of_slice(file, 0, 6, 6), Source(name="s", path=str(path))
     batch, _ = tokens_of(documents, slice_, source, DocumentPolicy(), encoder, Tally())
