@@ -43,8 +43,10 @@ HANGS_AFTER = 60.0
 
 Facts = dict[str, str]
 CERTIFICATE = re.compile(r"forgotten/\d{8}T\d{6}-[0-9a-f]{8}(?=\.)")
-KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.table(\.hmac)?)?$")
-"""What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another."""
+KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.(json|table(\.hmac)?))?$")
+"""What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another. A packed
+file that cannot be read with others is unpacked alone, and noted.
+"""
 
 
 def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:

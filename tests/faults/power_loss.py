@@ -139,4 +139,5 @@ def write_tree(tree: Tree, root: Path) -> None:
         elif isinstance(content, str):
             path.symlink_to(content)
         else:
+            path.touch(0o600)  # a key is nobody else's
             path.write_bytes(content)

@@ -73,7 +73,7 @@ def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path: Path) -> Non
         file.truncate(2 << 30)  # a hole: zero bytes up to the end, and no end of line
     done = build(tmp_path, source)
     assert done.status == 1
-    assert "line.jsonl, row 1" in done.stderr
+    assert "line.jsonl, line 2 (row 1)" in done.stderr
     assert "documents.max_bytes" in done.stderr
     assert done.peak_bytes < 1.5e9
 

@@ -120,4 +120,4 @@ def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str
     notes.write_text("\n".join(lines) + "\n")
     failed = run(BUILD, {**settings, "output": str(tmp_path / "ray")}, PREFECT_API_URL=api, **cluster)
     assert failed.returncode == 1
-    assert "notes.jsonl, row 27" in failed.stderr.splitlines()[-1]
+    assert "notes.jsonl, line 28 (row 27)" in failed.stderr.splitlines()[-1]

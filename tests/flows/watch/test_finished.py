@@ -75,7 +75,7 @@ def left_by(run: dict[str, Any], api: httpx.Client) -> dict[str, Any]:
     for one in found:
         # Ids, speeds and seconds differ; of the page so do the runs.
         text = re.sub(r"[\da-f]{8}-[\da-f-]{27}| at [\d.]+ MB/s|\| [\d.]+ \|\n", "", f"{one['description']}\n{one['data']}")
-        shown[one["key"]] = (one["type"], re.sub(r"Runs that published nothing: .*", "", text))
+        shown[one["key"]] = (one["type"], re.sub(r"(Runs that published nothing|Sources last looked up): .*", "", text))
     states = api.get("/flow_run_states/", params={"flow_run_id": run["id"]}).json()
     last = max(states, key=lambda state: state["timestamp"])
     same = {key: run[key] for key in ("name", "flow_id", "parameters", "tags", "deployment_id", "state_type")}
