@@ -128,13 +128,14 @@ class Chains:
         return Attempt(unreadable, ran)
 
     def _messages(self, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        fired = None if ended.value is None else ended.value.ran.fired
+        fired = ended.value and ended.value.ran.fired
+        status = ended.value.ran.status if ended.value else ended.status
         if ended.hung:
             yield Flaw("message", f"it did not end: {ended.output}")
-        elif fault.action.startswith(INTERRUPT) and ended.value is None:
-            if ended.status != 130 or "Traceback" in ended.output or "run the same command again" not in ended.output:
-                yield Flaw("message", f"interrupted, it ended with status {ended.status}: {ended.output}")
-        elif fault.action in (KILL, KILL_WITHIN) and ended.value is not None and fired is None:
+        elif fault.action.startswith(INTERRUPT) and (status == 130 or not ended.value):
+            if status != 130 or "Traceback" in ended.output or "run the same command again" not in ended.output:
+                yield Flaw("message", f"interrupted, it ended with status {status}: {ended.output}")
+        elif fault.action in (KILL, KILL_WITHIN) and ended.value and fired is None:
             yield from self._bench.messages_of(None, ended)  # it was done before
         else:
             yield from self._bench.messages_of(fault if fired or ended.died else None, ended)
