@@ -7,7 +7,6 @@ source -> files -> slices -> token shards -> spans of the final arrays -> versio
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-from flat_tokens.manifest import CLUSTER, TOKEN_BYTES, read_manifest
+from flat_tokens.manifest import CLUSTER, TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.assembling import assembling, shard_parts
@@ -55,7 +54,7 @@ from tasks.finalize.seal import VersionDraft, document_totals, is_published, mat
 from tasks.gates import Gate
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile, TokenShard
 from tasks.output.held import read_held
-from tasks.output.paths import SETS, version_store
+from tasks.output.paths import SETS
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
@@ -70,14 +69,12 @@ from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
-from tasks.tokenize.doubts import is_doubted
 from tasks.tokenize.engines import (
     Tokenizer,
     engine_of,
     forget_what_was_learned,
     import_ahead,
     may_use_fast_engine,
-    put_off_fast_engine,
     try_fast_engine,
 )
 from tasks.tokenize.masks import chats_by_reference
@@ -276,27 +273,23 @@ def build_version(
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
                     warn_of_separators(config, text.files)
-                    puts_off = runner.workers == "threads" and has_tokens_of(tokenizer, output)
-                    left_out = list_left_out(output.forgotten)
-                    recipe = make_recipe(config, workspace, tokenizer, text.slices, chats, left_out, puts_off=puts_off)
-                    keys = list(map(recipe.key, text.slices))
-                    slices = dict(zip(keys, text.slices, strict=True))  # equal slices are tokenized once
-                    stored = StoredSlices.look_up(target.root, slices)
+                    recipe = make_recipe(config, tokenizer, chats, list_left_out(output.forgotten))
+                    recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
                     sample = partial(first_texts, config, workspace, stored.missing)
                     warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
                     duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
-                    sink = open_sink(assembler, target, text, keys, recipe, runner, duplicates)
+                    sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
                     # whose parts are there.
                     with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
                         shards = started_in_order(
                             runner,
                             under_way,
-                            slices.values(),
+                            stored.slices.values(),
                             TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
                             SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
                         )
-                        parts = without_duplicates(duplicates, runner, place_shards(text, keys, shards), output)
+                        parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
                         for part in with_near_duplicates(config, target, runner, parts, output):
                             assembler.add(part)
                     counted = assembler.end()
@@ -327,23 +320,26 @@ def finalized(config: BuildConfig, target: Target, draft: VersionDraft, runner: 
 
 
 class StoredSlices(NamedTuple):
-    """The slices of a build that an output has tokens of, by their keys in receipts; the slices that are missing; the versions
-    whose indexes are used.
+    """The slices of a build: their keys in receipts; each by its key, as equal slices are tokenized once; the versions whose
+    indexes are used; the keys that have receipts, and the slices that are missing.
     """
 
+    keys: list[str]
+    slices: dict[str, Slice]
     versions: VersionNames
     receipts: set[str]
     missing: list[Slice]
 
     @classmethod
-    def look_up(cls, root: Store, slices: dict[str, Slice]) -> StoredSlices:
+    def look_up(cls, root: Store, recipe: Recipe, of_build: list[Slice]) -> StoredSlices:
         """Look the slices up by receipts and indexes, and begin to count progress."""
-        versions = indexed_versions(root)
+        keys, versions = list(map(recipe.key, of_build)), indexed_versions(root)
+        slices = dict(zip(keys, of_build, strict=True))
         unpublished = without_tokens(root, versions, list(slices))
         missing = without_receipt(root, unpublished)
         total = sum(map(TOKENIZE.size, slices.values()))
         meter.begin("tokenize", total, stored=total - sum(TOKENIZE.size(slices[key]) for key in missing))
-        return cls(versions, set(unpublished) - set(missing), [slices[key] for key in missing])
+        return cls(keys, slices, versions, set(unpublished) - set(missing), [slices[key] for key in missing])
 
     def reuse(self, slices: list[Slice], parts: list[ShardPart]) -> dict[str, int]:
         """How many slices there are, how many were reused, and the bytes of text that were tokenized."""
@@ -412,17 +408,6 @@ def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
     return tokenizer
 
 
-def has_tokens_of(tokenizer: Tokenizer, output: OpenOutput) -> bool:
-    """Whether the latest version at an output has tokens of this tokenizer, most of which the next version takes."""
-    if output.pointer.version is None:
-        return False
-    try:
-        manifest = read_manifest(version_store(output.root, output.pointer.version))
-    except (FileNotFoundError, ValueError):
-        return False
-    return bool(manifest["provenance"].get("tokenizer", {}).get("digest") == tokenizer.digest)
-
-
 def processors_of(config: BuildConfig) -> int:
     return min(config.workers or available_cores(), available_cores())
 
@@ -469,43 +454,52 @@ def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
 
 
 def make_recipe(
-    config: BuildConfig,
-    workspace: Workspace,
-    tokenizer: Tokenizer,
-    slices: list[Slice],
-    chats: tuple[Chat | None, ...],
-    forgotten: str,
-    *,
-    puts_off: bool = False,
+    config: BuildConfig, tokenizer: Tokenizer, chats: tuple[Chat | None, ...], forgotten: str, *, is_tried: bool = True
 ) -> Recipe:
-    """The recipe of the build's shards, with the engine that a sample of its own documents allows. *forgotten*: the digest of the
-    list of forgotten documents, which it leaves out. *puts_off*: little is to be tokenized, perhaps, and by threads of this
-    process. Then the fast engine is tried when it is clear that there is more.
+    """The recipe of the build's shards. *forgotten*: the digest of the list of forgotten documents, which it leaves out.
+    *is_tried*: whether the fast engine gives the reference's tokens, as far as it was tried.
     """
-    samples = functools.cache(partial(sample_texts, config, workspace, slices))
-    may_differ = config.documents.on_bad != "error" or is_doubted(workspace.root, tokenizer.digest)
-
-    def is_right() -> bool:
-        texts, text_bytes = [text for of in samples().values() for text in of], sum(slice_.text_bytes for slice_ in slices)
-        return may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
-
-    puts_off = puts_off and not may_differ and not any(chats)
-    fast = (puts_off and put_off_fast_engine(tokenizer, config.tokenizer.engine, is_right)) or is_right()
-    engine, of_sources = engine_of(tokenizer, fast), samples() if any(chats) else {}
-    by_reference = chats_by_reference(config.sources, chats, of_sources, config.tokenizer, engine)
+    has_fast = tokenizer.make_fast is not None
+    fast = is_tried and has_fast and not tokenizer.why_slow and config.tokenizer.engine == "auto"
+    # Where the engines differ, or may, the shards of one are not those of the other.
+    may_differ = config.documents.on_bad != "error" or not tokenizer.why_slow
     return Recipe(
         sources=config.sources,
         tokenizer=config.tokenizer,
         tokenizer_digest=tokenizer.digest,
         fast=fast,
         documents=config.documents,
-        engine="reference" if tokenizer.make_fast is not None and not fast and may_differ else None,
+        engine="reference" if has_fast and not fast and may_differ else None,
         chats=chats if any(chats) else (),
-        by_reference=by_reference,
         steps=config.documents.opened().described,
         split_by=config.split.by,
         forgotten=forgotten,
     )
+
+
+def tried(recipe: Recipe, config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
+    """The recipe with the engine that a sample of the documents of *slices* allows."""
+    samples = sample_texts(config, workspace, slices)
+    texts, text_bytes = [text for of in samples.values() for text in of], sum(slice_.text_bytes for slice_ in slices)
+    is_right = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, processors_of(config))
+    if is_right != recipe.fast:
+        recipe = make_recipe(config, tokenizer, recipe.chats, recipe.forgotten, is_tried=is_right)
+    if not recipe.chats:
+        return recipe
+    engine = engine_of(tokenizer, recipe.fast)
+    by_reference = chats_by_reference(config.sources, recipe.chats, samples, config.tokenizer, engine)
+    return recipe.model_copy(update={"by_reference": by_reference})
+
+
+def looked_up(
+    config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice], recipe: Recipe
+) -> tuple[Recipe, StoredSlices]:
+    """Which slices are stored, and the recipe for those that are not, whose engine is tried on them."""
+    stored = StoredSlices.look_up(workspace.root, recipe, slices)
+    if not stored.missing:
+        return recipe, stored
+    other = tried(recipe, config, workspace, tokenizer, stored.missing)
+    return other, stored if other.engine == recipe.engine else StoredSlices.look_up(workspace.root, other, slices)
 
 
 def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice]) -> dict[int, list[str]]:

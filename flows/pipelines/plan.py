@@ -16,7 +16,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, warn_of_separators
+from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, tried, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
 from flows.pipelines.room import existing, free_space, lack_of_room
 from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
@@ -124,7 +124,7 @@ def plan(config: BuildConfig) -> Plan:
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     record = read_record_of(root)
     slices = [part for parts in looked.slices for part in parts]
-    recipe = make_recipe(config, workspace, tokenizer, slices, chats, list_left_out(record))
+    recipe = tried(make_recipe(config, tokenizer, chats, list_left_out(record)), config, workspace, tokenizer, slices)
     starting = clock() - begun - looked.seconds  # a build does all of this, too
     forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 

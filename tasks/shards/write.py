@@ -42,7 +42,6 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
 from tasks.text.documents import Tally, read_documents
-from tasks.tokenize.doubts import noting_doubts
 from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.pool import map_in_order
@@ -309,7 +308,6 @@ def tokenize_slice(
     with (
         naming(recipe.sources, slice_.source),
         named_errors(first.location or first.name),
-        noting_doubts(workspace.root, recipe.tokenizer_digest),
         contextlib.closing(reads),
         map_in_order(reads, work, bytes_read) as results,
         writer_of(slice_, key, recipe, workspace, open_stream) as writer,

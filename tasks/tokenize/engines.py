@@ -236,41 +236,12 @@ class Engine:
         self.name = "fast" if fast else "reference"
         self._tokenizer = tokenizer
         self._spare: list[Encode] = []
-        self._trial: Callable[[], bool] | None = None
-        self._bytes_before_trial = 0
-        self._trial_lock = threading.Lock()
         self._lock = threading.Lock()
         self._instances: weakref.WeakKeyDictionary[threading.Thread, _Instance] = weakref.WeakKeyDictionary()
 
     def keep_ready(self, instance: Encode) -> None:
         """Take an instance that is made already, for the first thread that needs one. One that was put by before is dropped."""
         self._spare[:] = [instance]
-        self._trial = None
-
-    def put_off(self, trial: Callable[[], bool]) -> None:
-        """Take texts by the reference until there are more than BYTES_BEFORE_TRIAL, or one that the reference does not take. Then
-        *trial* loads the fast engine and says whether it is used from there.
-        """
-        self._trial, self._bytes_before_trial = trial, 0
-
-    def _before_trial(self, texts: pa.LargeStringArray) -> Tokens | None:
-        """Tokens by the reference, while the fast engine is put off, or since it was tried in vain; None where it is used."""
-        with self._trial_lock:
-            if self._trial is None:
-                return None
-            self._bytes_before_trial += texts.nbytes
-            if self._bytes_before_trial > BYTES_BEFORE_TRIAL:
-                if self._trial():
-                    self._trial = None
-                    return None
-                self._trial = lambda: False
-        try:
-            return all_errors_as_unencodable(self._tokenizer.reference)(texts)
-        except UnencodableError:
-            if self._bytes_before_trial > BYTES_BEFORE_TRIAL:
-                raise
-            self._bytes_before_trial = BYTES_BEFORE_TRIAL
-            return self._before_trial(texts)
 
     def take_ready(self, make_fast: Callable[[], Encode]) -> Encode:
         """The instance that was put by, else a new one."""
@@ -285,8 +256,6 @@ class Engine:
         if _this_thread.replaced is not None:
             _this_thread.replaced.append(self._tokenizer.name)
             return all_errors_as_unencodable(self._tokenizer.reference)(texts)
-        if (tokens := self._before_trial(texts)) is not None:
-            return tokens
         with self._lock:
             mine = self._instances.setdefault(threading.current_thread(), _Instance())
         with mine.lock:
@@ -351,8 +320,6 @@ def by_reference(encoder: Encoder, texts: pa.LargeStringArray) -> tuple[str, Tok
     return (replaced[0], tokens) if replaced else None
 
 
-BYTES_BEFORE_TRIAL = 2 << 20
-"""Of text. The reference takes so much in the time in which the fast engine is imported, loaded and tried."""
 RENEW_AFTER_BYTES = 32 << 20
 LOOK_AGAIN_BYTES = 8 << 20
 """After so much more text the memory is looked at again, for which the system counts the pages of all threads."""
@@ -433,14 +400,6 @@ def may_use_fast_engine(
         return True
     logger.warning(SLOW, fault, cost_of_reference(tokenizer, samples, text_bytes, processors))
     return False
-
-
-def put_off_fast_engine(tokenizer: Tokenizer, preference: str, trial: Callable[[], bool]) -> bool:
-    """Let *trial* say whether the fast engine is used, once loading it pays. False if there is none to try."""
-    if not _is_wanted(tokenizer, preference) or tokenizer.make_fast is None or tokenizer.why_slow is not None:
-        return False
-    engine_of(tokenizer, True).put_off(trial)
-    return True
 
 
 def defined_texts(tokenizer: Tokenizer) -> list[str]:

@@ -292,12 +292,12 @@ def test_a_version_is_the_same_wherever_its_tokenizer_lies(tmp_path: Path) -> No
     assert str(DEMO) not in Path(one.path, "manifest.json").read_text() + Path(one.path, "README.md").read_text()
 
 
-def test_engine_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -> None:
+def test_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -> None:
     """Only the layout around the shards is made again."""
     make(tmp_path, sources=demo_sources(), tokenizer=TOKENIZER, slice_bytes=20_000)
     before = keys_in(tmp_path)
     renamed = [{**source, "name": f"other-{i}"} for i, source in enumerate(reversed(demo_sources()))]
-    other = make(tmp_path, 1, sources=renamed, tokenizer={"name": TOKENIZER, "engine": "reference"}, slice_bytes=20_000)
+    other = make(tmp_path, 1, sources=renamed, tokenizer=TOKENIZER, slice_bytes=20_000)
     assert other.slices_reused == other.slices
     assert not other.was_published
     assert keys_in(tmp_path) == before

@@ -26,7 +26,6 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import CL100K, definition_file
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
-    BYTES_BEFORE_TRIAL,
     Encode,
     Engine,
     Tokenizer,
@@ -36,7 +35,6 @@ from tasks.tokenize.engines import (
     first_difference,
     large_string_array,
     may_use_fast_engine,
-    put_off_fast_engine,
     try_fast_engine,
 )
 from tasks.tokenize.probes import awkward_texts
@@ -311,56 +309,6 @@ def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog: pytest.L
     try_fast_engine(own, "auto", processors=1)
     assert may_use_fast_engine(own, "auto", ["a", "b"])
     assert (len(made), compared[1:], caplog.records) == (1, [2], [])
-
-
-def test_a_fast_engine_that_is_put_off_is_tried_when_there_is_more_text() -> None:
-    """Until then the reference takes the texts; after a trial in vain it goes on."""
-    for is_right in (True, False):
-        used, tried = [], []
-        bytes_ = load_tokenizer(TokenizerConfig(name="bytes"))
-
-        def counted(name: str, used: list[str] = used, encode: Encode = bytes_.reference) -> Encode:
-            return lambda texts: used.append(name) or encode(texts)  # type: ignore[func-returns-value]
-
-        def trial(tried: list[int] = tried, answer: bool = is_right) -> bool:
-            tried.append(1)
-            return answer
-
-        own = dataclasses.replace(
-            bytes_,
-            digest=("5" if is_right else "6") * 64,
-            reference=counted("reference"),
-            make_fast=lambda make=counted: make("fast"),
-        )
-        assert put_off_fast_engine(own, "auto", trial)
-        engine, half = engine_of(own, True), large_string_array("x" * (BYTES_BEFORE_TRIAL // 2 - 100))
-        tokens = [engine(half) for _ in range(4)]
-        assert all(np.array_equal(one.ids, tokens[0].ids) for one in tokens)
-        assert used == ["reference", "reference", *["fast" if is_right else "reference"] * 2]
-        assert tried == [1]
-
-
-def test_a_text_that_the_reference_does_not_take_has_the_fast_engine_tried() -> None:
-    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
-    own = dataclasses.replace(
-        tokenizer,
-        digest="3" * 64,
-        reference=lambda texts: fails(tokenizer.reference(texts)),
-        make_fast=lambda: tokenizer.reference,
-    )
-    assert put_off_fast_engine(own, "auto", lambda: True)
-    assert engine_of(own, True)(large_string_array("a")).ids.tolist() == [98]
-    assert put_off_fast_engine(own, "auto", lambda: False)
-    with pytest.raises(UnencodableError, match="out of luck"):
-        engine_of(own, True)(large_string_array("a"))
-
-
-def test_only_a_fast_engine_that_is_known_and_wanted_is_put_off() -> None:
-    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
-    own = dataclasses.replace(tokenizer, digest="4" * 64, make_fast=lambda: tokenizer.reference)
-    assert not put_off_fast_engine(own, "reference", bool)
-    assert not put_off_fast_engine(tokenizer, "auto", bool)
-    assert not put_off_fast_engine(dataclasses.replace(own, why_slow="why"), "auto", bool)
 
 
 def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
