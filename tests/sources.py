@@ -21,7 +21,7 @@ import flat_tokens
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.keys import document_keys
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.text.rows import SourceFormat, TextFile, to_large
 from tasks.output.target import SplitRule
 
@@ -124,8 +124,7 @@ def held(path: str) -> dict[str, list[Held]]:
     flat_tokens.verify(path, "full")
     dataset = flat_tokens.open(path)
     found = {}
-    for name in SPLITS:
-        split = getattr(dataset, name)
+    for name, split in dataset.splits.items():
         count = split.seq_count
         arrays = (open_array(dataset.store / f"documents/{name}/{of}", "uint64") for of in ("file", "row"))
         numbers = [array.read(0, count).tolist() for array in arrays]
@@ -141,15 +140,20 @@ def expected(
     files: Sequence[Rows],
     *,
     fraction: float,
+    test: float = 0,
+    seed: int = 0,
+    by: str = "id",
     prompt: str | None = None,
     columns: Sequence[str] = (),
     least_bytes: int = 0,
     once: bool = False,
 ) -> dict[str, list[Held]]:
     """The documents of byte tokens that rows with ``id`` and ``text`` make. *prompt*: the column that comes before the text and
-    does not count. *least_bytes*: shorter texts are left out. *once*: so is whatever repeats an earlier document.
+    does not count. *least_bytes*: shorter texts are left out. *once*: so is whatever repeats an earlier document. *by*: the
+    column that decides on the split.
     """
-    found: dict[str, list[Held]] = {name: [] for name in SPLITS}
+    rule = SplitRule(fraction=fraction, test_fraction=test, seed=seed)
+    found: dict[str, list[Held]] = {name: [] for name in rule.splits}
     seen = set[tuple[bytes, bytes]]()
     for file, rows in enumerate(files):
         for number, row in enumerate(rows):
@@ -159,8 +163,8 @@ def expected(
             seen.add((before, text))
             ids = [value + 1 for value in before + text]
             mask = [0] * len(before) + [1] * len(text) if prompt else None
-            key = document_keys(np.frombuffer(row["id"].encode(), np.uint8), np.array([0, len(row["id"].encode())]))
-            split = SPLITS[int(SplitRule(fraction=fraction, seed=0).draws(key)[0])]
+            key = row[by].encode()
+            split = EVERY_SPLIT[rule.numbers(document_keys(np.frombuffer(key, np.uint8), np.array([0, len(key)])))[0]]
             found[split].append(Held(file, number, ids, mask, {name: row[name] for name in columns}))
     return found
 

@@ -150,21 +150,6 @@ def test_name_version_and_options_are_part_of_the_keys(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 3])
-def test_bytes_are_the_same_whatever_the_slices_and_the_workers(tmp_path: Path, workers: int) -> None:
-    """And whatever was reused."""
-    texts = [f"{i} " + "salt e\u0301 wind\r\n" * (i % 7) + ("lorem" if i % 5 == 0 else "") for i in range(200)]
-    source = write_texts(tmp_path / "in" / "x.parquet", texts)
-    first = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
-    write_texts(source, [*texts[:90], "another", *texts[91:]])
-    second = build_here(settings(tmp_path / "out", source, STEPS, slice_bytes=900), workers)
-    anew = build_here(settings(tmp_path / "anew", source, STEPS))
-    assert version_digests(tmp_path / "out", second.version) == version_digests(tmp_path / "anew", anew.version)
-    assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
-    assert second.version != first.version
-
-
-@pytest.mark.slow
 def test_a_build_that_a_step_ended_goes_on(tmp_path: Path) -> None:
     """A store that a step reads may be away for a while: that is no document's fault. What was stored is not made again."""
     calls = []

@@ -174,23 +174,6 @@ def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
     assert result.totals["documents"]["skipped"]["duplicate"] == 2
 
 
-def test_kept_columns_are_those_of_the_documents_that_stay(tmp_path: Path) -> None:
-    one, other = planted(20)
-    for name, texts in (("a", one), ("b", other)):
-        rows = (json.dumps({"text": text, "note": f"{name}{i}"}) for i, text in enumerate(texts))
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    settings = told(tmp_path / "out")
-    sources = [{"name": name, "path": str(tmp_path / f"{name}.jsonl"), "keep_columns": ["note"]} for name in "ab"]
-    result = build_here({**settings, "sources": sources})
-    stay, _ = first_ones(one, other)
-    found = []
-    for split in SPLITS:
-        files = sorted(Path(result.path, f"documents/{split}/columns").iterdir())
-        notes = [note for file in files for note in pq.read_table(file)["note"].to_pylist()]
-        found += list(zip(entries(result, split, "file"), entries(result, split, "row"), notes, strict=True))
-    assert sorted(found) == [(file, row, f"{'ab'[file]}{row}") for file, row, _ in stay]
-
-
 def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
     """Its slices are the same shards; all of the second one's documents are copies."""
     texts = [f"text {i}" for i in range(40)]
@@ -251,29 +234,6 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog
         result = check_as_anew(settings, tmp_path, other, one)
     assert "texts/digest/c/0 is not what was written" in caplog.text
     assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
-
-
-def test_an_object_store_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
-    """Refreshes, too, which take all tokens from there when the first copies leave."""
-    one, other = planted(20)
-    put(tmp_path / "in/a.jsonl", one)
-    put(tmp_path / "in/b.jsonl", other)
-    root = f"memory://{uuid.uuid4().hex}"
-    settings = {**told(tmp_path, tmp_path / "in", layout="compact"), "output": root, "scratch": str(tmp_path / "scratch")}
-    results = [refresh_here(settings)]
-    (tmp_path / "in/a.jsonl").unlink()
-    results.append(refresh_here(settings))
-    assert results[1].text_bytes_tokenized == 0
-    for result, files in zip(results, ([one, other], [other]), strict=True):
-        store = Store.at(root) / "versions" / result.version
-        shutil.rmtree(tmp_path / "in")
-        for name, texts in zip("ab"[-len(files) :], files, strict=True):
-            put(tmp_path / f"in/{name}.jsonl", texts)
-        here = build_here({**settings, "output": str(tmp_path / result.version)})
-        assert {key: store.digest(key, "sha256").digest for key, _ in store.listing()} == version_digests(
-            Path(here.path).parents[1], here.version
-        )
-        flat_tokens.verify(store.url, "full")
 
 
 def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Path) -> None:

@@ -6,55 +6,124 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import flat_tokens.columns
+import flat_tokens.steps
 import tasks.assemble.spans
+import tasks.derive.pieces
+import tasks.derive.shuffle
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.steps import Outcome
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
+from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
+from tasks.assemble.assembler import Assembler
 from tasks.config import BuildConfig
+from tasks.derive.request import DeriveRequest
 from tests.examples import first_fast
 from tests.flows.through_json import Elsewhere
-from tests.sources import Rows, expected, held, write_rows
+from tests.sources import Held, Rows, expected, held, write_rows
 
+Settings = dict[str, Any]
 FRACTION = 0.3
 FORMATS = ("jsonl", "parquet", "arrow", "csv", "jsonl.zst", "jsonl.gz")
-FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    # settings of each source, of the documents, and what is expected by them
-    "nothing": ({}, {}, {}),
-    "columns": ({"keep_columns": ["url"]}, {}, {"columns": ["url"]}),
-    "masks": ({"prompt_column": "prompt", "completion_column": "text"}, {}, {"prompt": "prompt"}),
-    "steps": ({}, {"steps": [{"use": "length", "min_bytes": 30}]}, {"least_bytes": 30}),
-    "duplicates": ({}, {"duplicates": "drop"}, {"once": True}),
+FEATURES: dict[str, tuple[Settings, Settings, Settings, Settings]] = {
+    # settings of each source, of the documents, of the build, and what is expected by them
+    "nothing": ({}, {}, {}, {}),
+    "columns": ({"keep_columns": ["url"]}, {}, {}, {"columns": ["url"]}),
+    "masks": ({"prompt_column": "prompt", "completion_column": "text"}, {}, {}, {"prompt": "prompt"}),
+    "steps": ({}, {"steps": [{"use": "length", "min_bytes": 30}]}, {}, {"least_bytes": 30}),
+    "duplicates": ({}, {"duplicates": "drop"}, {}, {"once": True}),
+    "written": ({}, {"steps": [{"use": "words"}]}, {}, {"columns": ["words"]}),
+    "splits": (
+        {"keep_columns": ["url"]},
+        {},
+        {"split": {"by": "url"}, "test_fraction": 0.2},
+        {"columns": ["url"], "by": "url", "test": 0.2},
+    ),
 }
 TOGETHER = [
     *((name,) for name in FEATURES),
     ("columns", "masks"),
     ("columns", "steps"),
-    ("columns", "duplicates"),
+    ("written", "duplicates"),
     ("masks", "duplicates"),
     ("steps", "duplicates"),
-    ("columns", "masks", "duplicates"),
+    ("masks", "splits", "duplicates"),
     ("columns", "steps", "duplicates"),
 ]
 CASES = [(features, layout) for layout in LAYOUTS for features in TOGETHER]
 # Every two features that go together, and every layout; slowly all.
-FIRST = list(zip([TOGETHER[0], *TOGETHER[-2:], ("masks",)], ["compact", *LAYOUTS], strict=True))
+FIRST = list(zip([TOGETHER[0], *TOGETHER[-2:], ("masks",), ("written",)], ["compact", *LAYOUTS, "mmap"], strict=True))
+
+
+class Words:
+    """A step that writes a column: the number of words."""
+
+    version = "1"
+    gives_columns = ("words",)
+
+    def __call__(self, documents: pa.RecordBatch) -> Outcome:
+        return Outcome(columns={"words": pa.array([len(text.split()) for text in documents.column("text").to_pylist()])})
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several segments, spans, row groups, pieces and buckets."""
+    monkeypatch.setitem(flat_tokens.steps.SHIPPED, "words", Words)
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 7)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
 
 
 def some_rows(name: str, count: int) -> Rows:
     """Documents of which every fourth has the text of one before it, in this file or another."""
+    texts = ["the same " * (i % 8) if i % 4 == 3 else f"{name} {i} é " + "salt wind " * (i % 5) for i in range(count)]
     return [
         {
             "id": f"{name}-{i}",
             "prompt": f"say {i % 4}: ",
-            "text": "the same " * (i % 8) if i % 4 == 3 else f"{name} {i} é " + "salt wind " * (i % 5),
+            "text": text,
             "url": f"https://{name}.example/{i}",
+            "words": len(text.split()),
         }
-        for i in range(count)
+        for i, text in enumerate(texts)
     ]
+
+
+def sources_of(directory: Path) -> tuple[list[Rows], list[Path]]:
+    """Rows, and the file of each format that has them."""
+    files = [some_rows(f"f{k}", 8) for k in range(len(FORMATS))]
+    return files, [write_rows(directory / f"{k}.{form}", rows) for k, (form, rows) in enumerate(zip(FORMATS, files, strict=True))]
+
+
+def given(features: tuple[str, ...], paths: list[Path], **more: Any) -> tuple[Settings, Settings]:
+    """Settings of a build, and what is expected by them."""
+    of_sources, of_documents, of_builds, of_versions = ({}, {}, {}, {"fraction": FRACTION})
+    for name in features:
+        for whole, part in zip((of_sources, of_documents, of_builds, of_versions), FEATURES[name], strict=True):
+            whole |= part
+    sources = [{"name": path.name, "path": str(path), "id_column": "id", **of_sources} for path in paths]
+    common = {"tokenizer": "bytes", "layout": "mmap", "validation_fraction": FRACTION, "slice_bytes": 300, **more}
+    return {"sources": sources, "documents": of_documents, **of_builds, **common}, of_versions
+
+
+def built(settings: Settings, output: str, workers: int | None = 2) -> BuildResult:
+    config = BuildConfig.model_validate({**settings, "output": output})
+    with Threads(workers or 1) as threads:
+        return build(config, threads if workers else Elsewhere(config))
+
+
+def objects_of(output: str, version: str) -> dict[str, str]:
+    store = Store.at(output) / "versions" / version
+    return {key: store.digest(key, "sha256").digest for key, _ in store.listing()}
 
 
 @pytest.mark.parametrize(
@@ -62,44 +131,86 @@ def some_rows(name: str, count: int) -> Rows:
     first_fast([*FIRST, *(case for case in CASES if case not in FIRST)], len(FIRST), every=3),
     ids=lambda case: "+".join((*case[0], case[1])),
 )
-def test_a_version_is_what_the_rows_say_however_it_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[tuple[str, ...], str]
-) -> None:
+def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case: tuple[tuple[str, ...], str]) -> None:
     """The same objects with any workers, through groups, on a disk and in an object store. A second build makes no token."""
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
-    features, layout = case
-    of_sources, of_documents, of_versions = ({}, {}, {})
-    for name in features:
-        for whole, part in zip((of_sources, of_documents, of_versions), FEATURES[name], strict=True):
-            whole |= part
-    files = [some_rows(f"f{k}", 8) for k in range(len(FORMATS))]
-    paths = [write_rows(tmp_path / f"in/{k}.{name}", rows) for k, (name, rows) in enumerate(zip(FORMATS, files, strict=True))]
-    given = {
-        "sources": [{"name": f"s{k}", "path": str(path), "id_column": "id", **of_sources} for k, path in enumerate(paths)],
-        "documents": of_documents,
-        "tokenizer": "bytes",
-        "layout": layout,
-        "validation_fraction": FRACTION,
-        "slice_bytes": 300,
-        "scratch": str(tmp_path / "scratch"),
-    }
-
-    def built(output: str, workers: int | None) -> BuildResult:
-        config = BuildConfig.model_validate({"output": output, **given})
-        with Threads(workers or 1) as threads:
-            return build(config, threads if workers else Elsewhere(config))
-
+    files, paths = sources_of(tmp_path / "in")
+    settings, wanted = given(case[0], paths, layout=case[1], scratch=str(tmp_path / "scratch"))
     outputs = {str(tmp_path / "one"): 1, str(tmp_path / "groups"): None, f"memory://{uuid.uuid4().hex}": 3}
     objects = []
     for output, workers in outputs.items():
-        result = built(output, workers)
-        store = Store.at(output) / "versions" / result.version
-        objects.append({key: store.digest(key, "sha256").digest for key, _ in store.listing()})
+        result = built(settings, output, workers)
+        objects.append(objects_of(output, result.version))
         assert result.slices > len(files)
     assert objects[0] == objects[1] == objects[2]
-    assert held(output) == expected(files, fraction=FRACTION, **of_versions)
-    again = built(output, workers)
+    assert held(output) == expected(files, **wanted)
+    again = built(settings, output, workers)
     assert (again.version, again.text_bytes_tokenized) == (result.version, 0)
-    assert {key: store.digest(key, "sha256").digest for key, _ in store.listing()} == objects[0]
+    assert objects_of(output, result.version) == objects[0]
+
+
+@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 3), ids="+".join)
+def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
+    tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...]
+) -> None:
+    """Another seed tokenizes nothing. After a build that was cut off, of changed sources, the bytes are as from nothing."""
+    files, paths = sources_of(tmp_path / "in")
+    settings, wanted = given(features, paths, scratch=str(tmp_path / "scratch"))
+    first = built(settings, output)
+    other = built({**settings, "split_seed": 5}, output)
+    assert (first.text_bytes_tokenized > 0, other.text_bytes_tokenized) == (True, 0)
+    assert held(output) == expected(files, seed=5, **wanted)
+
+    del files[2], settings["sources"][2]
+    files[0] = [*files[0][:3], *some_rows("new", 6), {**files[0][4], "url": "https://moved.example"}, *files[0][5:]]
+    write_rows(paths[0], files[0])
+    add, parts = Assembler.add, list[Any]()
+
+    def die(assembler: Assembler, part: Any) -> None:
+        parts.append(part)
+        if len(parts) == 4:
+            raise KeyboardInterrupt
+        add(assembler, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Assembler, "add", die)
+        with pytest.raises(KeyboardInterrupt):
+            built(settings, output, 1)
+    result = built(settings, output)
+    assert held(output) == expected(files, **wanted)
+    assert result.text_bytes_tokenized < first.text_bytes_tokenized / 2
+    anew = built(settings, str(tmp_path / "anew"))
+    assert objects_of(output, result.version) == objects_of(str(tmp_path / "anew"), anew.version)
+
+
+@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2), ids="+".join)
+def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, features: tuple[str, ...]) -> None:
+    """A dataset without columns, masks or a test split has nulls, tokens that count, and no such document in a merge."""
+    files, paths = sources_of(tmp_path / "in")
+    settings, wanted = given(features, paths)
+    built(settings, str(tmp_path / "whole"))
+    (plain, _) = given(("nothing",), [write_rows(tmp_path / "plain.jsonl", rows := some_rows("plain", 9))])
+    built(plain, str(tmp_path / "plain"))
+    whole = expected(files, **wanted)
+
+    def made(operation: Settings, *inputs: str, **more: Any) -> dict[str, list[Held]]:
+        output = str(tmp_path / f"{operation['operation']}-{len(inputs)}")
+        places = [str(tmp_path / name) for name in inputs]
+        request = DeriveRequest.model_validate({"operation": operation, "inputs": places, "output": output, **more})
+        with Threads(2) as runner:
+            derive(request, runner)
+        return held(output)
+
+    assert made({"operation": "relayout"}, "whole", layout="compact") == whole
+    shuffled = made({"operation": "shuffle", "seed": 3}, "whole")
+    assert {name: sorted(docs) for name, docs in shuffled.items()} == whole
+    assert shuffled["train"] != whole["train"]
+    subset = made({"operation": "subset", "where": "tokens >= 30"}, "whole")
+    assert subset == {name: [doc for doc in docs if len(doc.ids) >= 30] for name, docs in whole.items()}
+    merged = made({"operation": "merge"}, "whole", "plain")
+    nulls = dict.fromkeys(wanted.get("columns", ()))
+    for name, docs in expected([rows], fraction=FRACTION).items():
+        more = [
+            doc._replace(file=len(files), mask=[1] * len(doc.ids) if "masks" in features else None, columns=nulls) for doc in docs
+        ]
+        assert merged[name] == whole[name] + more
+    assert merged.get("test") == whole.get("test")

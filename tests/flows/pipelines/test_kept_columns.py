@@ -101,15 +101,6 @@ def test_columns_are_those_of_the_source(tmp_path: Path, name: str, monkeypatch:
     assert dataset.manifest["columns"] == (dict.fromkeys(NAMES, "text") if name.endswith("csv") else kinds)
 
 
-def test_the_bytes_are_the_same_with_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    source = write_rows(tmp_path / "in" / "x.jsonl", some_rows(60))
-    one = build_here(settings(tmp_path / "one", source, slice_bytes=500), workers=1)
-    four = build_here(settings(tmp_path / "four", source, slice_bytes=500), workers=4)
-    assert one.version == four.version
-    assert version_digests(tmp_path / "one", one.version) == version_digests(tmp_path / "four", four.version)
-
-
 @pytest.mark.parametrize("held", [True, False])
 def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -> None:
     """Its texts are known by segments, of a version or of shards; the bytes are those of a build from nothing."""
@@ -417,28 +408,6 @@ def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any
     return output
 
 
-def by_row(found: dict[str, Rows]) -> dict[str, Rows]:
-    return {split: sorted(found[split], key=lambda one: int(one["row"])) for split in SPLITS}
-
-
-def test_operations_on_datasets_keep_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several pieces, buckets and row groups."""
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 7)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
-    rows = some_rows(50)
-    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", rows)))
-    before = kept(tmp_path / "out")
-    relayout = kept(operated({"operation": "relayout"}, tmp_path / "out", output=tmp_path / "r", layout="compact"))
-    assert relayout == before
-    shuffled = kept(operated({"operation": "shuffle"}, tmp_path / "out", output=tmp_path / "s"))
-    assert shuffled != before
-    assert by_row(shuffled) == before
-    assert shuffled == of_source(rows, shuffled)
-    some = kept(operated({"operation": "subset", "where": "good = true"}, tmp_path / "out", output=tmp_path / "some"))
-    assert some == {split: [one for one in before[split] if one["good"]] for split in SPLITS}
-
-
 def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
     """One that an input does not keep is null there; kinds have to go together."""
     numbers = [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}]
@@ -535,20 +504,6 @@ def test_exports_have_the_columns(tmp_path: Path, kind: str, capsys: pytest.Capt
     capsys.readouterr()
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "no"), "--to", kind, "--column", "url"]) == 2
     assert "the dataset keeps a column 'url'. Give the tokens' column another name" in capsys.readouterr().err
-
-
-def test_of_equal_texts_the_first_one_has_its_columns(tmp_path: Path) -> None:
-    """Where duplicates are dropped; the others' columns go with them, from shards of this build and of one before."""
-    rows = [{**row, "text": f"text {i % 25}"} for i, row in enumerate(some_rows(40))]
-    source = write_rows(tmp_path / "in" / "x.jsonl", rows)
-    told = settings(tmp_path / "out", source, documents={"duplicates": "drop"})
-    build_here(told)
-    found = kept(tmp_path / "out")
-    assert sorted(one["row"] for split in SPLITS for one in found[split]) == list(range(25))
-    assert found == of_source(rows, found)
-    now = build_here({**told, "split_seed": 4})
-    found = kept(tmp_path / "out")
-    assert (now.text_bytes_tokenized, found) == (0, of_source(rows, found))
 
 
 @pytest.mark.parametrize("score", [2.5, "high", True, 3])

@@ -18,20 +18,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import flat_tokens
-from flat_tokens.manifest import SPLITS
 from flat_tokens.text.rows import prompts_and_completions, with_completions
 from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import main
-from flows.pipelines.derive import derive
 from flows.pipelines.import_ import import_files
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
-from tasks.derive.request import DeriveRequest, ImportRequest
+from tasks.derive.request import ImportRequest
 from tests.conftest import ROOT
 from tests.examples import examples
-from tests.faults.support import build_here, digests
+from tests.faults.support import build_here
 from tests.sources import write_rows
 
 Pair = tuple[str, str]
@@ -169,19 +167,6 @@ def many(count: int) -> list[Pair]:
     return [(f"{i} " + "q" * drawn.randrange(40), "a" * drawn.randrange(40)) for i in range(count)]
 
 
-def test_a_change_in_the_source_changes_no_byte_of_the_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens and masks of segments that did not change come out of the version before, and are those of a build from nothing."""
-    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 400)
-    pairs, source = many(400), tmp_path / "in" / "x.jsonl"
-    more = {"validation_fraction": 0.3, "slice_bytes": 6000}
-    build_here(settings(tmp_path / "out", write_pairs(source, pairs), **more))
-    write_pairs(source, [*pairs[:200], ("new ", "one"), *pairs[202:]])
-    result = build_here(settings(tmp_path / "out", source, **more))
-    assert result.text_bytes_tokenized < 4000
-    build_here(settings(tmp_path / "anew", source, **more))
-    assert digests((tmp_path / "out" / "latest").resolve()) == digests((tmp_path / "anew" / "latest").resolve())
-
-
 def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:2])
     told = settings(tmp_path / "out", source)
@@ -237,49 +222,6 @@ def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.C
     build_here(talk_settings(tmp_path / "talks", write_talks(tmp_path / "in" / "y.jsonl")))
     assert main(["verify", str(tmp_path / "talks"), "--sample", "1/1", "--trust-records", "--json"]) == 0
     assert "conversations are tokenized by builds alone" in capsys.readouterr().out
-
-
-def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any) -> flat_tokens.Dataset:
-    request = {"operation": operation, "inputs": [str(path) for path in inputs], "output": str(output), **more}
-    with Threads(2) as runner:
-        derive(DeriveRequest.model_validate(request), runner)
-    flat_tokens.verify(output, "full")
-    return flat_tokens.open(output)
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    here = tmp_path_factory.mktemp("masked")
-    build_here(settings(here / "out", write_pairs(here / "in" / "x.jsonl", many(300)), validation_fraction=0.3))
-    return here / "out"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    here = tmp_path_factory.mktemp("plain")
-    source = write_pairs(here / "in" / "x.jsonl", [("all of it", "")])
-    build_here({**settings(here / "out", source), "source": {"path": str(source), "text_column": "q"}})
-    return here / "out"
-
-
-def test_operations_on_datasets_keep_the_mask(masked: Path, tmp_path: Path) -> None:
-    before = {split: spelled(getattr(flat_tokens.open(masked), split)) for split in SPLITS}
-    layout = operated({"operation": "relayout"}, masked, output=tmp_path / "relayout", layout="compact")
-    shuffled = operated({"operation": "shuffle"}, masked, output=tmp_path / "shuffle")
-    some = operated({"operation": "subset", "min_tokens": 30}, masked, output=tmp_path / "subset")
-    for split in SPLITS:
-        assert before[split]
-        assert spelled(getattr(layout, split)) == before[split]
-        assert spelled(getattr(shuffled, split)) != before[split]
-        assert sorted(spelled(getattr(shuffled, split))) == sorted(before[split])
-        assert spelled(getattr(some, split)) == [pair for pair in before[split] if len(b"".join(pair)) >= 30]
-
-
-def test_in_a_merge_all_tokens_of_a_dataset_without_a_mask_count(masked: Path, plain: Path, tmp_path: Path) -> None:
-    both = operated({"operation": "merge"}, plain, masked, output=tmp_path / "merge")
-    assert spelled(both.train) == [(b"", b"all of it"), *spelled(flat_tokens.open(masked).train)]
-    without = operated({"operation": "merge"}, plain, plain, output=tmp_path / "plain")
-    assert without.train.loss_mask is None
 
 
 TALKS: list[list[dict[str, Any]]] = [

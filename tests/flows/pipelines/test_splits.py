@@ -17,7 +17,6 @@ import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import EVERY_SPLIT
-from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of
 from flows.commands.build import summary as told_summary
@@ -180,30 +179,6 @@ def test_a_refresh_leaves_documents_where_they_are(tmp_path: Path) -> None:
     assert counts == {split: sum(where.startswith("new") and of == split for (where, _), of in after.items()) for split in counts}
 
 
-def test_a_killed_build_goes_on_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends after some slices; the next one tokenizes the others."""
-    path = write_rows(tmp_path / "a.jsonl", rows_of(54))
-    settings = told(tmp_path / "out", path, split={"by": "text"}, workers=1)
-    whole = build_here({**settings, "output": str(tmp_path / "whole")})
-    add = tasks.assemble.assembler.Assembler.add
-    parts: list[Any] = []
-
-    def die(assembler: Any, part: Any) -> None:
-        parts.append(part)
-        if len(parts) == 3:
-            raise KeyboardInterrupt
-        add(assembler, part)
-
-    monkeypatch.setattr(tasks.assemble.assembler.Assembler, "add", die)
-    with pytest.raises(KeyboardInterrupt):
-        build_here(settings, 1)
-    monkeypatch.undo()
-    monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 1024, 256))
-    result = build_here(settings)
-    assert result.slices_reused >= 2
-    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "whole", whole.version)
-
-
 def derived(output: Path, operation: Row, *inputs: str, **more: Any) -> flat_tokens.Dataset:
     request = {"operation": operation, "inputs": list(inputs), "output": str(output), "verify_level": "full", **more}
     with Threads(2) as runner:
@@ -267,21 +242,6 @@ def test_a_format_that_calls_validation_test_takes_no_third_split(tmp_path: Path
         export(export_of(one, "jaxformer", {"end_of_text": 300}), str(tmp_path / "files"), runner)
     with pytest.raises(ValueError, match="a split"):
         export_of(build_here(told(tmp_path / "two", tmp_path / "a.jsonl", test_fraction=0)).path, "megatron", {}, ("test",))
-
-
-def test_another_tokenizer_draws_the_same_documents(tmp_path: Path) -> None:
-    rows = rows_of(30)
-    one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows), split={"by": "domain"}))
-    with Threads(2) as runner:
-        tokenizer = {"name": str(Path(__file__).parents[3] / "deployments/demo/tokenizer.json")}
-        config = BuildConfig.model_validate(told(tmp_path / "one", tmp_path / "a.jsonl", split={"by": "domain"}))
-        other = build(config.model_copy(update={"tokenizer": type(config.tokenizer)(**tokenizer)}), runner)
-    keys = [
-        [open_array(Store.at(built.path) / f"documents/{split}/key", "uint64") for split in EVERY_SPLIT] for built in (one, other)
-    ]
-    assert [array.read(0, array.length).tolist() for array in keys[0]] == [
-        array.read(0, array.length).tolist() for array in keys[1]
-    ]
 
 
 def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:

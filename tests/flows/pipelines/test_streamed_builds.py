@@ -109,12 +109,6 @@ def test_the_bytes_are_those_of_stored_shards(settings: Settings, more: Settings
     is_that(result, settings, tmp_path)
 
 
-def test_kept_columns_come_along(settings: Settings, tmp_path: Path) -> None:
-    for source in settings["sources"]:
-        source["keep_columns"] = ["n"]
-    is_that(build_here(settings), settings, tmp_path)
-
-
 def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Settings, tmp_path: Path) -> None:
     """Equal files have the same slices. The second one is of the version that is being written."""
     shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "again.jsonl")

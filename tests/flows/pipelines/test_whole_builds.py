@@ -65,24 +65,6 @@ def test_the_worked_example_byte_for_byte(tmp_path: Path, kind: str, layout: str
     assert group.metadata.zarr_format == (2 if layout == "zarr2" else 3)
 
 
-def test_every_document_comes_out_once_in_order(tmp_path: Path) -> None:
-    result = run(tmp_path / "out", sources=demo_sources(), validation_fraction=0.1)
-    dataset = flat_tokens.open(tmp_path / "out")
-    texts = pq.read_table(DEMO / "stories.parquet")["text"].to_pylist()
-    texts += [json.loads(line)["text"] for line in (DEMO / "notes.jsonl").read_text("utf-8").splitlines()]
-    got = {
-        name: [bytes((split[i] - 1).astype(np.uint8)).decode() for i in range(len(split))]
-        for name, split in (("train", dataset.train), ("validation", dataset.validation))
-    }
-    assert sorted(got["train"] + got["validation"]) == sorted(texts)
-    held_out = set(got["validation"])
-    assert got["train"] == [text for text in texts if text not in held_out]
-    assert got["validation"] == [text for text in texts if text in held_out]
-    assert 0.05 < len(held_out) / len(texts) < 0.2
-    assert result.totals["documents"]["read"] == len(texts)
-    assert flat_tokens.verify(tmp_path / "out", "full").seq_count == len(texts)
-
-
 def test_bytes_do_not_depend_on_workers_or_slices(tmp_path: Path) -> None:
     runs = [
         run(tmp_path / f"{workers}-{size}", workers, sources=demo_sources(), slice_bytes=size)
@@ -99,14 +81,6 @@ def test_a_second_run_does_no_work(tmp_path: Path) -> None:
     second = run(tmp_path / "out", sources=demo_sources())
     assert (second.was_published, second.version, second.sequence) == (True, first.version, 1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")} == before
-
-
-def test_a_new_fraction_reuses_every_shard_and_a_new_tokenizer_none(tmp_path: Path) -> None:
-    first = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000)
-    again = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000, validation_fraction=0.5)
-    assert (again.slices_reused, again.slices, again.sequence) == (first.slices, first.slices, 2)
-    other = run(tmp_path / "out", sources=demo_sources(), slice_bytes=20_000, tokenizer=str(DEMO / "tokenizer.json"))
-    assert (other.slices_reused, other.sequence) == (0, 3)
 
 
 def test_validation_membership_is_the_same_for_every_tokenizer(tmp_path: Path) -> None:
