@@ -31,10 +31,8 @@ TABLES = (
     "near_duplicates",
     "decontamination",
     "startup",
-    "scaling",
     "layouts",
     "sources",
-    "opening",
     "engines",
     "orchestration",
     "groups",
@@ -47,7 +45,6 @@ TABLES = (
 tables; ``PACKAGES`` are those whose versions matter.
 """
 WITHOUT_TEXT = {
-    "opening",
     "duplicates",
     "near_duplicates",
     "decontamination",

@@ -1,7 +1,7 @@
 """Reading.
 
 200 million tokens in documents of lognormal length, ids by Zipf's law; each figure the best of seven passes with the sides in
-turn (cold: of five). `np.memmap` reads the same tokens from a raw file, zarr is zarr-python on the same dataset, `reference` is
+turn. `np.memmap` reads the same tokens from a raw file, zarr is zarr-python on the same dataset, `reference` is
 the reference writer's zarr v2 layout (4 Mi chunks, Blosc lz4 with bitshuffle). A torch DataLoader is there where torch is
 installed: `make peers`.
 """
@@ -9,12 +9,8 @@ installed: `make peers`.
 from __future__ import annotations
 
 import importlib.util
-import mmap
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +20,9 @@ import numpy as np
 import zarr
 
 import flat_tokens
-from flat_tokens import Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.arrays.layouts import LAYOUTS
 from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
-from tests.proxy import proxy
 
 PACKAGES = ("zarr", "numpy", "numcodecs", "torch")
 TOKENS = 200_000_000
@@ -155,44 +150,6 @@ def warm(scratch: Path, passes: int) -> list[Grid]:
     return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", times)]
 
 
-def forget(scratch: Path) -> None:
-    """Drop the files from the page cache."""
-    for path in scratch.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-def cold(scratch: Path, passes: int) -> Grid:
-    rng = np.random.default_rng(2)
-    times = {name: float("inf") for name in ("np.memmap with MADV_RANDOM", "np.memmap", "`mmap`: `packed[i]`", "`batch` of 64")}
-    for _ in range(passes):
-        for name in times:
-            forget(scratch)
-            train = flat_tokens.open(scratch / "mmap").train
-            packed = train.packed(LENGTH)
-            rows = rng.permutation(len(packed))[:320]
-            packed[0]
-            raw = np.memmap(scratch / "tokens.bin", "<u4", "r")
-            if "MADV_RANDOM" in name:
-                raw._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-            begin = time.perf_counter()
-            if "batch" in name:
-                for k in range(0, len(rows), 64):
-                    packed.batch(rows[k : k + 64])
-            elif "packed" in name:
-                for i in rows.tolist():
-                    packed[i]
-            else:
-                for i in rows.tolist():
-                    raw[i * LENGTH : (i + 1) * LENGTH].copy()
-            times[name] = min(times[name], (time.perf_counter() - begin) / len(rows))
-            del raw, train, packed
-    return compared("A sequence, page cache dropped:", times)
-
-
 LOADER = """
 import sys, time, numpy as np, flat_tokens
 from flat_tokens import ShuffledLoader
@@ -308,121 +265,9 @@ def packs(bench: Bench, scratch: Path) -> Grid:
     return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens, without padding"], rows, above)
 
 
-def mixed(bench: Bench, scratch: Path, passes: int) -> Grid:
-    """The same two sources, mixed in several ways. Steps behind all edits."""
-    view = flat_tokens.open(scratch / "mmap").train.packed(LENGTH)
-    ledger = Ledger.create(scratch / "run.json", {"one": (view, 0.7), "other": (view, 0.3)}, BATCH)
-    for step, weight in ((10, 0.5), (20, 0.6), (30, 0.7)):
-        ledger.edit(step, {"one": weight, "other": 1 - weight})
-    ramp = Schedule([(0, 0.7), (100_000, 0.9)])
-    mixtures = {
-        "`Mixture`, constant weights": Mixture({"one": (view, 0.7), "other": (view, 0.3)}, BATCH),
-        "`Mixture`, a weight that grows evenly": Mixture({"one": (view, ramp), "other": (view, 0.3)}, BATCH),
-        "`Ledger` with three edits": ledger.mixture(),
-        "`Ledger` with three edits, and `digest`": ledger.mixture(),
-    }
-    steps = list(range(40, 40 + bench.size(100, 5)))
-    sides = {name: each(mixture.__getitem__, steps) for name, mixture in mixtures.items()}
-    *_, last = mixtures
-    sides[last] = each(mixtures[last].digest, steps)
-    return compared(f"Batches of {BATCH} x {LENGTH:,} tokens of two sources, without threads:", best(sides, passes))
-
-
-OPEN = """
-import re, sys, time
-import flat_tokens
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
-before = peak()
-begin = time.perf_counter()
-dataset = flat_tokens.open(sys.argv[1])
-seconds = time.perf_counter() - begin
-print(seconds, (peak() - before) / 1e3)
-begin = time.perf_counter()
-packs = dataset.train.packed_documents(2048, too_long="cut") if sys.argv[2] == "pack" else ()
-print(time.perf_counter() - begin, len(packs), (peak() - before) / 1e3)
-"""
-
-
-def opening(bench: Bench, scratch: Path) -> Grid:
-    """Many short sequences, a process a round."""
-    path, blocks = scratch / "many", bench.size(100, 1)
-
-    def short() -> Iterator[TokenBatch]:
-        rng = np.random.default_rng(3)
-        for _ in range(blocks):
-            lengths = rng.integers(1, 60, 100_000)
-            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
-            yield TokenBatch.from_flat(np.ones(int(starts[-1]), np.uint32), starts)
-
-    write_dataset(path, short())
-    runs = [run_whole(python("-c", OPEN, path, "pack"), {"PYTHONPATH": str(ROOT)}).out.split() for _ in range(bench.size(5, 1))]
-    seconds, memory, packing, packs, peak = (min(map(float, column)) for column in zip(*runs, strict=True))
-    columns = [
-        "sequences",
-        "`open()`, ms",
-        "its memory, MB",
-        "greedy packing index at 2,048 tokens, s",
-        "packs",
-        "memory in all, MB",
-    ]
-    row = [f"{blocks * 100_000:,}", f"{seconds * 1e3:.1f}", f"{memory:.1f}", f"{packing:.2f}", f"{packs:,.0f}", f"{peak:.0f}"]
-    return Grid(columns, [row])
-
-
-@contextmanager
-def served(directory: Path) -> Iterator[str]:
-    """A directory over HTTP, with ranges of files, from a process of its own; its URL."""
-    with subprocess.Popen(python("-c", SERVE, directory), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
-
-
-SERVE = """
-import asyncio, sys
-from aiohttp import web
-async def forever():
-    app = web.Application()
-    app.router.add_static("/", sys.argv[1])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
-    await asyncio.sleep(1e9)
-asyncio.run(forever())
-"""
-
-
-def remote(scratch: Path, passes: int) -> Grid:
-    """Through a proxy that holds every answer for 30 ms."""
-    rng = np.random.default_rng(4)
-    rows = []
-    with served(scratch) as url, proxy(url, delay=0.03) as slow:
-        for layout in ("mmap", "compact"):
-            begin = time.perf_counter()
-            packed = flat_tokens.open(f"{slow.url}/{layout}").train.packed(LENGTH)
-            rows.append([f"`{layout}`: open", f"{(time.perf_counter() - begin) * 1e3:.0f}", f"{len(slow.requests)}"])
-            packed.batch(np.arange(0, len(packed), 16))  # indexes of shards
-            for name, count in (("one sequence", 1), ("64 sequences", 64)):
-                found = []
-                for _ in range(passes):
-                    order = rng.integers(0, len(packed), count)
-                    slow.requests.clear()
-                    begin = time.perf_counter()
-                    packed.batch(order)
-                    found.append((time.perf_counter() - begin, len(slow.requests)))
-                rows.append([f"`{layout}`: {name}", f"{min(found)[0] * 1e3:.0f}", f"{min(found)[1]}"])
-            slow.requests.clear()
-    return Grid(["", "ms", "requests"], rows, "Over HTTP, through a proxy that holds every answer for 30 ms:")
-
-
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [*warm(scratch, passes), cold(scratch, bench.size(5, 1)), loader(bench, scratch), packs(bench, scratch)]
-    grids += [mixed(bench, scratch, passes), opening(bench, scratch), remote(scratch, passes)]
+    grids = [*warm(scratch, passes), loader(bench, scratch), packs(bench, scratch)]
     bench.fresh("reading")
     return grids
