@@ -38,12 +38,13 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import SCHEDULE_TYPES as SERVERS_SCHEDULES
 from prefect.settings import get_current_settings
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.processutils import command_to_string
 from pydantic import TypeAdapter, ValidationError
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
 
-from deployments.arguments import arguments
+from deployments.arguments import POOLS, arguments
 from flows.commands.build import read_config
 from flows.watch.words import tags_of
 from tasks.config import size_for_people, with_absolute_paths
@@ -54,6 +55,10 @@ CHECKOUT = HERE.parent
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
 PROCESS = "process"
+ENGINE = command_to_string([sys.executable, "-m", "prefect.engine"])
+"""How a group begins. Without a command, Prefect first begins a process that prepares a directory for the run and its hooks: a
+second more. A group has no hooks.
+"""
 OF_THE_COMMAND_LINE = "publish_anyway"
 """A parameter that no run of a deployment may have: it is for a person at a terminal."""
 SORT, RUNS_AT_ONCE = FlowRunSort.EXPECTED_START_TIME_ASC, 200
@@ -260,7 +265,7 @@ def _times(when: SCHEDULE_TYPES) -> dict[str, Any]:
 def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -> None:
     """Create the work pools of the deployments, of type process, or update them. Pools of other types are left alone."""
     for pool in {deployment["work_pool"]["name"]: deployment["work_pool"] for deployment in deployments}.values():
-        template = process_template(pool["job_variables"]["env"])
+        template = process_template(pool["job_variables"]["env"], ENGINE if pool["name"] == POOLS["groups"] else None)
         try:
             client.create_work_pool(WorkPoolCreate(name=pool["name"], type=PROCESS, base_job_template=template))
         except ObjectAlreadyExists:
@@ -268,21 +273,19 @@ def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -
                 client.update_work_pool(pool["name"], WorkPoolUpdate(base_job_template=template))
 
 
-def process_template(env: Mapping[str, str]) -> dict[str, Any]:
+def process_template(env: Mapping[str, str], command: str | None = None) -> dict[str, Any]:
     """The base job template of a process pool. It has no variables for command and directory, and allows one environment only.
     So people who may create a run of a deployment cannot make the worker run something else, or read and write outside the
-    operator's roots.
+    operator's roots. Runs do not write to their worker's output: a pipe to a worker that was killed would end them.
     """
     fixed = {name: {"type": "string", "enum": [value]} for name, value in env.items()}
-    about_output = "Show what runs print in the worker's output, too"
     about_env = "Of the pool: register.py sets it, and workers have theirs"
     variables = {
         "name": {"title": "Name", "description": "Of the process; the run's without it", "type": "string"},
-        "stream_output": {"title": "Stream output", "description": about_output, "type": "boolean", "default": True},
         "env": {"title": "Environment", "description": about_env, **_object_of(fixed)},
     }
     return {
-        "job_configuration": {"name": "{{ name }}", "stream_output": "{{ stream_output }}", "env": dict(env)},
+        "job_configuration": {"name": "{{ name }}", "command": command, "stream_output": False, "env": dict(env)},
         "variables": _object_of(variables),
     }
 

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 from deployments.arguments import POOLS, arguments
 from deployments.server import listen
-from deployments.supervised import Process, Supervised, adopt_orphans, orphans, stop, stop_with_parent
+from deployments.supervised import RESTARTS, Process, Supervised, adopt_orphans, orphans, stop, stop_with_parent
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -47,7 +47,7 @@ SETTINGS = {
     "DO_NOT_TRACK": "1",
     # The database is one file: a connection that finds it locked waits instead of giving up.
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
-    "PREFECT_WORKER_QUERY_SECONDS": "3",
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
     # Prefect's commands would ask which profile to change, or change one unasked.
     "PREFECT_CLI_PROMPT": "false",
     # A dead run's slot is given back when the run is marked as crashed. If its lease ended before, Prefect would do it twice.
@@ -59,6 +59,7 @@ SETTINGS = {
 
 AS_BELOW = "(the command needs the two variables of 'from a shell'). It is used as soon as it is there."
 AGAIN = "Run it again to resume after the last stored shard."
+STARTED_AGAIN = "It is started again, and resumes after the last stored shard."
 TOLD_HERE = "FLAT_TOKENS_OUTAGES_TOLD"
 """Environment variable of the workers and their runs: this process reports outages of its server (flows/watch/outages.py)."""
 
@@ -87,7 +88,7 @@ def main() -> int:
         deployments = wanted(options)
         running["server"] = Supervised("server", functools.partial(_start_server, options.port))
         _wait_for(f"{address}/api/health")
-        _mark_as_crashed(f"The machine or its server went away. {AGAIN}")
+        _mark_as_crashed("The machine or its server went away", is_begun_again=True)
         with connected() as client:
             missing = missing_blocks(client, options)
             registered = register_all(client, deployments, None if options.notify in missing else options.notify)
@@ -144,12 +145,12 @@ def _keep_running(
     asked = time.monotonic()
     while True:
         if ended := [pid for pid, runs in orphans(running.values()).items() if not runs]:
-            _mark_as_crashed(f"Its worker had ended before it did. {AGAIN}", pids=ended)
+            _mark_as_crashed("Its worker had ended before it did", pids=ended, is_begun_again=True)
         for name, one in running.items():
             if (how := one.end()) is None:
                 continue
             if name in POOLS:  # before the next worker takes runs
-                _mark_as_crashed(f"The {one.name} {how}, and this run ended with it. {AGAIN}", pool=POOLS[name])
+                _mark_as_crashed(f"The {one.name} {how}, and this run ended with it", pool=POOLS[name], is_begun_again=True)
             one.start_again()
             print(f"The {one.name} {how}. It was started again.", file=sys.stderr, flush=True)
         if running["server"].end() is None:
@@ -252,19 +253,22 @@ def _stop(running: dict[str, Supervised]) -> None:
     stop(running.values(), keep=[server] if server else ())
     if server is not None:
         if running and server.end() is None:
-            _mark_as_crashed(f"make serve was stopped. {AGAIN}")
+            _mark_as_crashed("make serve was stopped")
         stop([server])
 
 
-def _mark_as_crashed(message: str, *, pool: str | None = None, pids: Collection[int] | None = None) -> None:
+def _mark_as_crashed(
+    why: str, *, pool: str | None = None, pids: Collection[int] | None = None, is_begun_again: bool = False
+) -> None:
     """Mark runs as crashed whose process has ended, or is one of *pids*. The server would take minutes to find out.
 
-    *pool*: only runs of this one.
+    *pool*: only runs of this one. *is_begun_again*: builds and refreshes are scheduled again, RESTARTS times at most, which begin
+    their groups again.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
-    from prefect.states import Crashed
+    from prefect.states import AwaitingRetry, Crashed
 
     ours = {"tags": {"all_": ["flat-tokens"]}, "state": {"type": {"any_": ["PENDING", "RUNNING"]}}}
     # A run from the command line has no worker; it goes on.
@@ -274,8 +278,12 @@ def _mark_as_crashed(message: str, *, pool: str | None = None, pids: Collection[
             for run in client.read_flow_runs(flow_run_filter=of_workers, sort=FlowRunSort.START_TIME_DESC, limit=200):
                 pid = _pid(run)
                 is_over = not _is_alive(pid) if pids is None else pid in pids
-                if is_over and pool in (None, run.work_pool_name):
-                    client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+                if not is_over or pool not in (None, run.work_pool_name):
+                    continue
+                again = is_begun_again and run.work_pool_name == POOLS["builds"] and run.run_count <= RESTARTS
+                client.set_flow_run_state(run.id, Crashed(message=f"{why}. {STARTED_AGAIN if again else AGAIN}"), force=True)
+                if again:
+                    client.set_flow_run_state(run.id, AwaitingRetry(message=f"{why}. {STARTED_AGAIN}"), force=True)
     except httpx.HTTPError as error:
         print(f"Runs that have ended could not be marked ({error}). The server marks them within five minutes.", file=sys.stderr)
 

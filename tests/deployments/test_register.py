@@ -410,15 +410,15 @@ def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> N
         {"command": "x"},
         {"working_dir": "x"},
         {"labels": {}},
+        {"stream_output": True},
     ],
 )
 def test_environment_command_and_directory_are_the_pools_own(variables: dict[str, Any]) -> None:
     """What the deployments say of the environment is what the pool says."""
     template = process_template({"A": "1"})
-    assert template["job_configuration"]["env"] == {"A": "1"}
-    assert "command" not in template["job_configuration"]
+    assert template["job_configuration"] == {"name": "{{ name }}", "command": None, "stream_output": False, "env": {"A": "1"}}
     closed = jsonschema.Draft202012Validator(template["variables"])
-    assert closed.is_valid({"name": "x", "stream_output": False, "env": {"A": "1"}})
+    assert closed.is_valid({"name": "x", "env": {"A": "1"}})
     assert not closed.is_valid(variables)
 
 

@@ -595,7 +595,7 @@ def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service: Ser
     assert re.search(r"There is no type 'slack'; there are .*slack-webhook", told.stderr)
 
 
-def test_a_killed_worker_is_started_again_and_its_run_says_why_it_ended(service: Service, home: Path) -> None:
+def test_a_worker_that_is_killed_with_its_run_is_started_again_and_so_is_the_run(service: Service, home: Path) -> None:
     """The server, the UI and the schedules go on."""
     (home / "lines.txt").write_text("".join(f"line {number} of a text that takes some time\n" for number in range(200_000)))
     config = {
@@ -612,10 +612,16 @@ def test_a_killed_worker_is_started_again_and_its_run_says_why_it_ended(service:
     until(lambda: service.run(run_id)["state_type"] == "RUNNING", "the run to begin")
     (worker_id,) = (pid for pid in family(service.process.pid) if b"--name\0builds" in command_of(pid))
     kill(worker_id, *group)
-    assert "Run it again to resume after the last stored shard." in service.ended(run_id)["state"]["message"]
+
+    def crashed() -> list[str]:
+        states = service.get(f"/flow_run_states/?flow_run_id={run_id}")
+        return [state["message"] for state in states if state["type"] == "CRASHED"]
+
+    (why,) = until(crashed, "the run to be marked")
+    assert why.endswith(". It is started again, and resumes after the last stored shard.")
     until(lambda: "The worker 'builds' was killed by signal 9" in service.output, "the worker to be started again")
-    again = service.start_run("build", {"config": {**config, "name": "few", "output": f"{home}/few", "slice_bytes": 10_000_000}})
-    assert service.ended(again.json()["id"])["state_type"] == "COMPLETED"
+    again = until(lambda: run if (run := service.run(run_id))["state_type"] == "COMPLETED" else None, "the run to complete")
+    assert again["run_count"] == 2
     assert service.process.poll() is None
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ class Pool:
             "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
         }
 
-    def start(self, *command: str, **options: Any) -> Process:
-        """A Python program with the settings of this server, in a session of its own."""
+    def start(self, *command: str, more: Mapping[str, str] = {}, **options: Any) -> Process:
+        """A Python program with the settings of this server and *more*, in a session of its own."""
+        environment = {**self.environment, **more}
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=self.environment, text=True, start_new_session=True, **options
+            [sys.executable, *command], cwd=ROOT, env=environment, text=True, start_new_session=True, **options
         )
         self.running.append(process)
         return process
@@ -76,12 +77,11 @@ class Pool:
             return True
         return False
 
-    def work(self, name: str, pool: str = "flat-tokens-groups") -> Process:
-        """A worker, which takes a run at a time."""
+    def work(self, name: str, pool: str = "flat-tokens-groups", **more: str) -> Process:
+        """A worker, which takes a run at a time, with *more* settings."""
+        command = ("deployments/worker.py", "worker", "start", "--pool", pool, "--name", name, "--limit", "1")
         with (self.home / f"worker-{name}.log").open("a") as log:
-            return self.start(
-                "deployments/worker.py", "worker", "start", "--pool", pool, "--name", name, "--limit", "1", stdout=log, stderr=log
-            )
+            return self.start(*command, more=more, stdout=log, stderr=log)
 
     def build(self, config: Path, *arguments: str) -> Process:
         """The build as a command, which reports to the server."""
