@@ -27,12 +27,6 @@ def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
         assert sequences_in(opened.splits["train"]) == [[1, 2], [], [3]]
 
 
-@pytest.mark.parametrize(("size", "width"), [(65_536, 2), (65_537, 4)])
-def test_the_vocabulary_decides_the_width(tmp_path: Path, size: int, width: int) -> None:
-    export("datatrove", splits_of([[1, 2, 3]]), tmp_path, Datatrove(vocabulary_size=size))
-    assert (tmp_path / "train" / "00000_train.ds").stat().st_size == 3 * width
-
-
 @pytest.mark.parametrize(
     ("index", "complaint"),
     [
@@ -63,18 +57,6 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.ds").write_bytes(bytes(20))
     with pytest.raises(ValueError, match=r"a\.ds: has no a\.ds\.index next to it"):
         open_any(tmp_path, "datatrove")
-
-
-def test_a_truncated_dataset_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    export("datatrove", splits_of([[1] * (i % 90) for i in range(300)] + [[1]]), tmp_path, Datatrove())
-    for name in ("00000_train.ds", "00000_train.ds.index"):
-        path = tmp_path / "train" / name
-        data = path.read_bytes()
-        for stop in range(0, len(data), 1000):
-            path.write_bytes(data[:stop])
-            with pytest.raises(ValueError, match=r"00000_train\.ds\.index: "):
-                open_any(tmp_path, "datatrove")
-        path.write_bytes(data)
 
 
 def test_the_metadata_says_the_width_where_a_cut_index_could_mean_another(tmp_path: Path) -> None:

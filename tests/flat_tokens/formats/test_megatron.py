@@ -34,13 +34,6 @@ def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
     assert sequences_in(opened.splits["train"]) == [[1, 2], [], [3]]
 
 
-@pytest.mark.parametrize(("size", "code"), [(65_499, 8), (65_500, 4), (2**31, 4)])
-def test_the_vocabulary_decides_the_width(tmp_path: Path, size: int, code: int) -> None:
-    export("megatron", splits_of([[1, 2, 3]]), tmp_path, Megatron(vocabulary_size=size))
-    assert (tmp_path / "train.idx").read_bytes()[17] == code
-    assert len((tmp_path / "train.bin").read_bytes()) == 3 * np.dtype(DTYPES[code]).itemsize
-
-
 @pytest.mark.parametrize("code", DTYPES)
 @pytest.mark.parametrize("name", ["data.bin", "data.idx", "data", ""])
 def test_every_token_type_is_read_by_any_of_its_names(tmp_path: Path, code: int, name: str) -> None:
@@ -134,17 +127,6 @@ def test_an_index_that_lies_inside_is_refused_when_it_is_read(tmp_path: Path, da
     opened = open_any(tmp_path / "data.idx").splits["train"]
     with pytest.raises(ValueError, match=rf"data\.idx: .*{complaint}"):
         list(opened.batches())
-
-
-def test_a_truncated_dataset_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    export("megatron", splits_of([[1] * (i % 90) for i in range(300)]), tmp_path, Megatron(vocabulary_size=70_000))
-    for name in ("train.bin", "train.idx"):
-        data = (tmp_path / name).read_bytes()
-        for stop in range(0, len(data), 1000):
-            (tmp_path / name).write_bytes(data[:stop])
-            with pytest.raises(ValueError, match=r"train\.idx: "):
-                open_any(tmp_path / "train", "megatron")
-        (tmp_path / name).write_bytes(data)
 
 
 def megatron_core() -> Any:

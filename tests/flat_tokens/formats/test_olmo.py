@@ -31,13 +31,6 @@ def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
         assert sequences_in(opened.splits["train"]) == [[1, 2], [], [3]]
 
 
-@pytest.mark.parametrize(("size", "width"), [(65_536, 2), (65_537, 4)])
-def test_the_vocabulary_decides_the_width(tmp_path: Path, size: int, width: int) -> None:
-    export("olmo-core", splits_of([[1, 2, 3]]), tmp_path, Olmo(vocabulary_size=size))
-    assert (tmp_path / "train" / "part-00000.npy").stat().st_size == 3 * width
-    assert sequences_in(open_any(tmp_path).splits["train"]) == [[1, 2, 3]]
-
-
 @given(bounds=st.lists(st.tuples(*[st.one_of(st.integers(0, 2**60), st.integers(0, 30))] * 2), max_size=20))
 @examples(50)
 def test_lines_are_written_as_python_writes_numbers(bounds: list[tuple[int, int]]) -> None:

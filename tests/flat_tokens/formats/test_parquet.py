@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +26,6 @@ pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is written with pyar
 ROOT = Path(__file__).parents[3]
 LARGEST = 2**31 - 1
 RAGGED = st.lists(st.lists(st.integers(0, LARGEST), max_size=12), min_size=1, max_size=20)
-_numbers = itertools.count()
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []]
 FORMATS = pytest.mark.parametrize(
     ("chosen", "options"),
@@ -327,16 +324,6 @@ def test_recognised_by_content(tmp_path: Path) -> None:
 # Hostile files
 
 
-def read_or_refusal(path: Path, chosen: Format[Any]) -> tuple[list[list[int]], str]:
-    try:
-        split = chosen.open(Files.at(path), chosen.options())["train"]
-        found = [ids.tolist() for batch in split.batches() for ids in batch.sequences()]
-        assert found == [split.sequence(i).tolist() for i in range(split.seq_count)]
-        return found, ""
-    except (ValueError, MemoryError) as error:
-        return [], str(error)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -357,38 +344,6 @@ def test_a_list_of_other_files_is_refused(tmp_path: Path, change: dict[str, Any]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=rf"{path}: "):
         read(tmp_path / "d/out", ARROW)
-
-
-@FILES
-def test_truncation_anywhere_is_refused_by_name_or_gives_whole_rows(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
-    rows = [[i, i + 1] for i in range(20)]
-    write_table(tmp_path / name, lists(rows))
-    whole = (tmp_path / name).read_bytes()
-    for size in range(0, len(whole), 37):
-        (tmp_path / name).write_bytes(whole[:size])
-        found, refusal = read_or_refusal(tmp_path / name, chosen)
-        if refusal:
-            assert str(tmp_path / name) in refusal
-        else:  # a stream may end behind any of its batches
-            assert name == "a.arrow"
-            assert found == rows[: len(found)]
-
-
-@FILES
-@given(seed=st.integers(0, 10_000))
-@examples(60)
-def test_changed_bytes_are_refused_by_name_or_give_token_ids(
-    tmp_path_factory: pytest.TempPathFactory, name: str, chosen: Format[Any], seed: int
-) -> None:
-    path = tmp_path_factory.mktemp("changed") / name
-    write_table(path, lists([[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []], text=["x"] * 6))
-    content = bytearray(path.read_bytes())
-    chooser = random.Random(seed)
-    for _ in range(chooser.choice([1, 1, 3])):
-        content[chooser.randrange(len(content))] = chooser.choice([0, 1, 127, 128, 255, chooser.randrange(256)])
-    path.write_bytes(content)
-    _, refusal = read_or_refusal(path, chosen)
-    assert not refusal or str(path) in refusal
 
 
 def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,93 @@ def test_what_was_written_is_listed_and_written_again_it_is_the_same(
     for root in ("a", "b"):
         assert {key for key, _ in Store.at(tmp_path / root).listing()} == {item.key for item in objects}
         assert [Store.at(tmp_path / root).now(item) for item in objects] == objects
+
+
+SEQUENCES = [[1, 2], [], [3, 4, 5], [70], [6] * 40, [], list(range(1, 60))]
+HOSTILE: dict[str, Any] = {
+    "modalities": Modalities(),
+    "megatron": Megatron(),
+    "nanogpt": Stream(end_of_text=99),
+    "build-nanogpt": NamedShards(end_of_text=99, tokens_per_shard=50),
+    "jaxformer": Shards(end_of_text=99, tokens_per_shard=50),
+    "llm.c": NamedShards(end_of_text=99),
+    "llm.c-llama-3": NamedShards(end_of_text=99),
+    "datatrove": Datatrove(),
+    "olmo-core": Olmo(),
+    "litdata": Litdata(size_limit=200),
+    "mds": Mds(size_limit=400),
+    "parquet": Parquet(tokens_per_row_group=20),
+    "arrow": Arrow(tokens_per_batch=20),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "width"),
+    [
+        ("megatron", 65_499, 2),
+        ("megatron", 65_500, 4),
+        ("megatron", 2**31, 4),
+        ("datatrove", 65_536, 2),
+        ("datatrove", 65_537, 4),
+        ("olmo-core", 65_536, 2),
+        ("olmo-core", 65_537, 4),
+    ],
+)
+def test_the_vocabulary_decides_the_width(tmp_path: Path, name: str, size: int, width: int) -> None:
+    tokens, *_ = export(name, splits_of([[1, 2, 3]]), tmp_path, FORMATS[name].options(vocabulary_size=size))
+    assert tokens.size == 3 * width
+    assert sequences_in(open_any(tmp_path, name).splits["train"]) == [[1, 2, 3]]
+
+
+def test_every_format_has_a_row() -> None:
+    assert set(HOSTILE) == set(FORMATS)
+
+
+def read_or_refusal(path: Path, name: str) -> list[list[int]] | str:
+    try:
+        return sequences_in(open_any(path, name, HOSTILE[name]).splits["train"], 100)
+    except (ValueError, FileNotFoundError, MemoryError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_that_is_cut_anywhere_is_refused_by_name_or_gives_whole_sequences(tmp_path: Path, name: str) -> None:
+    """Streams may end after any of their batches or tokens. Indexes are cut, too."""
+    for item in export(name, splits_of(SEQUENCES), tmp_path, HOSTILE[name]):
+        path = tmp_path / item.key
+        whole = path.read_bytes()
+        for size in [*range(0, len(whole), 1 + len(whole) // 60), len(whole) - 1]:
+            path.write_bytes(whole[:size])
+            found = read_or_refusal(tmp_path, name)
+            if isinstance(found, str):
+                assert str(tmp_path) in found
+            elif ".metadata" not in item.key:
+                assert name in ("arrow", "nanogpt")
+                assert [token for ids in SEQUENCES for token in ids][: sum(map(len, found))] == [
+                    token for ids in found for token in ids
+                ]
+        path.write_bytes(whole)
+    assert read_or_refusal(tmp_path, name) == SEQUENCES
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path: Path, name: str) -> None:
+    """There is no other error."""
+    chooser = random.Random(name)
+    for item in export(name, splits_of(SEQUENCES), tmp_path, HOSTILE[name]):
+        path = tmp_path / item.key
+        whole = path.read_bytes()
+        for _ in range(60):
+            content = bytearray(whole)
+            for _ in range(chooser.choice([1, 1, 3])):
+                content[chooser.randrange(len(content))] = chooser.choice([0, 1, 127, 128, 255, chooser.randrange(256)])
+            path.write_bytes(content)
+            found = read_or_refusal(tmp_path, name)
+            if isinstance(found, str):
+                assert str(tmp_path) in found
+            else:
+                assert all(0 <= token < 2**31 for ids in found for token in ids)
+        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize(
