@@ -79,11 +79,7 @@ class _Together(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        text = _source(path)
-        if "prefect_server" in text:
-            return "prefect_server"
-        return "torch" if '"torch"' in text or '"jax"' in text else path if 'scope="module"' in text else nodeid
+        return _scope(nodeid)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         """Forget what has ended: xdist counts all that a process was ever given, once for every test."""
@@ -98,8 +94,27 @@ def _source(path: str) -> str:
     return (ROOT / path).read_text("utf-8")
 
 
+def _scope(nodeid: str) -> str:
+    """The name that a test shares with those of its process."""
+    path = nodeid.partition("::")[0]
+    text = _source(path)
+    if "prefect_server" in text:
+        return "prefect_server"
+    return "torch" if '"torch"' in text or '"jax"' in text else path if 'scope="module"' in text else nodeid
+
+
+LONG = ("prefect_server", *(f"tests/{name}/" for name in ("faults", "deployments", "docker", "service", "flows/runners")))
+"""Scopes of services, kills and faults: minutes for few tests. They begin first, or one process would end the run alone."""
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    counts = Counter(_scope(item.nodeid) for item in items)
+    items.sort(key=lambda item: (not (scope := _scope(item.nodeid)).startswith(LONG), -counts[scope]))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # the order is that of _longest_first
     return _Together(config, log)
 
 
@@ -156,6 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (stay if missing is None else go).append(item)
         if missing is not None and not item.get_closest_marker("slow"):
             absent[missing] += 1
+    _longest_first(stay)
     items[:] = stay
     config.hook.pytest_deselected(items=go)
 
