@@ -84,13 +84,6 @@ def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(
     assert loader.epoch_length == length
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {
-        tuple(ShuffledLoader(Numbers(50), 50, seed, epochs=3).indices(epoch).tolist()) for seed in (0, 1) for epoch in (0, 1, 2)
-    }
-    assert len(orders) == 6
-
-
 @given(length=st.integers(1, 60), batch_size=st.integers(1, 70), epochs=st.integers(1, 4))
 def test_the_last_batch_is_dropped_only_when_asked(length: int, batch_size: int, epochs: int) -> None:
     whole = ShuffledLoader(Numbers(length), batch_size, epochs=epochs)
@@ -368,21 +361,6 @@ def test_the_reference_loaders_batches(reference: Path) -> None:
         assert np.array_equal(loader[step].encoded, [tokens[i * 64 : (i + 1) * 64] for i in expected[step]])
 
 
-def test_the_reference_order_of_documents(reference: Path) -> None:
-    """The rows are the sequences themselves, cut or padded."""
-    train = flat_tokens.open(reference / "seqax/synthetic_dataset.zarr").train
-    order = ReferenceOrder(3, 2, 7)
-    loader = ShuffledLoader(train.documents(100), 24, 11, order=order)
-    expected = reference_batches(order, train.seq_count, 11, 24)
-    assert len(loader) == len(expected) == 512 // 7 // 3 * 3 * 7 // 24
-    for step, sequences in enumerate(expected):
-        batch = loader[step]
-        for row, i in enumerate(sequences):
-            tokens = train.sequence(i)[:100]
-            assert batch.targets[row].tolist() == tokens.tolist() + [0] * (100 - len(tokens))
-            assert batch.is_seq_start[row].tolist() == [True] + [False] * (len(tokens) - 1) + [True] * (100 - len(tokens))
-
-
 # Mixtures
 
 
@@ -476,16 +454,6 @@ def test_each_source_goes_through_its_rows_epoch_after_epoch() -> None:
         assert len({tuple(epoch) for epoch in epochs}) > 0.9 * len(epochs) > 3
 
 
-def test_in_order_1_epochs_mix_within_a_block() -> None:
-    """As in releases before order 2: no row is drawn more often when the block ends, but some are before it does."""
-    source, index = draws(mixture(batch_size=4096, order=1), 8 * 4096)
-    for k, rows in enumerate((1000, 70, 7)):
-        counts = np.bincount(index[source == k], minlength=rows)
-        assert counts.max() - counts.min() <= 1
-        within = np.bincount(index[:5000][source[:5000] == k], minlength=rows)
-        assert within.max() - within.min() > 1
-
-
 @pytest.mark.parametrize(
     ("rows", "weights", "drawn"),
     [([5_000], [1], 5_000), ([5_000, 20_000], [1, 1], 9_920), ([20_000, 300], [0.999, 0.001], 19_950)],
@@ -509,17 +477,6 @@ def test_every_block_has_the_weights_parts_to_one_sample(weights: list[float], b
     drawn = sources.drawn(64 * 5).tolist()
     assert sum(drawn) == 5 << 20
     assert all(abs(count - part * (5 << 20)) < 5 for count, part in zip(drawn, parts, strict=True))
-
-
-def test_sources_are_mixed_within_a_block() -> None:
-    """A thousand samples here, a thousand there: each has about the weights' parts."""
-    source, _ = draws(mixture(batch_size=1000), 40_000)
-    for part in source.reshape(40, 1000):
-        counts = np.bincount(part, minlength=3)
-        assert abs(counts - [600, 300, 100]).max() < 80
-    for block in (0, 1):
-        in_block = source[block << 14 : (block + 1) << 14]
-        assert np.abs(np.diff(np.flatnonzero(in_block == 2))).max() < 200
 
 
 @given(step=st.integers(0, 400), batch_size=st.integers(1, 3000))

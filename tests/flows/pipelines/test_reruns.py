@@ -157,13 +157,6 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
     flat_tokens.verify(settings["output"], "full")
 
 
-def test_a_refresh_gives_what_a_build_gives(settings: Settings, tmp_path: Path) -> None:
-    result = refresh_here(settings)
-    elsewhere = build_here({**settings, "output": str(tmp_path / "calm")})
-    assert result.version == elsewhere.version
-    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "calm", result.version)
-
-
 def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
     """Not a file is written, even if the sources were touched or their names come in another order."""
     first = refresh_here(settings)

@@ -65,45 +65,12 @@ def test_the_worked_example_byte_for_byte(tmp_path: Path, kind: str, layout: str
     assert group.metadata.zarr_format == (2 if layout == "zarr2" else 3)
 
 
-def test_bytes_do_not_depend_on_workers_or_slices(tmp_path: Path) -> None:
-    runs = [
-        run(tmp_path / f"{workers}-{size}", workers, sources=demo_sources(), slice_bytes=size)
-        for workers, size in ((1, 10**9), (2, 10**9), (4, 5_000), (3, 20_000))
-    ]
-    assert runs[2].slices > 20
-    assert len({result.version for result in runs}) == 1
-    assert len({json.dumps(objects(result.path)) for result in runs}) == 1
-
-
 def test_a_second_run_does_no_work(tmp_path: Path) -> None:
     first = run(tmp_path / "out", sources=demo_sources())
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")}
     second = run(tmp_path / "out", sources=demo_sources())
     assert (second.was_published, second.version, second.sequence) == (True, first.version, 1)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")} == before
-
-
-def test_validation_membership_is_the_same_for_every_tokenizer(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", sources=demo_sources(), validation_fraction=0.2)
-    two = run(tmp_path / "two", sources=demo_sources(), validation_fraction=0.2, tokenizer=str(DEMO / "tokenizer.json"))
-    keys = [zarr.open_array(f"{r.path}/documents/validation/key", mode="r")[:].tolist() for r in (one, two)]
-    assert keys[0] == keys[1]
-
-
-def test_a_changed_file_redoes_its_slices_alone(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in "abc":
-        rows = [f"{name} {i:02} {'of the same length' * 20}" for i in range(50)]
-        pq.write_table(pa.table({"text": rows}), data / f"{name}.parquet", row_group_size=10)
-    settings = {"source": {"path": str(data)}, "slice_bytes": 1000}
-    first = run(tmp_path / "out", **settings)
-    pq.write_table(
-        pa.table({"text": [f"B {i:02} {'of the same length' * 20}" for i in range(50)]}), data / "b.parquet", row_group_size=10
-    )
-    second = run(tmp_path / "out", **settings)
-    assert second.slices == first.slices
-    assert second.slices_reused == first.slices * 2 // 3
 
 
 def test_an_existing_split_of_the_source_becomes_the_validation_split(tmp_path: Path) -> None:

@@ -235,16 +235,6 @@ def test_every_sequence_leads_back_to_its_document(tmp_path: Path, slice_bytes: 
     assert documents["written"] == len(expected)
 
 
-def test_csv_rows_and_ids_lead_back_too(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.csv").write_text('id,text\n7,"one, two"\n8,three\n9,"four\nfive"\n')
-    result = make(tmp_path / "out", source={"path": str(tmp_path / "in"), "id_column": "id"}, validation_fraction=0)
-    assert texts(result, "train") == [b"one, two", b"three", b"four\nfive"]
-    assert column(result, "train", "row") == [0, 1, 2]
-    ids = np.frombuffer(b"789", np.uint8)
-    assert column(result, "train", "key") == document_keys(ids, np.arange(4)).tolist()
-
-
 # Bytes depend on what is built, not on how.
 
 
@@ -306,17 +296,6 @@ def test_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -> None:
 # What is reused.
 
 
-def test_a_new_fraction_or_seed_reuses_every_shard(tmp_path: Path) -> None:
-    first = make(tmp_path, sources=demo_sources(), slice_bytes=10_000)
-    keys = keys_in(tmp_path)
-    for settings in ({"validation_fraction": 0.5}, {"split_seed": 3}, {"layout": "compact"}, {"name": "renamed"}):
-        again = make(tmp_path, sources=demo_sources(), slice_bytes=10_000, **settings)
-        assert again.version != first.version
-        assert again.slices_reused == again.slices == first.slices
-        assert again.text_bytes_tokenized == 0
-    assert keys_in(tmp_path) == keys
-
-
 def test_a_new_tokenizer_keeps_every_document_in_its_split(tmp_path: Path) -> None:
     """And in its place: what differs is the tokens."""
     one = make(tmp_path, sources=demo_sources(), validation_fraction=0.3)
@@ -326,14 +305,6 @@ def test_a_new_tokenizer_keeps_every_document_in_its_split(tmp_path: Path) -> No
     for split in SPLITS:
         for name in ("key", "file", "row"):
             assert column(one, split, name) == column(other, split, name)
-
-
-def test_a_document_stays_in_its_split_when_others_come_and_go(tmp_path: Path) -> None:
-    """A refresh moves nothing between train and validation."""
-    one = make(tmp_path, sources=demo_sources(), validation_fraction=0.3)
-    other = make(tmp_path, sources=demo_sources()[::-1][:1], validation_fraction=0.3)
-    assert set(column(other, "validation", "key")) <= set(column(one, "validation", "key"))
-    assert set(column(other, "train", "key")) <= set(column(one, "train", "key"))
 
 
 class CountingHandler(SimpleHTTPRequestHandler):
@@ -584,48 +555,6 @@ def test_half_written_pointers_of_dead_processes_are_removed(tmp_path: Path) -> 
     (tmp_path / ".latest.fresh").symlink_to("versions/old")
     publish(root, "one", 0)
     assert sorted(os.listdir(tmp_path)) == [".latest.lock", "latest", "latest.json", "versions"]
-
-
-def test_threads_that_publish_at_once_lose_no_update(tmp_path: Path) -> None:
-    """Of those that started from the same number one wins; numbers only rise."""
-    root = Store.at(tmp_path)
-    names = [f"v{i}" for i in range(8)]
-    for name in names:
-        root.put(f"versions/{name}/manifest.json", name.encode())
-    outcomes: dict[str, int | None] = {}
-    barrier = threading.Barrier(len(names))
-
-    def run(name: str) -> None:
-        barrier.wait()
-        try:
-            outcomes[name] = publish(root, name, 0)
-        except ValueError:
-            outcomes[name] = None
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = [name for name, sequence in outcomes.items() if sequence == 1]
-    assert [outcomes[name] for name in names if name != winner] == [None] * 7
-    assert read_pointer(root).version == winner
-
-
-def test_on_an_object_store_a_version_is_published_the_same_way(tmp_path: Path) -> None:
-    output = "memory://test-finalize"
-    try:
-        result = make(output, sources=demo_sources(), layout="compact", scratch=str(tmp_path))
-        assert flat_tokens.verify(output, "full").seq_count == result.totals["documents"]["written"]
-        local = make(tmp_path / "out", sources=demo_sources(), layout="compact")
-        assert local.version == result.version
-        root = Store.at(output)
-        for name, sha256 in digests(local.path).items():
-            assert root.digest(f"versions/{result.version}/{name}", "sha256").digest == sha256, name
-        assert make(output, sources=demo_sources(), layout="compact", scratch=str(tmp_path)).was_published
-        assert not (tmp_path / "_staging").exists()
-    finally:
-        Store.at(output).remove("")
 
 
 def test_a_build_id_is_sixteen_hexadecimal_digits_of_provenance_and_layout(reference_build: BuildResult) -> None:

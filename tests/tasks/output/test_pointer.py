@@ -128,8 +128,8 @@ def test_s3_moves_no_pointer_twice(s3: str) -> None:  # noqa: F811
     check_racing_publications(f"{s3}/race")
 
 
-def test_memory_moves_no_pointer_twice() -> None:
-    check_racing_publications(f"memory://{uuid.uuid4().hex}")
+def test_no_pointer_is_moved_twice(output: str) -> None:
+    check_racing_publications(output)
 
 
 def check_racing_publications(url: str) -> None:
