@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flat_tokens.manifest import POINTER, RECEIPT, SPLITS, VERSIONS
+from flat_tokens.options import nearest
 from flat_tokens.stores.store import NO_OBJECT, Store
 
 ROOTS = ("zarr.json", ".zgroup")
@@ -149,8 +149,7 @@ def _beside(store: Store) -> str:
             path, name = posixpath.split(path)
     if above is None:
         return ""
-    similar = difflib.get_close_matches(name, above.directories, n=NAMED, cutoff=0.6)
-    for names in (similar, above.directories[:DIRECTORIES]):
+    for names in (filter(None, [nearest(name, above.directories)]), above.directories[:DIRECTORIES]):
         found = [one.store.url for one in map(_if_listed, (above.store / other for other in names)) if one and one.is_dataset]
         if found:
             return f" {_one_of(found, 'Did you mean')}?"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from operator import index
 from typing import Any
 
 import numpy as np
+
+ALIKE = 0.76
+"""Names are alike from this ratio of difflib on: gpt5 is not gpt2."""
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -37,6 +41,22 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int) or value not in known:
         raise ValueError(f"{name} is {value!r}, but it is one of {', '.join(map(str, known))}")
     return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like *name*: a longer one, one with the same letters, or a similar one; None without one."""
+    small = {one.lower(): one for one in known}
+    longer = [one for one in small if len(name) > 2 and one.startswith(name.lower())]
+    swapped = [one for one in small if sorted(one) == sorted(name.lower())]
+    found = longer or swapped or difflib.get_close_matches(name.lower(), small, 1, ALIKE)
+    return small[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest known name as a question, or else all of them."""
+    known = list(known)
+    near = nearest(name, known)
+    return f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}." if known else "There is none."
 
 
 def true_or_false(name: str, value: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import difflib
 import hashlib
 import json
 import operator
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.encodings import packaged_encoding, packages_with
 from flat_tokens.extras import extra
+from flat_tokens.options import nearest
 from flat_tokens.pieces import PieceKind, Pieces
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
@@ -193,14 +193,11 @@ def _names(tiktoken: Any) -> list[str]:
 
 def _nearest(tiktoken: Any, name: str) -> str:
     """The name nearest to one that means nothing, as a question; empty where none is near."""
-    names = [*_names(tiktoken), "bytes"]
     try:
-        near = [tiktoken.encoding_name_for_model(name)]
+        near: str | None = tiktoken.encoding_name_for_model(name)
     except KeyError:
-        longer = [one for one in names if len(name) > 2 and one.startswith(name.lower())]
-        swapped = [one for one in names if sorted(one) == sorted(name.lower())]
-        near = longer or swapped or difflib.get_close_matches(name.lower(), names, 1, 0.8)
-    return f" Did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, [*_names(tiktoken), "bytes"])
+    return f" Did you mean {near!r}?" if near else ""
 
 
 FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -280,17 +277,17 @@ def _read(path: Path) -> bytes:
         with open_plain(path) as file:
             data = file.read()
     except OSError as error:
-        question = _nearest_file(path) if isinstance(error, FileNotFoundError) else ""
+        question = nearest_file(path) if isinstance(error, FileNotFoundError) else ""
         raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}.{question}") from error
     if data.startswith(LFS_POINTER):
         raise ValueError(f"the tokenizer {path} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull")
     return data
 
 
-def _nearest_file(path: Path) -> str:
+def nearest_file(path: Path) -> str:
     """The file next to a missing one that has nearly its name, as a question; empty if there is none, or nobody may look."""
     with contextlib.suppress(OSError, ValueError):
-        for name in difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.75):
+        if name := nearest(path.name, os.listdir(path.parent)):
             return f" Did you mean {path.with_name(name)}?"
     return ""
 

@@ -2,10 +2,8 @@
 
 # No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from collections.abc import Callable
-from typing import Annotated
 
 from prefect import flow
-from pydantic import Field
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
@@ -13,10 +11,9 @@ from flows.credentials import credentials
 from flows.watch.page import page_of
 from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
 from tasks.locations import Output
+from tasks.models import Reason
 from tasks.output.held import Decided, approve, read_held, reject
 from tasks.output.paths import version_store
-
-Reason = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 
 def run(

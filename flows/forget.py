@@ -8,12 +8,12 @@ from prefect import flow
 from pydantic import Field
 
 from flows.credentials import credentials
-from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+from flows.pipelines.forget import ForgetResult, forget, resume
 from flows.watch.page import page_of
 from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
+from tasks.derive.request import ForgetRequest
 from tasks.locations import Location, Output
-
-Reason = Annotated[str, Field(min_length=1, pattern=r"\S")]
+from tasks.models import Reason
 
 
 def run(output: str, work: Callable[[], ForgetResult]) -> ForgetResult:
@@ -57,21 +57,8 @@ def forget_documents(
         by: Who asks for it; this run without it.
         scratch: Local directory for staging, where the output is remote.
     """
-    request = ForgetRequest(
-        output=output,
-        reason=reason,
-        key_list=key_list,
-        id_list=id_list,
-        where=where,
-        like=like,
-        source=source,
-        allow_unknown=allow_unknown,
-        runs=runs,
-        before=before,
-        skip_from=skip_from,
-        by=by or f"who started run {flow_run().name}",
-        scratch=scratch,
-    )
+    given = locals()
+    request = ForgetRequest(**{**given, "by": by or f"who started run {flow_run().name}"})
     return run(output, lambda: forget(request))
 
 

@@ -7,12 +7,13 @@ from prefect import flow
 from pydantic import Field
 
 from flows.credentials import credentials
-from flows.pipelines.to_hub import HubRequest, HubResult, Repository, publish_to_hub
+from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import dataset_name, ended, showing_progress
 from flows.watch.summaries import show_publication
 from flows.watch.words import tolerated
 from tasks.config import Licence
+from tasks.derive.request import HubRequest, Repository
 from tasks.locations import Location, Output
 
 
@@ -39,8 +40,7 @@ def publish_dataset(
         workers: Files at a time; the number of cores without it.
         scratch: Local directory for files on their way.
     """
-    settings = {"dataset": dataset, "repo": repo, "form": form, "private": private, "licence": licence}
-    request = HubRequest(**settings, workers=workers, scratch=scratch)
+    request = HubRequest(**locals())
     with credentials():
         name = dataset_name(request.dataset)
         with showing_progress(name, [f"dataset:{name}", "format:hub"]), PrefectTasks(request.workers) as runner:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import markdown as as_plain
-from flat_tokens.tools.terminal import size
+from flat_tokens.tools.terminal import plural, size
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.chosen import runner_of
@@ -101,5 +101,5 @@ def _of_refresh(one: Refreshed) -> str:
     if one.decision is not None:
         decided = f"{one.decision.what} by {as_plain(one.decision.by)}: {as_plain(one.decision.why)}"
         what = f"{what}; {decided}" if one.decision.what == "published anyway" else decided
-    of = f"{one.documents:,} documents ({counts}), {one.tokens:,} tokens"
+    of = f"{plural(one.documents, 'document')} ({counts}), {plural(one.tokens, 'token')}"
     return f"- {one.at:%Y-%m-%d %H:%M} UTC, {code(one.version)}: {of}; {what}"

@@ -7,7 +7,7 @@ from prefect import flow
 
 import flat_tokens
 from flat_tokens import DamagedError
-from flat_tokens.tools.terminal import size
+from flat_tokens.tools.terminal import plural, size
 from flows.credentials import credentials
 from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_check
@@ -32,4 +32,4 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
                 show_check(name, level, damaged, meter.read())
                 raise
             show_check(name, level, found, meter.read())
-    return ended(found._asdict(), f"right ({level}): {found.object_count:,} objects, {size(found.byte_count)}")
+    return ended(found._asdict(), f"right ({level}): {plural(found.object_count, 'object')}, {size(found.byte_count)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import re
@@ -28,13 +27,15 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.columns import RESERVED
 from flat_tokens.manifest import CLUSTER, SplitName
+from flat_tokens.options import did_you_mean
 from flat_tokens.steps import Steps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
+from flat_tokens.tools.terminal import source_called
 from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
-from tasks.models import Model
+from tasks.models import GivenName, Matching, Model
 from tasks.rows import OF_PLACE, OF_VERSION
 
 
@@ -78,9 +79,11 @@ Size = Annotated[
 Workers = Annotated[int, Field(ge=1, le=256), BeforeValidator(number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(number)]
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-ColumnName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Licence = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+ColumnName = Annotated[
+    str, Field(max_length=256), Matching(r"^[^\x00-\x1f\x7f]+\Z", "the name of a column, without control characters")
+]
+Licence = Annotated[str, Matching(r"^[a-z0-9][a-z0-9.-]*\Z", "small letters, digits, dots and dashes, such as cc-by-4.0")]
+Day = Annotated[str, Matching(r"^[0-9]{4}-[01][0-9]-[0-3][0-9]\Z", "a day, such as 2026-07-31")]
 
 
 def one_character(value: str) -> str:
@@ -131,7 +134,37 @@ class MessageNames(Model):
         return self
 
 
-class Source(Model):
+class TextPlace(Model):
+    """A place of texts: files (path) or a dataset on the hub (hub), one of the two."""
+
+    path: Location | None = Field(
+        None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
+    )
+    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
+    text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
+    name: GivenName = Field("source", description="A name for people and the manifest")
+    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
+    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
+    delimiter: Delimiter | None = Field(
+        None,
+        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
+    )
+
+    @model_validator(mode="after")
+    def one_place(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError(f"{self.called} has {'neither' if self.hub is None else 'both'} of 'path' and 'hub'; give one")
+        if self.hub is not None and self.split is not None:
+            raise ValueError(f"{self.called}: the split of a hub dataset is hub.split")
+        return self
+
+    @property
+    def called(self) -> str:
+        """Its name in messages: its own, unless that is the one it has without a setting."""
+        return source_called(self.name)
+
+
+class Source(TextPlace):
     """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
 
     # So that the form refuses neither, when it is submitted. Not anyOf: the form would take it for a choice between schemas.
@@ -142,23 +175,15 @@ class Source(Model):
         }
     )
 
-    path: Location | None = Field(
-        None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
-    )
-    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
-    text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
     id_column: str | None = Field(
         None, min_length=1, description="The column that names a document, such as id; without it, its text does"
     )
     keep_columns: tuple[ColumnName, ...] | None = Field(
         None, min_length=1, max_length=256, description="Columns that are kept next to the tokens, such as url, language, score"
     )
-    name: str = Field("source", pattern=NAME, description="A name for people and the manifest")
-    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
     validation_split: str | None = Field(
         None, min_length=1, description="An existing split of the source that becomes the validation split, whole"
     )
-    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
     prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
     completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text after it, which counts")
     messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
@@ -167,19 +192,13 @@ class Source(Model):
     )
     chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
     roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
-    chat_date: str | None = Field(
-        None, pattern=r"^[0-9]{4}-[01][0-9]-[0-3][0-9]$", description="With messages: the day, to a template that asks for it"
-    )
+    chat_date: Day | None = Field(None, description="With messages: the day, to a template that asks for it")
     tools_column: str | None = Field(None, min_length=1, description="With messages: the tools that each may call, or null")
     count: tuple[Literal["content", "tool_calls", "thinking"], ...] | None = Field(
         None, min_length=1, description="With messages: the parts of a message of roles that count; all of it without it"
     )
     document_separator: str | None = Field(
         None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
-    )
-    delimiter: Delimiter | None = Field(
-        None,
-        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
     )
     quotes: Literal["csv", "none"] | None = Field(
         None,
@@ -196,16 +215,6 @@ class Source(Model):
         description="Bytes of text that a byte of a compressed or Parquet file may stand for; 500 without it",
     )
 
-    @model_validator(mode="after")
-    def one_place(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError(
-                f"source {self.name!r} has {'neither' if self.hub is None else 'both'} of 'path' and 'hub'; give one"
-            )
-        if self.hub is not None and self.split is not None:
-            raise ValueError(f"source {self.name!r}: the split of a hub dataset is hub.split")
-        return self
-
     @field_validator("keep_columns")
     @classmethod
     def names_of_their_own(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -219,19 +228,19 @@ class Source(Model):
     def one_kind_of_text(self) -> Self:
         if (self.prompt_column is None) != (self.completion_column is None):
             given, other = ("completion", "prompt") if self.prompt_column is None else ("prompt", "completion")
-            raise ValueError(f"source {self.name!r} has a {given}_column; give its {other}_column, too")
+            raise ValueError(f"{self.called} has a {given}_column; give its {other}_column, too")
         kinds = [kind for kind in ("text_column", "prompt_column", "messages_column") if kind in self.model_fields_set]
         kinds = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(kinds) > 1:
-            raise ValueError(f"source {self.name!r} has {' and '.join(kinds)}; give one of them")
+            raise ValueError(f"{self.called} has {' and '.join(kinds)}; give one of them")
         if self.messages_column is None:
             for setting in ("messages", "chat_template", "roles", "chat_date", "tools_column", "count"):
                 if getattr(self, setting) is not None:
-                    raise ValueError(f"source {self.name!r} has {setting}, which is for messages; give its messages_column, too")
+                    raise ValueError(f"{self.called} has {setting}, which is for messages; give its messages_column, too")
         if self.prompt_column is not None and self.prompt_column == self.completion_column:
-            raise ValueError(f"source {self.name!r}: prompt_column and completion_column are both {self.prompt_column!r}")
+            raise ValueError(f"{self.called}: prompt_column and completion_column are both {self.prompt_column!r}")
         if self.tools_column is not None and self.tools_column == self.messages_column:
-            raise ValueError(f"source {self.name!r}: messages_column and tools_column are both {self.tools_column!r}")
+            raise ValueError(f"{self.called}: messages_column and tools_column are both {self.tools_column!r}")
         return self
 
     @property
@@ -319,16 +328,8 @@ class TokenizerConfig(Model):
         return name
 
 
-class EvaluationSet(Model):
+class EvaluationSet(TextPlace):
     """A set of questions that documents are not to have: files, or a dataset on the hub, with a column of texts."""
-
-    path: Location | None = Field(None, description="Files: a file, a directory, a glob or a URL")
-    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
-    text_column: str = Field("text", min_length=1, description="The column or key that holds the questions")
-    name: str = Field(pattern=NAME, description="For counts and reports; without it that of the file or the repository")
-    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
-    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
-    delimiter: Delimiter | None = Field(None, description="CSV files: the character between fields")
 
     @model_validator(mode="before")
     @classmethod
@@ -343,11 +344,6 @@ class EvaluationSet(Model):
             re.sub(r"[^A-Za-z0-9._-]+", "-", os.fspath(place).rstrip("/").rpartition("/")[2].partition(".")[0]) if place else ""
         )
         return {**value, "name": stem.strip(".-_") or "set"}
-
-    @model_validator(mode="after")
-    def is_a_source(self) -> Self:
-        self.source()
-        return self
 
     def source(self) -> Source:
         """The set as a source, which is looked up, fetched and read."""
@@ -526,9 +522,7 @@ class BuildConfig(Model):
     """The settings of a build."""
 
     output: Output = Field(description="Directory or URL, such as /data/web: versions, token shards and the pointer are below it")
-    name: str = Field(
-        "dataset", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="A name for people, who find its runs by it"
-    )
+    name: GivenName = Field("dataset", description="A name for people, who find its runs by it")
     sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description=TOKENIZERS, json_schema_extra=or_name)
     validation_fraction: Share = Field(
@@ -663,7 +657,7 @@ class BuildConfig(Model):
         for source in self.sources:
             if taken := [name for name in source.keep_columns or () if name in given]:
                 raise ValueError(
-                    f"a step of documents.steps gives the column {taken[0]!r}, and source {source.name!r} keeps one of that "
+                    f"a step of documents.steps gives the column {taken[0]!r}, and {source.called} keeps one of that "
                     "name. Leave it out of source.keep_columns, or give the step's another name."
                 )
         return self
@@ -690,9 +684,7 @@ class BuildConfig(Model):
             for kind, names in known.items():
                 if (name := getattr(gate, kind)) is None or name in names:
                     continue
-                near = difflib.get_close_matches(name, names, 1, 0.5)
-                there = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(names)}." if names else "There is none."
-                raise ValueError(f"publish.gates.{number}: there is no {kind} {name!r}. {there}")
+                raise ValueError(f"publish.gates.{number}: there is no {kind} {name!r}. {did_you_mean(name, names)}")
         return self
 
     @property

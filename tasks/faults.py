@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from datetime import date, time
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from flat_tokens.options import did_you_mean
 from tasks.config import BuildConfig
 
 
@@ -91,10 +91,8 @@ def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> s
     for part in path:
         here = _nested(here).get(str(part), here)
     valid = sorted(_keys(here))
-    near = [name for name in _all_keys(model) if name.rpartition(".")[2] == key] or difflib.get_close_matches(
-        key.lower(), valid, 1, 0.5
-    )
-    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Valid keys: {', '.join(valid)}."
+    there = [name for name in _all_keys(model) if name.rpartition(".")[2] == key]
+    return f"Did you mean {' or '.join(map(repr, there))}?" if there else did_you_mean(key, valid)
 
 
 def _keys(model: type[BaseModel]) -> set[str]:

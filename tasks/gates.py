@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from flat_tokens.manifest import SplitName
+from flat_tokens.options import did_you_mean
 from tasks.models import Model
 
 Fact = Literal[
@@ -88,9 +88,7 @@ def fact(value: Any) -> Any:
     """The name of a fact. ValueError with the nearest one."""
     known = get_args(Fact)
     if isinstance(value, str) and value not in known:
-        near = difflib.get_close_matches(value.lower(), known, 1, 0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
-        raise ValueError(f"there is no fact {value!r}. {hint}")
+        raise ValueError(f"there is no fact {value!r}. {did_you_mean(value, known)}")
     return value
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue, ValidationError
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.terminal import plain
 from tasks.config import available_cores
 from tasks.faults import faults_of
 from tasks.locations import Output
@@ -188,6 +189,6 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
         with repeating(group.report_seconds, report_again, "report"):
             yield results
     except Exception as error:
-        report(GroupFault(kind=type(error).__name__, message=str(error), may_pass=not isinstance(error, LASTING)))
+        report(GroupFault(kind=type(error).__name__, message=plain(str(error)), may_pass=not isinstance(error, LASTING)))
         raise
     report(is_done=True)

@@ -6,12 +6,14 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import PydanticCustomError, core_schema
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
@@ -31,6 +33,32 @@ TokenArrayName = Annotated[str, Field(pattern=f"^({'|'.join(TOKEN_ARRAYS)})$")]
 FactWidth = Annotated[int, Field(ge=1, le=256)]
 Stamp = tuple[int, ...]
 """Facts that change when a file is written to: size, modification, change (which cannot be set back), inode. Empty: not known."""
+
+
+class Matching(NamedTuple):
+    """Annotation of a text that matches a pattern; *words* say to people what it should be."""
+
+    pattern: str
+    words: str
+
+    def check(self, value: str) -> str:
+        if not re.search(self.pattern, value):
+            raise PydanticCustomError("matching", "should be {words}", {"words": self.words})
+        return value
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(kind))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.pattern}
+
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"
+GivenName = Annotated[
+    str, Matching(NAME, "letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
+]
+"""A name that people give."""
+Reason = Annotated[str, Matching(r"\S", "a reason in words")]
 
 
 def stamp_of(status: os.stat_result) -> Stamp:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from flat_tokens import columns
+from flat_tokens.extras import pa
 
 UInt64s = npt.NDArray[np.uint64]
 Facts = Mapping[str, int]

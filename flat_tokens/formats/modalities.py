@@ -18,8 +18,6 @@ before it. Its own readers then look for documents at wrong places. Here such do
 
 from __future__ import annotations
 
-import json
-import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +30,7 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
 from flat_tokens.formats.pickled import read_pairs, write_pairs
-from flat_tokens.options import one_of
-from flat_tokens.stores.store import Store, StoredObject, file_at
+from flat_tokens.stores.store import Store, StoredObject
 
 INDEX_BLOCK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 61
@@ -218,74 +215,6 @@ def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -
         yield from (pairs for pairs in read_pairs(blocks) if len(pairs))
     except ValueError as error:
         raise ValueError(f"{path}: its index {error}") from error
-
-
-class RawIndex(NamedTuple):
-    """A written raw index: its path, the number of documents, the number of blank lines that were left out."""
-
-    stored: StoredObject
-    document_count: int
-    blank_count: int
-
-
-def create_raw_index(
-    jsonl: str | os.PathLike[str], target: str | os.PathLike[str] | None = None, *, blank: Literal["error", "skip"] = "error"
-) -> RawIndex:
-    """Write the raw index of a JSONL file: byte position and length of every line, its newline not counted.
-
-    *target* is the index's path, by default that of the file with ``.idx``. A line without the braces of a JSON object,
-    such as the last one of a truncated file, is parsed, and refused if it is not JSON. A blank line is refused too, unless
-    it is left out and counted (``skip``).
-    """
-    one_of("blank", blank, ("error", "skip"))
-    source, name = file_at(jsonl)
-    store, key = file_at(target or f"{os.path.splitext(os.fspath(jsonl))[0]}.idx")
-    spans, start, number = array("q"), 0, 0
-    with source.open(name) as file:
-        for number, line in enumerate(file, 1):
-            document = line.removesuffix(b"\n")
-            if _is_document(document, blank, f"{source.path(name)}: line {number}, at byte {start},"):
-                spans.extend((start, len(document)))
-            start += len(line)
-    with store.create(key) as writer:
-        for piece in write_pairs([np.frombuffer(spans, np.int64).reshape(-1, 2)], len(spans) // 2):
-            writer.write(piece)
-    return RawIndex(writer.stored, len(spans) // 2, number - len(spans) // 2)
-
-
-def _is_document(line: bytes, blank: Literal["error", "skip"], where: str) -> bool:
-    """Whether a line is JSON. False if it is blank and that is allowed; ValueError for anything else."""
-    if not line.strip():
-        if blank == "error":
-            raise ValueError(f"{where} is blank, on which Modalities loses documents. Remove it, or have blank lines skipped.")
-        return False
-    if not (line.startswith(b"{") and line.endswith(b"}")):
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not JSON ({error}). Repair or remove it.") from error
-    return True
-
-
-def read_raw_index(path: str | os.PathLike[str], *, max_bytes: int = 512 << 20) -> npt.NDArray[np.int64]:
-    """The raw index at a path: byte position and length of each document, int64[n, 2].
-
-    ValueError, naming the file, if it is not a pickled list of pairs, or the documents overlap.
-    """
-    store, key = file_at(path)
-    spans, end = array("q"), 0
-    for pairs in index_pairs(store, key, 0, store.size(key), max_bytes):
-        starts, lengths = pairs[:, 0], pairs[:, 1]
-        ends = np.append(end, (starts + lengths)[:-1])
-        wrong = (lengths < 0) | (starts < ends) | (starts > MAX_FILE_BYTES) | (lengths > MAX_FILE_BYTES)
-        if wrong.any():
-            k = int(np.flatnonzero(wrong)[0])
-            raise ValueError(
-                f"{store.path(key)}: has a document of {lengths[k]} bytes at {starts[k]}, after one that ends at {ends[k]}"
-            )
-        spans.frombytes(pairs.tobytes())
-        end = int(starts[-1] + lengths[-1])
-    return np.frombuffer(spans, np.int64).reshape(-1, 2)
 
 
 MODALITIES = Format(

@@ -6,7 +6,6 @@ installed packages. ``contract`` says what a step is.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import inspect
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from flat_tokens import columns as kept
 from flat_tokens.extras import pa
+from flat_tokens.options import did_you_mean
 from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
 from flat_tokens.steps.datatrove import Datatrove
 from flat_tokens.steps.decontaminate import Decontaminate
@@ -350,16 +350,10 @@ def _check_options(use: str, make: MakeStep, options: Mapping[str, Any]) -> None
     takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in options:
         if name not in parameters and not takes_others:
-            raise ValueError(f"step {use!r} has no option {name!r}. {_hint(name, list(parameters))}")
+            raise ValueError(f"step {use!r} has no option {name!r}. {did_you_mean(name, list(parameters))}")
     for name, one in parameters.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and name not in options:
             raise ValueError(f"step {use!r} needs the option {name!r}")
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    """The nearest of the *known* names, as a question; all of them if none is near."""
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}." if known else "There is none."
 
 
 def _installed(use: str) -> tuple[MakeStep, str]:
@@ -367,7 +361,7 @@ def _installed(use: str) -> tuple[MakeStep, str]:
     found = {f"{entry.dist.name} {entry.dist.version}": entry for entry in entries if entry.name == use and entry.dist}
     if not found:
         known = [*SHIPPED, *sorted({entry.name for entry in entries})]
-        raise ValueError(f"there is no step {use!r}. {_hint(use, known)} Others are in packages that are not installed.")
+        raise ValueError(f"there is no step {use!r}. {did_you_mean(use, known)} Others are in packages that are not installed.")
     if len(found) > 1:
         raise ValueError(f"several packages have a step {use!r}: {', '.join(found)}. Remove all but one.")
     ((package, entry),) = found.items()

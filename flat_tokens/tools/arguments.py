@@ -1,19 +1,26 @@
-"""Arguments and output that the commands of ``flat-tokens`` share, and the options of all formats as flags."""
+"""Command lines: the parser of both programs, the arguments that commands share, and the options of all formats as flags."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
+from flat_tokens.nearest import no_dataset
+from flat_tokens.options import did_you_mean, nearest
+from flat_tokens.stores.local import kind_of
+from flat_tokens.stores.store import Store
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
-from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.vocabulary import Vocabulary, nearest_file
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses, as of grep and diff: found or the same; not found or different; an error."""
@@ -32,6 +39,69 @@ READING_ONLY = ("sequence", "ignore_offsets", "max_index_bytes", "bytes_type", "
 """Options of formats that have no effect on writing."""
 
 FORMAT_OPTION = "format_option_"
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a program or of a command. A mistake is one line, with the nearest name, and status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith(("?", ".")) else "."
+        self.exit(TROUBLE, terminal.line(f"{self.prog}: {message}{end} {self.prog} --help shows all") + "\n")
+
+    def parse_known_args(self, *given: Any) -> Any:  # type: ignore[override]
+        options, others = super().parse_known_args(*given)
+        for other in others:
+            near = nearest(other.partition("=")[0], self._option_string_actions) if other.startswith("-") else None
+            self.error(f"there is no argument {other!r}." + (f" Did you mean {near!r}?" if near else ""))
+        return options, others
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"there is no {value!r}. {did_you_mean(str(value), map(str, action.choices))}")
+
+
+def program(name: str, about: str, status: str, version: str) -> tuple[Parser, Any]:
+    """The parser of a program, and the object that its commands are added to."""
+    top = Parser(prog=name, description=about, epilog=status, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--version", action="version", version=f"flat-tokens {version}")
+    return top, top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+
+def add_command(commands: Any, name: str, about: str, examples: str, status: str) -> Parser:
+    """Add a command with the options that all have. Its help has a description, examples and the exit statuses."""
+    command: Parser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"{examples}\n{status}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_shared(command, "--quiet", "--color", "--json")
+    return command
+
+
+def existing(text: str) -> str:
+    """A URL, or a path at which something is."""
+    if "://" in text or kind_of(text) is not None:
+        return text
+    near = nearest_file(Path(text))
+    raise argparse.ArgumentTypeError(f"there is nothing at {text}.{near}" if near else str(no_dataset(Store.at(text))))
+
+
+def existing_prefix(text: str) -> str:
+    """The same, or a path with which the names of files begin."""
+    above, name = os.path.split(text)
+    with contextlib.suppress(OSError):
+        if name and any(one.startswith(name) for one in os.listdir(above or ".")):
+            return text
+    return existing(text)
+
+
+def write_file(path: str, text: str) -> str:
+    """Write a file at a path or URL. Returns a sentence that says so."""
+    directory, _, name = path.rpartition("/")
+    Store.at(directory or ("/" if path.startswith("/") else ".")).put(name, text.encode())
+    return f"wrote {path}"
 
 
 def option(text: str) -> tuple[str, Any]:
@@ -116,7 +186,8 @@ SHARED: dict[str, dict[str, Any]] = {
         "default": "auto",
         "help": "colours; auto: on a terminal, unless NO_COLOR is set",
     },
-    "--json": {"action": "store_true", "help": "write JSON to standard output"},
+    "--quiet": {"action": "store_true", "help": "no progress: warnings, errors and the result alone"},
+    "--json": {"action": "store_true", "help": "the result as JSON on standard output"},
 }
 
 
@@ -140,7 +211,7 @@ def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str
         kind = FORMATS[formats[0]].options
         about = f"{', '.join(formats)}: {description(kind, option)}".replace("%", "%%")
         flag = f"--{option.replace('_', '-')}"
-        group.add_argument(flag, dest=f"{FORMAT_OPTION}{option}", help=about, **_typed(kind, option))
+        group.add_argument(flag, dest=f"{FORMAT_OPTION}{option}", help=about, **typed(kind, option))
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -158,16 +229,18 @@ def description(kind: type[Any], option: str) -> str:
     return option.replace("_", " ")
 
 
-def _typed(kind: type[Any], option: str) -> dict[str, Any]:
+def typed(kind: type[Any], option: str) -> dict[str, Any]:
     """The settings of an option's flag, by its type without None."""
     of = get_type_hints(kind)[option]
-    if get_origin(of) is not Literal:
+    if get_origin(of) not in (Literal, tuple):
         of = next((part for part in get_args(of) if part is not type(None)), of)
+    if get_origin(of) is tuple:
+        return {"action": "append", "metavar": "TEXT"}
     if get_origin(of) is Literal:
         return {"choices": get_args(of), "type": type(get_args(of)[0])}
     if of is bool:
         return {"action": "store_true", "default": None}
-    return {"type": whole, "metavar": "N"} if of is int else {"metavar": "TEXT"}
+    return {"type": whole if of is int else of, "metavar": {int: "N", float: "F"}.get(of, "TEXT")}
 
 
 def corpus_of(options: argparse.Namespace, path: str | None = None) -> Corpus:

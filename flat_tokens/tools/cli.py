@@ -1,35 +1,21 @@
-"""The command line: ``flat-tokens COMMAND``, such as ``inspect``, ``stats`` or ``verify``.
-
-Every command is a module of its own with ``add_arguments(parser)`` and ``run(options) -> exit status``.
-"""
+"""The command line: ``flat-tokens COMMAND``, such as ``inspect``, ``stats`` or ``verify``."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from flat_tokens import __version__
-from flat_tokens.tools import compare, completion, diff, duplicates, export, import_, inspect, record, seen, stats, trace, verify
-from flat_tokens.tools.arguments import TROUBLE
+from flat_tokens.tools.arguments import TROUBLE, Parser, add_command, program
 from flat_tokens.tools.terminal import one_line
 
-COMMANDS: dict[str, ModuleType] = {
-    "inspect": inspect,
-    "stats": stats,
-    "verify": verify,
-    "trace": trace,
-    "seen": seen,
-    "record": record,
-    "duplicates": duplicates,
-    "diff": diff,
-    "compare": compare,
-    "export": export,
-    "import": import_,
-    "completion": completion,
-}
+COMMANDS = (
+    *("inspect", "stats", "verify", "trace", "seen", "record"),
+    *("duplicates", "diff", "compare", "export", "import", "completion"),
+)
+"""Each is a module of this folder, with SUMMARY, EXAMPLES, ``add_arguments(parser)`` and ``run(options) -> exit status``."""
 
 STATUS = """\
 exit status:
@@ -43,11 +29,15 @@ Errors are one line on standard error; FLAT_TOKENS_DEBUG=1 shows where one comes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        options = parser(*words[:1]).parse_args(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character is not a reason to fail
     try:
-        status = int(COMMANDS[options.command].run(options))
+        status = int(options.run(options))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -70,23 +60,16 @@ def _said(error: BaseException) -> str:
     return message if enough or message == name else f"{name}: {message}"
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="flat-tokens",
-        description="Look inside tokenized datasets, of flat-tokens and of its neighbours' formats, and turn one into another.",
-        epilog=STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"flat-tokens {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.set_defaults(top=top)
-        module.add_arguments(command)
+def parser(command: str = "-") -> Parser:
+    """The parser of a command, or of all. The modules of other commands are not imported."""
+    about = "Look inside tokenized datasets, of flat-tokens and of its neighbours' formats, and turn one into another."
+    top, commands = program("flat-tokens", about, STATUS, __version__)
+    for name in COMMANDS:
+        if command not in COMMANDS and not command.startswith("-"):
+            commands.add_parser(name)
+        elif command == name or command not in COMMANDS:
+            module = importlib.import_module(f"flat_tokens.tools.{name if name != 'import' else 'import_'}")
+            added = add_command(commands, name, module.SUMMARY, module.EXAMPLES, STATUS)
+            added.set_defaults(run=module.run, parser=parser)
+            module.add_arguments(added)
     return top

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.columns import columns_of
 from flat_tokens.formats import Readable
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools import arguments, compare_page, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
@@ -53,16 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="NAME", help="this split alone")
     parser.add_argument("--by", action="append", metavar="COLUMN", help="a kept column; may be given several times")
     parser.add_argument("--html", metavar="FILE", help="write a page with a picture: one HTML file that needs no other")
-    arguments.add_shared(parser, "--json")
 
 
 def run(options: argparse.Namespace) -> int:
     found = compare([open_corpus(path) for path in options.paths], options.split, options.by)
+    told = lines(found)
     if options.html is not None:
-        target, _, name = options.html.rpartition("/")
         html = compare_page.page(found, names_of(found), HEAD, list(total_rows(found)), note_of(found))
-        Store.at(target or ("/" if options.html.startswith("/") else ".")).put(name, html.encode())
-    terminal.show(options, found, lines(found) if options.html is None else [f"wrote {options.html}"])
+        told = iter([arguments.write_file(options.html, html)])
+    terminal.show(options, found, told)
     return arguments.SAME
 
 
@@ -261,7 +260,8 @@ def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCount
         if wrong := [k for k, size in zip(exact, text, strict=True) if size != text[0]]:
             first, other = corpora[exact[0]].url, corpora[wrong[0]].url
             raise ValueError(
-                f"{first} and {other} are not of the same texts: {kind} {name!r} has {text[0]:,} bytes in one and "
+                f"{first} and {other} are not of the same texts: {kind} {name!r} has "
+                f"{terminal.plural(text[0], 'byte')} in one and "
                 f"{int(found[wrong[0]][BYTES]):,} in the other. Refresh both, or retokenize one"
             )
         size = text[0] if text else None

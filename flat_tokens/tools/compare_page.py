@@ -32,7 +32,8 @@ def page(found: Mapping[str, Any], names: Sequence[str], head: Sequence[str], to
         path=found["split"] or "all splits",
         figures="",
         sections=sections,
-        footer=f"Counted from all {sum(version['token_count'] for version in found['versions']):,} tokens, none of them sampled. "
+        footer=f"Counted from all "
+        f"{terminal.plural(sum(version['token_count'] for version in found['versions']), 'token')}, none of them sampled. "
         "Written by <code>flat-tokens compare</code>; this page loads nothing.",
     )
 

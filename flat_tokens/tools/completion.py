@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
-import sys
-from pathlib import PurePath
 
 from flat_tokens.extras import extra
+from flat_tokens.tools import terminal
 
 SUMMARY = "print a script that completes commands and options in bash, zsh or fish"
 EXAMPLES = """\
@@ -21,21 +19,13 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="the shell whose script is printed")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that completes command lines")
+    parser.add_argument("--command", dest="called", metavar="NAME", help="the name it is called by, such as that of an alias")
 
 
 def run(options: argparse.Namespace) -> int:
-    print(script(options.top, called("flat-tokens"), options.shell))
+    complete = options.parser()
+    complete.prog = options.called or complete.prog
+    script = str(extra("shtab", "completion").complete(complete, options.shell))
+    terminal.show(options, {"script": script}, script.splitlines())
     return 0
-
-
-def called(otherwise: str) -> str:
-    """The name that this program was called by, if it was an installed command."""
-    name = PurePath(sys.argv[0]).name
-    return otherwise if name.endswith(".py") or not re.fullmatch(r"[\w.-]+", name) else name
-
-
-def script(parser: argparse.ArgumentParser, name: str, shell: str) -> str:
-    """The script by which *shell* completes the command *name*, which *parser* reads. Otherwise it completes files."""
-    parser.prog = name
-    return str(extra("shtab", "completion").complete(parser, shell))

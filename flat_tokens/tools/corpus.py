@@ -37,6 +37,7 @@ from flat_tokens.reader import FlatTokens, resolve, without_links
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.tools.terminal import one_line
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 
 BESIDE = ".export"
@@ -315,7 +316,7 @@ def corpora_below(root: Store) -> Iterator[Below]:
             try:
                 yield Below(found.store.url, open_corpus(found.store.url), None)
             except (OSError, ValueError) as error:
-                yield Below(found.store.url, None, str(error))
+                yield Below(found.store.url, None, one_line(error))
 
 
 class RunRecord(NamedTuple):

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="B", help=arguments.ANY_DATASET)
     parser.add_argument("--totals", action="store_true", help="compare sources, settings and totals alone, not each document")
     parser.add_argument("--limit", **arguments.COUNT, default=5, help="show N documents of each kind (default: 5)")
-    arguments.add_shared(parser, "--format", "--option", "--json")
+    arguments.add_shared(parser, "--format", "--option")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,7 +134,7 @@ def totals_of(corpus: Corpus) -> dict[str, Any]:
         for name, split in corpus.splits.items()
     }
     for name, (tokens, documents) in _by_source(corpus).items():
-        totals[f"source {name}"] = {"tokens": tokens, "documents": documents}
+        totals[terminal.source_called(name)] = {"tokens": tokens, "documents": documents}
     read = {key: value for key, value in (described["documents"] or {}).items() if not isinstance(value, list)}
     return totals | {"documents": read, "bytes stored": described["byte_count"]}
 

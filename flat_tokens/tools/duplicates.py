@@ -28,7 +28,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a dataset, or a build's output")
-    arguments.add_shared(parser, "--json")
 
 
 def run(options: argparse.Namespace) -> int:

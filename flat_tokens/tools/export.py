@@ -397,7 +397,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a dataset or a build's output; a local path or a URL")
     parser.add_argument("out", metavar="OUT", help="an empty directory, or one where this export was begun")
     add_target(parser)
-    arguments.add_shared(parser, "--json")
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -410,9 +409,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     splits = None if options.split is None else (options.split,)
-    with terminal.progress("examine") as watch:
+    with terminal.progress("examine", options.quiet) as watch:
         request = export_of(options.path, options.to, given_options(options), splits, watch)
-    with terminal.progress("export") as watch:
+    with terminal.progress("export", options.quiet) as watch:
         done = write(request, options.out, watch=watch)
     seconds = time.monotonic() - begun
     terminal.show(options, described(done, seconds), lines(done, seconds))
@@ -425,7 +424,7 @@ def described(done: Exported, seconds: float) -> dict[str, Any]:
     return {**done._asdict(), "objects": objects, "byte_count": done.byte_count, "seconds": round(seconds, 3)}
 
 
-def lines(done: Exported, seconds: float) -> Iterator[str]:
+def lines(done: Any, seconds: float) -> Iterator[str]:
     """A result for people."""
     if done.loses_loss_mask:
         kept = ", ".join(name for name, entry in FORMATS.items() if entry.keeps_loss_mask)

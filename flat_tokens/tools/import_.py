@@ -92,7 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
     parser.add_argument("--layout", choices=LAYOUTS, default="mmap", help="how the dataset is stored (default: mmap)")
     add_option_flags(parser, except_for=WRITING_ONLY)
-    arguments.add_shared(parser, "--json")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", **arguments.COUNT, default=10, help="find N sequences at most; 0: all (default: 10)")
     parser.add_argument("--ids", action="store_true", help="show token ids instead of text")
-    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option", "--color", "--json")
+    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option")
 
 
 def run(options: argparse.Namespace) -> int:

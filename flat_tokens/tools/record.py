@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="write a page with the record and the forms: one HTML file")
     parser.add_argument("--croissant", metavar="FILE", help="write Croissant 1.1, as JSON-LD")
     parser.add_argument("--answers", metavar="FILE", help="JSON with values of fields that the data does not say")
-    arguments.add_shared(parser, "--at", "--tokenizer", "--pattern", "--trust-records", "--json")
+    arguments.add_shared(parser, "--at", "--tokenizer", "--pattern", "--trust-records")
 
 
 def steps(text: str) -> list[int]:
@@ -81,10 +81,10 @@ def run(options: argparse.Namespace) -> int:
     record["forms"] = filled_forms(record, answers.get("forms"))
     written = []
     if options.html is not None:
-        written.append(_put(options.html, record_page.page(record)))
+        written.append(arguments.write_file(options.html, record_page.page(record)))
     if options.croissant is not None:
         document = croissant(record, answers.get("croissant"))
-        written.append(_put(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
+        written.append(arguments.write_file(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
         if unknown := missing(document):
             arguments.warn(f"{options.croissant}: has no {', '.join(unknown)}: name them with --answers")
     terminal.show(options, record, written or lines(record))
@@ -121,12 +121,6 @@ def _answers(path: str) -> dict[str, dict[str, Any]]:
     if wrong := [name for name, given in answers.items() if not isinstance(given, dict)]:
         raise ValueError(f"{path}: {wrong[0]!r} is {answers[wrong[0]]!r}, but it is an object of names and values")
     return answers
-
-
-def _put(path: str, text: str) -> str:
-    directory, _, name = path.rpartition("/")
-    Store.at(directory or ("/" if path.startswith("/") else ".")).put(name, text.encode())
-    return f"wrote {path}"
 
 
 def lines(record: Mapping[str, Any]) -> Iterator[str]:

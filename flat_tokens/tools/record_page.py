@@ -44,9 +44,9 @@ def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "Tokens", *markup.large(record["tokens"])
     yield "Stored tokens", *markup.large(record["stored_tokens"])
     if record["text_bytes"] is not None:
-        yield "Text", terminal.size(record["text_bytes"]), f"{record['text_bytes']:,} bytes"
+        yield "Text", terminal.size(record["text_bytes"]), f"{terminal.plural(record['text_bytes'], 'byte')}"
     if run := record["run"]:
-        yield "Step", f"{run['step']:,}", f"{run['samples']:,} samples"
+        yield "Step", f"{run['step']:,}", f"{terminal.plural(run['samples'], 'sample')}"
     yield "Datasets", f"{len(record['datasets']):,}", ""
 
 

@@ -32,6 +32,7 @@ from flat_tokens.manifest import (
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.tools.terminal import plural
 
 AT_A_TIME = 1 << 20
 WHOLE_BYTES = 1 << 28
@@ -199,7 +200,7 @@ def sentence(found: FoundAgain, output: str) -> str:
     if not len(found.windows):
         shown = " ".join(f"{key:016x}" for key in found.keys.tolist())
         return (
-            f"{found.where}: {len(found.keys):,} documents have the text of a forgotten one under another key. "
+            f"{found.where}: {plural(len(found.keys), 'document')} with the text of a forgotten one under another key. "
             f"Forget them, too: echo {shown} > keys.txt; "
             f"python -m flows forget {shlex.quote(output)} --keys keys.txt --reason TEXT"
         )

@@ -47,7 +47,7 @@ def page(summary: Mapping[str, Any]) -> str:
         path=dataset["path"],
         figures=_key_figures(summary),
         sections=sections,
-        footer=f"Counted from all {summary['total']['token_count']:,} tokens, none of them sampled. "
+        footer=f"Counted from all {terminal.plural(summary['total']['token_count'], 'token')}, none of them sampled. "
         "Written by <code>flat-tokens stats</code>; this page loads nothing.",
     )
 
@@ -111,7 +111,15 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     if low < 0:
         marks = [(-0.5, "0"), *(mark for mark in marks if mark[0] > 0)]
     shape = "".join(
-        _column(x(a), x(b), y(share), f"{_span(found)} tokens: {found['seq_count']:,} sequences, {found['token_count']:,} tokens")
+        _column(
+            x(a),
+            x(b),
+            y(share),
+            (
+                f"{_span(found)} tokens: {terminal.plural(found['seq_count'], 'sequence')}, "
+                f"{terminal.plural(found['token_count'], 'token')}"
+            ),
+        )
         for found, (a, b), share in zip(bins, edges, of_sequences, strict=True)
         if found["seq_count"]
     )
@@ -120,7 +128,10 @@ def _length_figure(name: str, part: Mapping[str, Any]) -> str:
     )
     lengths = part["lengths"]
     plot = _plot(
-        f"Lengths of the sequences of {name}. From {lengths['min']:,} to {lengths['max']:,} tokens, median {lengths['p50']:,}.",
+        (
+            f"Lengths of the sequences of {name}. From {lengths['min']:,} to {terminal.plural(lengths['max'], 'token')}, "
+            f"median {lengths['p50']:,}."
+        ),
         [(y(tick), f"{100 * tick:g} %") for tick in ticks],
         [(x(k), label) for k, label in marks],
         "tokens in a sequence",
@@ -187,12 +198,15 @@ def vocabulary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "bytes per token", f"{rate[0]:.3f}, from {rate[1]:,} bytes of text, as the build recorded them"
     for name, part in summary["splits"].items():
         if part["bytes_per_token"] is not None:
-            yield f"{name}, decoded", f"{part['bytes_per_token']:.3f}, from {part['decoded_bytes']:,} bytes"
+            yield f"{name}, decoded", f"{part['bytes_per_token']:.3f}, from {terminal.plural(part['decoded_bytes'], 'byte')}"
     if total["distinct_ids"] is not None:
         largest = f", the largest {total['max_token_id']:,}" if total["distinct_ids"] else ""
         yield "different ids", f"{total['distinct_ids']:,}{largest}"
     if use:
-        yield "never used", f"{use['unused']:,} of {use['size']:,} ids ({terminal.percent(use['unused'] / max(use['size'], 1))})"
+        yield (
+            "never used",
+            f"{use['unused']:,} of {use['size']:,} ids ({terminal.percent(use['unused'] / max(use['size'], 1))})",
+        )
         if use["outside"]:
             yield "not in the vocabulary", f"{use['outside']:,} different ids"
 
@@ -206,7 +220,7 @@ def _rank_figure(total: Mapping[str, Any]) -> str:
     (_, most), (last, least) = points[0], points[-1]
     plot = _plot(
         "Tokens by rank and frequency. "
-        f"The most frequent token occurs {most:,} times; number {last:,}, the last, {least:,} times.",
+        f"The most frequent token occurs {most:,} times; number {last:,}, the last, {terminal.plural(least, 'time')}.",
         [(y(k), terminal.short(10**k)) for k in range(0, top + 1, step)],
         [(x(k), terminal.short(10**k)) for k in range(math.floor(right) + 1)],
         "rank",
@@ -230,7 +244,7 @@ def _use_figure(use: Mapping[str, Any]) -> str:
     )
     ticks = [tick for tick in _ticks(last, 5) if tick <= last]
     plot = _plot(
-        f"Use of the vocabulary by token id. {use['used']:,} of {use['size']:,} ids occur.",
+        f"Use of the vocabulary by token id. {use['used']:,} of {terminal.plural(use['size'], 'id')} occur.",
         [(y(k / 4), f"{k * 25} %") for k in range(5)],
         [(x(tick), terminal.short(tick)) for tick in ticks],
         "token id",

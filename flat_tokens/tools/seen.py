@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limit = "show N documents of a source at most; 0: all (default: 20; --json: always all)"
     parser.add_argument("--limit", **{**arguments.COUNT, "default": 20}, help=limit)
-    arguments.add_shared(parser, "--at", "--trust-records", "--json")
+    arguments.add_shared(parser, "--at", "--trust-records")
 
 
 def document_id(text: str) -> str | int:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
-from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, near_duplicates, report, terminal
 from flat_tokens.tools.corpus import Corpus, Source, windows
 from flat_tokens.tools.inspect import describe, heading
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="NAME", help="count this split alone")
     parser.add_argument("--top", **arguments.COUNT, default=25, help="show the N most frequent tokens (default: 25)")
     parser.add_argument("--html", metavar="FILE", help="write a report with plots: one HTML file that needs no other")
-    arguments.add_shared(parser, "--tokenizer", "--pattern", "--source", "--trust-records", "--format", "--option", "--json")
+    arguments.add_shared(parser, "--tokenizer", "--pattern", "--source", "--trust-records", "--format", "--option")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,12 +62,10 @@ def run(options: argparse.Namespace) -> int:
     summary = summarise(corpus, {name: count(corpus, name) for name in corpus.chosen(options.split)}, vocabulary, options.top)
     if (near := near_duplicates.near_duplicates(corpus, Locator(corpus, options.source, options.trust_records))) is not None:
         summary["near_duplicates"] = near
-    if options.html is not None:
-        target, _, name = options.html.rpartition("/")
-        Store.at(target or ("/" if options.html.startswith("/") else ".")).put(name, report.page(summary).encode())
+    told = lines(summary) if options.html is None else [arguments.write_file(options.html, report.page(summary))]
     if problem is not None:
         arguments.warn(f"tokens are shown by their ids: {problem}")
-    terminal.show(options, summary, lines(summary) if options.html is None else [f"wrote {options.html}"])
+    terminal.show(options, summary, told)
     return arguments.SAME
 
 

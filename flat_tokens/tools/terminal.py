@@ -40,6 +40,13 @@ ONE_LINE = VISIBLE | {0x0A: 0x240A}
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in VISIBLE if code > 0x1F}
 MARKDOWN = ONE_LINE | str.maketrans({"`": "'", "|": r"\|", "<": "&lt;", ">": "&gt;", "\\": r"\\"})
 IN_MARKDOWN = re.compile(f"[{re.escape(''.join(map(chr, MARKDOWN)))}]|\\](?=[(\\[])")
+ONE = re.compile(
+    r"(?<![\w.,:-])1 (bound|byte|character|chunk|column|crop|document|epoch|error|file|group|header|id|item|key|level|"
+    r"line|message|number|object|package|pair|part|process|question|range|row|sample|second|sequence|shard|slice|source|step|stream|time|token|"
+    r"value|version|window|worker)(?:es|s)\b"
+)
+"""One of something, with the noun of several."""
+ERRNO = re.compile(r"\[Errno -?\d+\] ")
 OWN_STYLES = re.compile(f"({'|'.join(map(re.escape, (RESET, BOLD, DIM, MATCH)))})")
 
 
@@ -97,8 +104,9 @@ def show(options: argparse.Namespace, found: Any, lines: Iterable[str]) -> None:
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False).translate(JSON_ESCAPES))
         return
-    color = wants_color(getattr(options, "color", "never"))
-    print("\n".join(line(one, color) for one in lines))
+    color = wants_color(options.color)
+    first, *others = [line(one, color) for one in lines] or [""]
+    print("\n".join([first if RESET in first else styled(first, BOLD, color), *others]))
 
 
 def shown(piece: bytes) -> str:
@@ -156,11 +164,11 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[Checked], None] | None]:
+def progress(what: str, quiet: bool) -> Iterator[Callable[[Checked], None] | None]:
     """Show the progress of the block in a line of the terminal. The function to call with it, or None if standard error is
-    no terminal.
+    no terminal, or it is to be *quiet*.
     """
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     begun = shown = time.monotonic()
@@ -211,6 +219,16 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def source_called(name: str) -> str:
+    """The name of a source in messages: its own, unless that is the one it has without a setting."""
+    return "the source" if name == "source" else f"source {name!r}"
+
+
+def plain(text: str) -> str:
+    """A message without the numbers of the system's errors, and with one of something in the singular."""
+    return ONE.sub(r"1 \1", ERRNO.sub("", text))
+
+
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type's name where it has none."""
-    return line(" ".join(str(error).split())) or type(error).__name__
+    return line(" ".join(plain(str(error)).split())) or type(error).__name__

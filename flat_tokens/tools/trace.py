@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="NAME", help="train, validation or test (default: the first)")
     characters = "show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)"
     parser.add_argument("--characters", **arguments.COUNT, help=characters)
-    arguments.add_shared(
-        parser, "--source", "--at", "--trust-records", "--tokenizer", "--pattern", "--format", "--option", "--color", "--json"
-    )
+    arguments.add_shared(parser, "--source", "--at", "--trust-records", "--tokenizer", "--pattern", "--format", "--option")
     step = parser.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
     step.add_argument("--batch-size", type=arguments.at_least(1), metavar="N", help="rows of the batch, over all hosts")
     step.add_argument("--length", type=arguments.at_least(1), metavar="N", help="tokens in a row; max_length of documents")

@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="--sample: tokenize K documents of each split again (default: 64)",
     )
-    arguments.add_shared(parser, "--source", "--trust-records", "--tokenizer", "--pattern", "--format", "--option", "--json")
+    arguments.add_shared(parser, "--source", "--trust-records", "--tokenizer", "--pattern", "--format", "--option")
 
 
 def sample(text: str) -> Sample:
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
     if options.number is not None and options.key is None:
         raise ValueError("--number is about what a key endorses: give --key, too")
     public = endorsing.public_key_in(options.key) if options.key is not None else None
-    with terminal.progress("verify") as watch, signing.using(() if options.sign else signing.keys()):
+    with terminal.progress("verify", options.quiet) as watch, signing.using(() if options.sign else signing.keys()):
         faults = list(itertools.islice(check(options, watch, public), MAX_PROBLEMS + 1))
     if options.sign and not faults:
         root = Store.at(options.path)
@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_forgotten(options: argparse.Namespace) -> int:
     root = Store.at(options.path)
-    with terminal.progress("verify") as watch:
+    with terminal.progress("verify", options.quiet) as watch:
         faults = list(
             check_forgotten(root, adding_up(watch, sum(size for _, size in root.listing())) if watch else lambda _: None)
         )
@@ -223,7 +223,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
         corpus = arguments.corpus_of(options)
     except ValueError as error:
         if _is_recognised(options):
-            yield str(error)
+            yield terminal.one_line(error)
             return
         raise
     yield from _check_other(corpus, options)
@@ -260,7 +260,7 @@ def _check_documents(root: Store) -> Iterator[str]:
         for name in corpus.splits:
             corpus.documents(name)
     except (ValueError, FileNotFoundError) as error:
-        yield str(error)
+        yield terminal.one_line(error)
 
 
 def _check_sample(root: Store, options: argparse.Namespace) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
             try:
                 yield from check_split(split)
             except (ValueError, FileNotFoundError) as error:  # it can't even be read
-                yield str(error)
+                yield terminal.one_line(error)
         elif options.full or options.sample is not None:
             share = (0, split.seq_count) if options.full else options.sample.share(split.seq_count)
             yield from check_sequences(name, split, *share)
@@ -322,7 +322,7 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
                 yield f"{name}: token id {batch.max_token_id} is above max_token_id {split.max_token_id}"
                 return
     except (ValueError, *NO_OBJECT) as error:  # other errors of the system are not a fault of the files
-        yield str(error)
+        yield terminal.one_line(error)
 
 
 def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counter[str], list[str]]:
@@ -385,7 +385,11 @@ def _steps_of(
     try:
         foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
         if len(described) > MOST_STEPS and not trusted:
-            return None, f"the manifest has {len(described):,} steps, which take long: --trust-records takes them", work
+            return (
+                None,
+                f"the manifest has {terminal.plural(len(described), 'step')}, which take long: --trust-records takes them",
+                work,
+            )
         if foreign and not trusted:
             return (
                 None,
@@ -397,7 +401,7 @@ def _steps_of(
         if not trusted:
             patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
             if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
-                return None, f"a pattern in the manifest has {longest:,} bytes: --trust-records takes it", work
+                return None, f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it", work
             work += sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts))
             if work > MOST_WORK:
                 return None, "a pattern in the manifest would take long: --trust-records waits for it", work

@@ -8,7 +8,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ import yaml
 from flat_tokens.manifest import VERSIONS, splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
+from flat_tokens.tools.arguments import existing
 from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.terminal import duration, line, plural, show, size
-from flows.commands.running import RUNNING, add_command, login_without_prefect, prefect_server, run_with_progress
+from flows.commands.running import add_command, login_without_prefect, prefect_server, run_with_progress
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
@@ -37,21 +38,23 @@ NEAR = 0.02
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-    build = add_command(commands, "build", run_build, "Build a dataset version, or go on with one, and publish it.", RUNNING)
-    about = "Sample the sources and tell documents, tokens, bytes, slices, time and disk. Writes no dataset."
-    plan = add_command(commands, "plan", run_plan, about, ["--quiet"])
+    about = "build a dataset version, or go on with one, and publish it"
+    build = add_command(commands, "build", run_build, about, reports=True)
+    about = "sample the sources and tell documents, tokens, bytes, slices, time and disk; no dataset is written"
+    plan = add_command(commands, "plan", run_plan, about)
     anyway = "publish the version whatever its gates say; the reason is recorded"
     build.add_argument("--publish-anyway", metavar="REASON", help=anyway)
     for command in (build, plan):
-        command.add_argument("config", type=Path, metavar="CONFIG.yaml")
+        command.add_argument("config", type=existing, metavar="CONFIG.yaml", help="a configuration file")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
 
-    about = "Look the sources up again; publish what they give now if it is new."
-    refresh = add_command(commands, "refresh", run_refresh, about, RUNNING)
-    about = "Publish the same text for other tokenizers, each next to the dataset, its download reused."
-    retokenize = add_command(commands, "retokenize", run_retokenize, about, RUNNING)
+    about = "look the sources up again; publish what they give now if it is new"
+    refresh = add_command(commands, "refresh", run_refresh, about, reports=True)
+    about = "publish the same text for other tokenizers, each next to the dataset, its download reused"
+    retokenize = add_command(commands, "retokenize", run_retokenize, about, reports=True)
     for command in (refresh, retokenize):
-        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", help="a configuration file, or a dataset's path or URL")
+        there = "a configuration file, or a dataset's path or URL"
+        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", type=existing, help=there)
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
         consent = "read what a dataset's own record names: its sources, its tokenizer"
         command.add_argument("--trust-records", action="store_true", help=consent)
@@ -65,10 +68,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_build(options: argparse.Namespace) -> None:
-    config = read_config(options.config, options.set)
-    from flows.pipelines.early import check_here
-
-    check_here(config)
+    config = checked_config(options.config, options.set)
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
@@ -111,10 +111,7 @@ def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResu
 
 
 def run_plan(options: argparse.Namespace) -> None:
-    config = read_config(options.config, options.set)
-    from flows.pipelines.early import check_here
-
-    check_here(config)
+    config = checked_config(options.config, options.set)
     from flows.pipelines.plan import plan  # heavy: after the configuration has been read
 
     made = plan(config)
@@ -168,7 +165,7 @@ def run_retokenize(options: argparse.Namespace) -> None:
 def dataset_at(options: argparse.Namespace) -> BuildConfig | str:
     """The configuration in a file, or the place of a dataset."""
     if kind_of(options.dataset) == "file":
-        return read_config(Path(options.dataset), options.set)
+        return checked_config(options.dataset, options.set)
     if options.set:
         raise ValueError("--set changes a configuration file, but a dataset is given")
     return str(options.dataset)
@@ -182,7 +179,7 @@ def trusted_config(options: argparse.Namespace, dataset: str) -> BuildConfig:
     from tasks.output.versions import at_dataset
 
     config = config_of(*at_dataset(dataset))
-    places = {f"source {one.name}": one.path or f"hf://datasets/{one.hub and one.hub.path}" for one in config.sources}
+    places = {one.called: one.path or f"hf://datasets/{one.hub and one.hub.path}" for one in config.sources}
     for what, place in {**places, "tokenizer": config.tokenizer.name, "scratch": config.scratch}.items():
         if place:
             print(line(f"{options.command}: the record of {dataset} names {what}: {place}"), file=sys.stderr)
@@ -243,6 +240,15 @@ def read_yaml(text: str, what: str) -> Any:
         raise ValueError(f"{what} is not YAML: {error}") from error
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
+
+
+def checked_config(path: str, settings: list[str]) -> BuildConfig:
+    """The same, with what is known at once: local paths, and the tokenizer's name."""
+    config = read_config(Path(path), settings)
+    from flows.pipelines.early import check_here
+
+    check_here(config)
+    return config
 
 
 def read_config(path: Path, settings: list[str]) -> BuildConfig:
@@ -307,11 +313,14 @@ def read_tokenizer(text: str) -> TokenizerConfig:
     value = read_yaml(text, f"--tokenizer {text}") if text.lstrip().startswith("{") else {"name": text}
     from pydantic import ValidationError
 
+    from flows.pipelines.early import check_tokenizer
     from tasks.config import TokenizerConfig
     from tasks.faults import faults_of
 
     try:
-        return TokenizerConfig.model_validate(value)
+        config = TokenizerConfig.model_validate(value)
+        check_tokenizer(config.name)
+        return config
     except ValidationError as error:
         raise ValueError(f"--tokenizer {text}: {'; '.join(faults_of(error, TokenizerConfig))}") from error
 
@@ -335,7 +344,7 @@ def summary(result: BuildResult) -> list[str]:
     particular = [f"  evaluation {one.sentence}" for one in set_reports((), documents)]
     if apart := result.equal_texts_apart:
         particular.append(
-            f"  leaks      {apart:,} documents outside train have a text that another split has; split.by text avoids it"
+            f"  leaks      {plural(apart, 'document')} outside train with a text that another split has; split.by text avoids it"
         )
     if not result.was_published:
         particular.append(f"  reused     {result.slices_reused} of {result.slices} slices")
@@ -361,7 +370,8 @@ def published_text(
         *(f"  decide     {one}" for one in (ways_to_decide(result.held, result.path) if result.held else ())),
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
-            f"  {split:10} {result.totals[split]['token_count']:,} tokens in {result.totals[split]['seq_count']:,} sequences, "
+            f"  {split:10} {plural(result.totals[split]['token_count'], 'token')} in "
+            f"{plural(result.totals[split]['seq_count'], 'sequence')}, "
             f"largest id {result.totals[split]['max_token_id']:,}"
             for split in splits_of(result.totals)
         ),
@@ -382,6 +392,8 @@ def ways_to_decide(held: Candidate, path: str) -> list[str]:
 def plan_text(made: Plan) -> list[str]:
     """Result of a dry run, for people."""
     about = "" if made.exact else "about "
+    tokens = _between(made.tokens_low, made.tokens, made.tokens_high, "{:,}".format)
+    stored = _between(made.dataset_bytes_low, made.dataset_bytes, made.dataset_bytes_high, size)
     free = "" if made.disk_free is None else f", {size(made.disk_free)} free"
     return [
         f"  version    {made.version or 'not known before every file has been read'}"
@@ -389,9 +401,9 @@ def plan_text(made: Plan) -> list[str]:
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
         *([f"  steps      {_losses_text(made)}"] if made.losses else []),
-        f"  tokens     {_tokens_text(made)} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
+        f"  tokens     {tokens} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
         f"  text       {about}{size(made.text_bytes)} in {about}{plural(made.slices, 'slice')}, {made.slices_stored:,} stored",
-        f"  output     {_size_text(made)} as {made.layout}",
+        f"  output     {stored} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
         *(f"  gate       {WOULD[one.action]}: {one.sentence}" for one in made.findings),
@@ -411,21 +423,12 @@ def _losses_text(made: Plan) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())
         found = f" and finds {', '.join(f'{name} in {count:,}' for name, count in loss.found.items())}" if loss.found else ""
         losses.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}{found}")
-    return f"of {made.sampled_documents:,} documents that were read, {'; '.join(losses)}"
+    return f"of {plural(made.sampled_documents, 'document')} that were read, {'; '.join(losses)}"
 
 
-def _tokens_text(made: Plan) -> str:
-    """The number of tokens: about, where it is off by 2 % at most, else between which."""
-    if made.tokens_high - made.tokens <= NEAR * made.tokens:
-        return f"about {made.tokens:,}"
-    return f"{made.tokens_low:,} to {made.tokens_high:,}, perhaps {made.tokens:,}"
-
-
-def _size_text(made: Plan) -> str:
-    """The size of the dataset, in the same way."""
-    if made.dataset_bytes_high - made.dataset_bytes <= NEAR * made.dataset_bytes:
-        return f"about {size(made.dataset_bytes)}"
-    return f"{size(made.dataset_bytes_low)} to {size(made.dataset_bytes_high)}, perhaps {size(made.dataset_bytes)}"
+def _between(low: int, value: int, high: int, text: Callable[[int], str]) -> str:
+    """A number that is estimated: about, if it is off by 2 % at most, else between which."""
+    return f"about {text(value)}" if high - value <= NEAR * value else f"{text(low)} to {text(high)}, perhaps {text(value)}"
 
 
 def seconds_line(seconds: dict[str, float]) -> str:

@@ -8,16 +8,14 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.formats import FORMATS
-from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.local import real_path
-from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options
-from flat_tokens.tools.export import add_target, export_of
+from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
+from flat_tokens.tools.export import add_target, export_of, lines
 from flat_tokens.tools.import_ import lost_bounds
-from flat_tokens.tools.terminal import show, size
+from flat_tokens.tools.terminal import plural, show
 from flows.commands.build import published_text, read_tokenizer, seconds_line
-from flows.commands.running import ON_REQUEST, PUBLISHING, add_command, add_layout, checked, publishing, run_with_progress
+from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,84 +34,64 @@ REASONS = {
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-    add = partial(add_command, commands, options=PUBLISHING)
-    merge = add("merge", run_merge, "Publish the documents of several datasets, in order.")
-    append = add("append", run_append, "Publish a new version of a dataset with the documents of others after its own.")
-    subset = add("subset", run_alone, "Publish the documents of a dataset that all filters let through.")
-    shuffle = add("shuffle", run_alone, "Publish the documents of a dataset in an order that a seed decides.")
-    relayout = add("relayout", run_alone, "Publish a dataset in another layout.")
+    from tasks.derive.request import HubRequest, ImportRequest, Merge, Publishing, Shuffle, Subset
 
-    merge.add_argument("datasets", metavar="DATASET", nargs="+", help="an output, a version of it, or plain zarr; at last OUTPUT")
-    append.add_argument("datasets", metavar="DATASET", nargs="+")
-    append.add_argument("--to", required=True, metavar="OUTPUT", help="the output whose latest version they are appended to")
+    merge = add_command(commands, "merge", run_merge, "publish the documents of several datasets, in order", reports=True)
+    about = "publish a new version of a dataset with the documents of others after its own"
+    append = add_command(commands, "append", run_append, about, reports=True)
     for command in (merge, append):
-        add_layout(command, "the first dataset's")
-        consent = "also where it is not recorded that they are the same"
-        command.add_argument("--allow-different-tokenizers", action="store_true", help=consent)
-    for command in (subset, shuffle, relayout):
-        command.add_argument("dataset", metavar="DATASET")
-        command.add_argument("output", metavar="OUTPUT")
-    for command in (subset, shuffle):
-        add_layout(command, "the dataset's")
+        there = "an output, a version of it, or plain zarr"
+        command.add_argument("datasets", metavar="DATASET", nargs="+", type=existing, help=there)
+        add_fields(command, Merge)
+        add_fields(command, Publishing)
+    merge.add_argument("output", metavar="OUTPUT", help="where the version is published")
+    first = "the output whose latest version comes first"
+    append.add_argument("--to", required=True, dest="output", metavar="OUTPUT", help=first)
+    for name, model, about in (
+        ("subset", Subset, "publish the documents of a dataset that all filters let through"),
+        ("shuffle", Shuffle, "publish the documents of a dataset in an order that a seed decides"),
+        ("relayout", Publishing, "publish a dataset in another layout"),
+    ):
+        command = add_command(commands, name, run_alone, about, reports=True)
+        add_places(command, "OUTPUT", "where the version is published")
+        for kind in dict.fromkeys((model, Publishing)):
+            add_fields(command, kind, sources="source", key_list="keys", id_list="ids")
 
-    source = "of this source; may be given several times"
-    subset.add_argument("--source", dest="sources", action="append", metavar="NAME", help=source)
-    subset.add_argument("--min-tokens", type=int, metavar="N")
-    subset.add_argument("--max-tokens", type=int, metavar="N")
-    where = "for which it is true: an expression of tokens, source, file, row, key; see docs/tools.md"
-    subset.add_argument("--where", metavar="EXPRESSION", help=where)
-    keys = "whose keys are in this file: 16 hexadecimal digits a line, or .npy"
-    subset.add_argument("--keys", dest="key_list", metavar="FILE", help=keys)
-    subset.add_argument("--ids", dest="id_list", metavar="FILE", help="whose ids are in this file, one a line")
-    subset.add_argument("--fraction", type=float, metavar="F", help="a sample; a smaller fraction is within a larger one")
-    subset.add_argument("--count", type=int, metavar="N", help="a sample of this many documents of each split")
-    subset.add_argument("--seed", type=int, default=0, metavar="N", help="another seed draws another sample")
-    subset.add_argument("--split", choices=EVERY_SPLIT, help="filter this split alone; the others stay as they are")
-    subset.add_argument("--drop", choices=EVERY_SPLIT, help="leave this split empty")
-
-    shuffle.add_argument("--seed", type=int, default=0, metavar="N")
-    shuffle.add_argument("--split", choices=EVERY_SPLIT, help="shuffle this split alone")
-
-    relayout.add_argument("--layout", choices=LAYOUTS, required=True, help="how the version is stored")
-
-    export = add_command(commands, "export", run_export, "Write a dataset in another format.", ON_REQUEST)
-    export.add_argument("dataset", metavar="DATASET")
-    export.add_argument("output", metavar="OUT", help="an empty directory, or one where this export was begun")
+    export = add_command(commands, "export", run_export, "write a dataset in another format", reports=True)
+    add_places(export, "OUT", "an empty directory, or one where this export was begun")
+    add_fields(export, Publishing, "workers")
     add_target(export)
 
-    imported = add("import", run_import, "Publish the tokens of files in another format.")
-    imported.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share")
-    imported.add_argument("output", metavar="OUTPUT")
-    add_layout(imported, "mmap on local disks, compact elsewhere")
+    imported = add_command(commands, "import", run_import, "publish the tokens of files in another format", reports=True)
+    path = "a file, a directory, or the prefix that several files share"
+    imported.add_argument("path", metavar="PATH", type=existing_prefix, help=path)
+    imported.add_argument("output", metavar="OUTPUT", help="where the version is published")
     imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
     imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
-    imported.add_argument("--validation-fraction", type=float, metavar="F", help="drawn by key, instead of the files' own splits")
-    imported.add_argument("--split-seed", type=int, default=0, metavar="N")
+    add_fields(imported, Publishing)
+    add_fields(imported, ImportRequest, "validation_fraction", "split_seed")
     add_option_flags(imported, except_for=WRITING_ONLY)
 
-    publish = add_command(commands, "publish", run_publish, "Publish a version on the Hugging Face hub.", ON_REQUEST)
-    publish.add_argument("dataset", metavar="DATASET")
-    publish.add_argument(
-        "--to", nargs=2, required=True, metavar=("hub", "ORG/NAME"), help="the repository; made if it is not there"
-    )
-    publish.add_argument(
-        "--form", choices=("parquet", "zarr"), default="parquet", help="token ids in lists, or the version as it is"
-    )
-    publish.add_argument("--private", action=argparse.BooleanOptionalAction, help="for whom the repository is made")
-    publish.add_argument("--licence", metavar="ID", help="such as cc-by-4.0 (default: the configuration's)")
-    publish.add_argument("--scratch", metavar="DIR", help="for files on their way")
+    publish = add_command(commands, "publish", run_publish, "publish a version on the Hugging Face hub", reports=True)
+    publish.add_argument("dataset", metavar="DATASET", type=existing, help="an output, or a version of it")
+    target = "the repository; made if it is not there"
+    publish.add_argument("--to", nargs=2, required=True, metavar=("hub", "ORG/NAME"), help=target)
+    add_fields(publish, HubRequest)
+
+
+def add_places(command: argparse.ArgumentParser, metavar: str, about: str) -> None:
+    """Add the dataset that is read and the place that is written to."""
+    command.add_argument("dataset", metavar="DATASET", type=existing, help="an output, a version of it, or plain zarr")
+    command.add_argument("output", metavar=metavar, help=about)
 
 
 def run_merge(options: argparse.Namespace) -> None:
-    *datasets, output = options.datasets
-    if not datasets:
-        raise ValueError("name the datasets and, at last, the output: merge DATASET [DATASET ...] OUTPUT")
-    run_request(options, "merge", datasets, output)
+    run_request(options, "merge", options.datasets)
 
 
 def run_append(options: argparse.Namespace) -> None:
-    check_output_of_append(options.to, options.datasets)
-    run_request(options, "merge", [options.to, *options.datasets], options.to)
+    check_output_of_append(options.output, options.datasets)
+    run_request(options, "merge", [options.output, *options.datasets])
 
 
 def check_output_of_append(to: str, datasets: list[str]) -> None:
@@ -145,17 +123,16 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
 
 def run_alone(options: argparse.Namespace) -> None:
     """Run an operation on one dataset."""
-    run_request(options, options.command, [options.dataset], options.output)
+    run_request(options, options.command, [options.dataset])
 
 
-def run_request(options: argparse.Namespace, operation: str, inputs: list[str], output: str) -> None:
+def run_request(options: argparse.Namespace, operation: str, inputs: list[str]) -> None:
     """Run an operation and print its result."""
     from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 
     kinds: dict[str, type[BaseModel]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
-    given = {name: value for name, value in vars(options).items() if name in kinds[operation].model_fields}
-    settings = {"operation": operation, **given}
-    request = checked(DeriveRequest, operation=settings, inputs=inputs, output=output, **publishing(options))
+    settings = {"operation": operation, **given(options, kinds[operation])}
+    request = checked(DeriveRequest, **{**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
 
     from flows.pipelines.derive import derive
     from flows.runners.threads import Threads
@@ -185,26 +162,19 @@ def run_export(options: argparse.Namespace) -> None:
     settings = (dataset, output, options.to, given_options(options), options.split, options.workers)
     pipeline = partial(export, request, output)
     result = run_with_progress(options, Threads(options.workers), pipeline, "flows.export:export_dataset", *settings)
-    files = f"{size(result.byte_count)} in {len(result.objects):,} files"
-    if result.was_done:
-        lines = [f"nothing to do: {result.path} is this export, {files}"]
-    else:
-        reused = [f"  reused     {result.reused:,} of {result.parts:,} parts"] if result.reused else []
-        lines = [f"exported to {result.path}", f"  {result.format:10} {files}", *reused, seconds_line(result.seconds)]
-    if result.loses_loss_mask:
-        lines.append(f"The loss mask is not exported: {result.format} has no place for it. All tokens count there.")
-    show(options, result.model_dump(mode="json"), lines)
+    show(options, result.model_dump(mode="json"), lines(result, sum(result.seconds.values())))
 
 
 def run_publish(options: argparse.Namespace) -> None:
-    from flows.pipelines.to_hub import HubRequest, publish_to_hub
-    from flows.runners.threads import Threads
+    from tasks.derive.request import HubRequest
 
     where, repo = options.to
     if where != "hub":
         raise ValueError(f"--to {where} {repo}: datasets are published on the hub: --to hub ORG/NAME")
-    given = {name: getattr(options, name) for name in ("dataset", "form", "private", "licence", "workers", "scratch")}
-    request = checked(HubRequest, repo=repo, **given)
+    request = checked(HubRequest, repo=repo, **given(options, HubRequest))
+    from flows.pipelines.to_hub import publish_to_hub
+    from flows.runners.threads import Threads
+
     pipeline = partial(publish_to_hub, request)
     result = run_with_progress(
         options, Threads(request.workers), pipeline, "flows.publish_dataset:publish_dataset", **request.model_dump()
@@ -215,24 +185,17 @@ def run_publish(options: argparse.Namespace) -> None:
 def run_import(options: argparse.Namespace) -> None:
     from tasks.derive.request import ImportRequest
 
-    request = checked(
-        ImportRequest,
-        path=options.path,
-        output=options.output,
-        format=options.format,
-        options=given_options(options),
-        tokenizer=read_tokenizer(options.tokenizer) if options.tokenizer else None,
-        validation_fraction=options.validation_fraction,
-        split_seed=options.split_seed,
-        **publishing(options),
-    )
+    settings = {**given(options, ImportRequest), "options": given_options(options)}
+    if options.tokenizer:
+        settings["tokenizer"] = read_tokenizer(options.tokenizer)
+    request = checked(ImportRequest, **settings)
 
     from flows.pipelines.import_ import import_files
     from flows.runners.threads import Threads
 
     flow = "flows.import_dataset:import_dataset"
     result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)
-    reused = [f"  reused     {result.parts_reused:,} of {result.parts:,} parts"] if result.parts_reused else []
+    reused = [f"  reused     {result.parts_reused:,} of {plural(result.parts, 'part')}"] if result.parts_reused else []
     lines = published_text(result, f"imported from {result.format}", (), particular=reused)
     show(options, result.model_dump(mode="json"), lines)
     if hint := lost_bounds(result.format, request.options):

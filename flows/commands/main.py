@@ -1,11 +1,10 @@
-"""The command line: ``python -m flows COMMAND``.
+"""The command line: ``flat-tokens-service COMMAND``, which is ``python -m flows COMMAND``.
 
 Nothing heavy is imported before a configuration has been read: a mistake in it is reported at once.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import logging
@@ -17,25 +16,32 @@ from collections.abc import Callable
 from typing import TextIO
 
 from flat_tokens import __version__
+from flat_tokens.tools import completion
+from flat_tokens.tools.arguments import TROUBLE, Parser, program
 from flat_tokens.tools.terminal import one_line, visible
+from flows.commands.running import PROGRAM, STATUS, add_command
 from flows.watch.failures import is_expected
 
 FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
     "versions": ("status", "versions", "approve", "reject", "forget", "pin", "unpin", "rollback", "gc"),
-    "completion": ("completion",),
     "vocabulary": ("vocabulary", "train-tokenizer"),
     "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
 }
 """Modules of this folder, and the commands that each adds, with the functions that run them."""
+COMPLETION = "completion"
+COMMANDS = (*(name for names in FAMILIES.values() for name in names), COMPLETION)
 
 LEAVING_SECONDS = 10.0
 AGAIN_SECONDS = 0.05
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command; its exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
-    options = parser(arguments[0] if arguments else "").parse_args(arguments)
+    """Run a command; its exit status: 0 done, 1 failed, 2 not begun, 130 interrupted."""
+    try:
+        options = parser(*arguments[:1]).parse_args(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
     log_to_terminal()
     # A build may be stopped at any moment: what is stored is whole, and what is not is swept by the next one.
     signal.signal(signal.SIGTERM, lambda *_: _stop(143, "terminated"))
@@ -47,14 +53,15 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         _stop(130, "interrupted")
     except BrokenPipeError:
-        return 1
+        return 141
     except MemoryError:
-        print(f"{options.command} failed: out of memory. Give it more, or fewer workers.", file=sys.stderr)
+        status, said = 1, "out of memory. Give it more, or fewer workers."
     except Exception as error:
         if not is_expected(error):
             raise
-        print(f"{options.command} failed: {one_line(error)}", file=sys.stderr)
-    return 1
+        status, said = 1 if options.begun and not isinstance(error, FileNotFoundError) else TROUBLE, one_line(error)
+    print(f"{PROGRAM} {options.command}: {said}", file=sys.stderr)
+    return status
 
 
 def _interrupt(*_: object) -> None:
@@ -112,12 +119,16 @@ def log_to_terminal() -> None:
         logger.setLevel(logging.WARNING)
 
 
-def parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of a command, or else of all. Other families are not imported: that would take longer than a small build."""
-    chosen = [family for family, names in FAMILIES.items() if command in names]
-    top = argparse.ArgumentParser(prog="python -m flows", description="Build flat-tokens datasets from text.")
-    top.add_argument("--version", action="version", version=f"flat-tokens {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
-    for family in chosen or FAMILIES:
-        importlib.import_module(f"flows.commands.{family}").add_commands(commands)
+def parser(command: str = "-") -> Parser:
+    """The parser of a command, or of all. Other families are not imported: that would take longer than a small build."""
+    top, commands = program(PROGRAM, "Build flat-tokens datasets from text.", STATUS, __version__)
+    for family, names in FAMILIES.items():
+        if command not in COMMANDS and not command.startswith("-"):
+            for name in names:
+                commands.add_parser(name)
+        elif command in names or command not in COMMANDS:
+            importlib.import_module(f"flows.commands.{family}").add_commands(commands)
+    added = add_command(commands, COMPLETION, completion.run, completion.SUMMARY)
+    added.set_defaults(parser=parser)
+    completion.add_arguments(added)
     return top

@@ -8,17 +8,21 @@ import os
 import pkgutil
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flat_tokens.arrays.layouts import LAYOUTS
+from flat_tokens.tools.arguments import add_command as add_to_program
+from flat_tokens.tools.arguments import existing, typed
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+PROGRAM = "flat-tokens-service"
 
 
 def prefect_server() -> str | None:
@@ -72,38 +76,72 @@ def _setting(name: str) -> str | None:
     return str(value) if value else None
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--json": {"action": "store_true", "help": "the result as JSON on standard output"},
-    "--quiet": {"action": "store_true", "help": "no progress: warnings, errors and the result alone"},
-    "--no-server": {"action": "store_true", "help": "do not report to a Prefect server"},
-    "--workers": {"type": int, "metavar": "N", "help": "tasks at a time (default: one for each core)"},
-    "--name": {"metavar": "NAME", "help": "a name for people (default: the first input's)"},
-    "--scratch": {"metavar": "DIR", "help": "local directory for staging, where the output is remote"},
-    "--verify-level": {"choices": ("quick", "full"), "default": "quick", "help": "check before publication"},
-}
-"""Options that several commands have."""
+NO_SERVER: dict[str, Any] = {"action": "store_true", "help": "do not report to a Prefect server"}
 
-RUNNING = ("--quiet", "--no-server")
-"""Options of commands that run a pipeline, with or without a server."""
-ON_REQUEST = (*RUNNING, "--workers")
-"""The same of pipelines that run on a request, which has no configuration file."""
-PUBLISHING = (*ON_REQUEST, "--name", "--scratch", "--verify-level")
-"""The same of requests that publish a version. They have ``--layout``, too; ``publishing`` reads them all."""
+STATUS = """\
+exit status:
+  0  done
+  1  begun, and not done: the same command resumes, where there is something to resume
+  2  not begun: bad arguments, nothing there, a package missing
+"""
+
+EXAMPLES = {
+    "build": "dataset.yaml --set tokenizer=gpt2",
+    "plan": "dataset.yaml",
+    "refresh": "dataset.yaml --keep 3",
+    "retokenize": "out/web --tokenizer gpt2 --tokenizer o200k_base --trust-records",
+    "status": "out/web",
+    "versions": "out/web --json",
+    "approve": "out/web --reason 'the new crawl is smaller'",
+    "reject": "out/web 4f0c --reason 'half of it is missing'",
+    "forget": "out/web --ids ids.txt --reason 'they asked for it'",
+    "pin": "out/web 4f0c --note 'the paper'",
+    "unpin": "out/web 4f0c",
+    "rollback": "out/web",
+    "gc": "out/web --keep 3 --days 7 --delete",
+    "vocabulary": "cl100k_base --to cl100k_base.tiktoken",
+    "train-tokenizer": "dataset.yaml --vocab-size 32768,65536",
+    "merge": "out/web out/books out/both",
+    "append": "out/more --to out/web",
+    "subset": "out/web out/long --min-tokens 500 --fraction 0.1",
+    "shuffle": "out/web out/shuffled --seed 1",
+    "relayout": "out/web out/small --layout compact",
+    "export": "out/web exports/web --to megatron",
+    "import": "fineweb/ out/web --format build-nanogpt --end-of-text 50256",
+    "publish": "out/web --to hub ORG/NAME --private",
+    "completion": "bash",
+}
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], None], about: str, options: Sequence[str] = ()
+    commands: Any, name: str, run: Callable[[argparse.Namespace], Any], about: str, *, reports: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command with the option that all have, and with *options* of those above."""
-    command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
-    command.set_defaults(run=run, quiet=False)
-    for option in ("--json", *options):
-        command.add_argument(option, **OPTIONS[option])
+    """Add a command. *reports*: it runs a pipeline, which a Prefect server watches if there is one."""
+    command = add_to_program(commands, name, about, f"example:\n  {PROGRAM} {name} {EXAMPLES[name]}\n", STATUS)
+    command.set_defaults(run=run, begun=False)
+    if reports:
+        command.add_argument("--no-server", **NO_SERVER)
     return command
 
 
-def add_layout(command: argparse.ArgumentParser, default: str) -> None:
-    command.add_argument("--layout", choices=LAYOUTS, help=f"how the version is stored (default: {default})")
+NOT_OPTIONS = ("operation", "output", "path", "dataset", "repo", "options", "tokenizer", "vocab_sizes")
+
+
+def add_fields(command: argparse.ArgumentParser, model: type[BaseModel], *only: str, **flags: str) -> None:
+    """Add an option for each field of a request, or for some *only*: ``--min-tokens`` for ``min_tokens``, unless *flags* has
+    another name for it. A place that is read must be there.
+    """
+    for name in only or [name for name in model.model_fields if name not in NOT_OPTIONS]:
+        settings = typed(model, name)
+        if "Location" in model.__annotations__[name]:
+            settings |= {"type": existing, "metavar": "FILE"}
+        flag, about = flags.get(name, name).replace("_", "-"), model.model_fields[name].description or ""
+        command.add_argument(f"--{flag}", dest=name, help=about[:1].lower() + about[1:], **settings)
+
+
+def given(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
+    """The fields of a request that the command line has."""
+    return {name: value for name in model.model_fields if (value := getattr(options, name, None)) is not None}
 
 
 T = TypeVar("T")
@@ -128,6 +166,7 @@ def run_with_progress(
     name = _name(arguments[0] if arguments else argparse.Namespace(**settings))
     has_server = server is not None
     with nullcontext() if options.quiet else display(name, sys.stderr.isatty(), has_server=has_server):
+        options.begun = True
         if server is None:
             with alone as runner:
                 return pipeline(runner)
@@ -153,11 +192,6 @@ def _name(request: Any) -> str:
 
 
 M = TypeVar("M", bound="BaseModel")
-
-
-def publishing(options: argparse.Namespace) -> dict[str, Any]:
-    settings = {name: getattr(options, name) for name in ("name", "scratch", "verify_level", "workers")}
-    return {"layout": options.layout or "auto", **settings}
 
 
 def checked(model: type[M], **settings: Any) -> M:

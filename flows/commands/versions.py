@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import groupby
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flat_tokens.stores.local import kind_of
+from flat_tokens.tools.arguments import existing
 from flat_tokens.tools.terminal import plural, show, size, table
 from flows.commands.build import DAYS, KEEP, policy_of, read_config, ways_to_decide
-from flows.commands.running import RUNNING, add_command, checked, run_with_progress
+from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
@@ -31,47 +32,40 @@ AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
+    from tasks.derive.request import ForgetRequest
 
     def add_on_output(
-        name: str, run: Callable[[argparse.Namespace], None], about: str, options: Sequence[str] = ()
+        name: str, run: Callable[[argparse.Namespace], None], about: str, *, reports: bool = False
     ) -> argparse.ArgumentParser:
-        command = add_command(commands, name, run, about, options)
-        command.add_argument("output", metavar="OUTPUT", help="a build's output, or its configuration file")
+        command = add_command(commands, name, run, about, reports=reports)
+        command.add_argument("output", metavar="OUTPUT", type=existing, help="a build's output, or its configuration file")
         return command
 
-    about = "Tell what is published, since when, when it was last refreshed, its size, and whether a build is under way."
+    about = "tell what is published, since when, when it was last refreshed, its size, and whether a build is under way"
     add_on_output("status", run_status, about)
-    add_on_output("versions", run_versions, "List the published versions.")
+    add_on_output("versions", run_versions, "list the published versions")
+    begins = "its name or how it begins"
     for name, about in (
-        ("approve", "Let 'latest' name the version that a gate holds."),
-        ("reject", "Leave 'latest' where it is; refreshes leave the version that a gate holds alone from now on."),
+        ("approve", "let 'latest' name the version that a gate holds"),
+        ("reject", "leave 'latest' where it is; refreshes leave the version that a gate holds alone from now on"),
     ):
-        decide = add_on_output(name, run_decide, about, RUNNING)
-        decide.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the one that waits")
+        decide = add_on_output(name, run_decide, about, reports=True)
+        decide.add_argument("version", metavar="VERSION", nargs="?", help=f"{begins}; the one that waits without it")
         decide.add_argument("--reason", required=True, metavar="TEXT", help="for whoever looks at the runs later")
         decide.add_argument("--by", metavar="NAME", help="who decides (default: who runs the command)")
-    forget = add_on_output("forget", run_forget, "Take documents out of all versions, and leave them out from now on.", RUNNING)
-    forget.add_argument("--keys", dest="key_list", metavar="FILE", help="their keys: 16 hexadecimal digits a line, or .npy")
-    forget.add_argument("--ids", dest="id_list", metavar="FILE", help="their ids, one a line")
-    forget.add_argument("--where", metavar="EXPRESSION", help="for which it is true: of tokens, source, file, row, key, columns")
-    forget.add_argument("--like", metavar="OUTPUT", help="another output: all that it has forgotten")
-    forget.add_argument("--source", metavar="NAME", help="of this source alone")
-    forget.add_argument("--allow-unknown", action="store_true", help="--ids, --keys: also those that no document has, for later")
-    forget.add_argument("--run", dest="runs", action="append", default=[], metavar="RUN.json", help="a ledger: what that run saw")
-    forget.add_argument("--before", type=int, metavar="STEP", help="--run: steps before this one (default: all)")
-    forget.add_argument("--skip-from", type=int, metavar="STEP", help="--run: edit the ledger: without them from here on")
-    forget.add_argument("--reason", metavar="TEXT", help="for whoever reads the certificate")
-    forget.add_argument("--by", metavar="NAME", help="who asks for it (default: who runs the command)")
-    forget.add_argument("--scratch", metavar="DIR", help="local directory for staging, where the output is remote")
+    about = "take documents out of all versions, and leave them out from now on"
+    forget = add_on_output("forget", run_forget, about, reports=True)
+    names = [name for name in ForgetRequest.model_fields if name not in ("output", "layout")]
+    add_fields(forget, ForgetRequest, *names, key_list="keys", id_list="ids", runs="run")
     forget.add_argument("--resume", action="store_true", help="bring a forgetting that was begun to its end")
-    pin = add_on_output("pin", run_pin, "Keep a version until it is unpinned.")
-    pin.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins; the latest one without it")
+    pin = add_on_output("pin", run_pin, "keep a version until it is unpinned")
+    pin.add_argument("version", metavar="VERSION", nargs="?", help=f"{begins}; the latest one without it")
     pin.add_argument("--note", default="", help="why, for whoever lists the versions")
-    unpin = add_on_output("unpin", run_unpin, "Let a pinned version go when its time has come.")
-    unpin.add_argument("version", metavar="VERSION")
-    rollback = add_on_output("rollback", run_rollback, "Let 'latest' point at the version before, or at the one that is named.")
-    rollback.add_argument("version", metavar="VERSION", nargs="?", help="its name or how it begins")
-    gc = add_on_output("gc", run_gc, "List what an output does not need, and with --delete remove it.")
+    unpin = add_on_output("unpin", run_unpin, "let a pinned version go when its time has come")
+    unpin.add_argument("version", metavar="VERSION", help=begins)
+    rollback = add_on_output("rollback", run_rollback, "let 'latest' point at the version before, or at the one that is named")
+    rollback.add_argument("version", metavar="VERSION", nargs="?", help=begins)
+    gc = add_on_output("gc", run_gc, "list what an output does not need, and with --delete remove it")
     gc.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"versions that are kept next to pinned ones ({KEEP})")
     days = f"nothing goes that was in use or made in the last D days ({DAYS:g})"
     gc.add_argument("--days", type=float, default=DAYS, metavar="D", help=days)
@@ -91,11 +85,11 @@ def output_at(options: argparse.Namespace) -> Store:
 
 
 def run_status(options: argparse.Namespace) -> None:
+    root = output_at(options)
     from tasks.garbage import dead_staging, unfinished_bytes
     from tasks.output.leases import in_use
     from tasks.output.versions import status_of
 
-    root = output_at(options)
     found = status_of(root)
     facts = {
         "output": found.output,
@@ -129,7 +123,7 @@ def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) ->
     """The state of an output at the time *now*, for people."""
     refreshed = facts["last_refresh"] and datetime.fromisoformat(facts["last_refresh"])
     pinned = [f"{version} ({note})" if note else version for version, note in facts["pinned"].items()]
-    made = [f"{latest.documents:,} documents, {latest.tokens:,} tokens of {latest.tokenizer}"] if latest else []
+    made = [f"{plural(latest.documents, 'document')}, {latest.tokens:,} tokens of {latest.tokenizer}"] if latest else []
     sizes = f"{size(facts['versions_bytes'])} in {plural(facts['versions'], 'version')}, {size(facts['cache_bytes'])} in _cache"
     rows = [
         ("latest", f"{latest.version}, made {_when(latest.at, now)}" if latest else "nothing is published yet"),
@@ -160,9 +154,10 @@ def _when(at: datetime | None, now: datetime) -> str:
 
 
 def run_versions(options: argparse.Namespace) -> None:
+    root = output_at(options)
     from tasks.output.versions import list_versions
 
-    versions = list_versions(output_at(options))
+    versions = list_versions(root)
     show(options, [version.model_dump(mode="json") for version in versions], versions_text(versions))
 
 
@@ -200,20 +195,20 @@ def run_decide(options: argparse.Namespace) -> None:
 
 
 def run_forget(options: argparse.Namespace) -> None:
-    from flows.pipelines.forget import ForgetRequest, forget, resume
+    from tasks.derive.request import ForgetRequest
 
     root = output_at(options)
     if not options.resume and not (options.reason or "").strip():
         raise ValueError("--reason needs a text, for whoever reads the certificate")
-    if options.resume:
+    settings = {**given(options, ForgetRequest), "output": root.url}
+    request = None if options.resume else checked(ForgetRequest, **settings)
+    from flows.pipelines.forget import forget, resume
+
+    if request is None:
         result = run_with_progress(
             options, nullcontext(), lambda _: resume(root.url, options.scratch), "flows.forget:resume_forgetting", root.url
         )
     else:
-        named = ("key_list", "id_list", "where", "like", "source", "allow_unknown")
-        names = (*named, "reason", "by", "scratch", "runs", "before", "skip_from")
-        settings = {"output": root.url, **{name: getattr(options, name) for name in names}}
-        request = checked(ForgetRequest, **settings)
         flow = "flows.forget:forget_documents"
         result = run_with_progress(options, nullcontext(), lambda _: forget(request), flow, **settings)
     where = [f"certificate: {result.certificate}"] if result.certificate else []
@@ -227,7 +222,7 @@ def run_text(run: tuple[str, dict[str, Any]]) -> str:
     edited = f". {saw['not_edited']}" if "not_edited" in saw else ""
     if "replaced_by" in saw:
         edited = f". From step {saw['skip_from']:,} on: {', '.join(f'{old} -> {new}' for old, new in saw['replaced_by'].items())}"
-    count = f"{plural(saw['documents'], 'document')} {saw['visits']:,} times"
+    count = f"{plural(saw['documents'], 'document')} {plural(saw['visits'], 'time')}"
     return f"{path}: saw {count} before step {saw['before']:,}{steps}{edited}"
 
 
@@ -265,10 +260,11 @@ def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> None:
 
 
 def run_gc(options: argparse.Namespace) -> None:
+    root = output_at(options)
     policy = policy_of(options.keep, options.days)
     from tasks.garbage import collect
 
-    collected = collect(output_at(options), policy, delete=options.delete)
+    collected = collect(root, policy, delete=options.delete)
     show(options, collected.model_dump(mode="json"), collected_text(collected))
 
 

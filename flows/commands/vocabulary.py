@@ -11,42 +11,36 @@ from typing import Any
 
 from flat_tokens.ledger import Ledger
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.arguments import add_shared, whole
-from flat_tokens.tools.terminal import line, show, size
-from flows.commands.build import read_config, seconds_line
-from flows.commands.running import RUNNING, add_command, checked, run_with_progress
-
-PATTERN = "gpt4"
-SPECIAL_TOKENS = ("<|endoftext|>",)
+from flat_tokens.tools.arguments import add_shared, existing, whole
+from flat_tokens.tools.terminal import line, plural, show, size
+from flows.commands.build import checked_config, seconds_line
+from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser, each with its function as ``run``."""
-    about = "Write the file of a published tokenizer, for machines without a network."
+    from tasks.vocabularies.request import VocabularyRequest
+
+    about = "write the file of a published tokenizer, for machines without a network"
     command = add_command(commands, "vocabulary", run_vocabulary, about)
     command.add_argument("name", metavar="NAME", help="an encoding of tiktoken, such as cl100k_base, or a hub repository")
     file = "such as cl100k_base.tiktoken, tokenizer.json or tokenizer.model"
     command.add_argument("--to", required=True, type=Path, metavar="FILE", help=file)
     command.add_argument("--revision", help="of the hub repository")
 
-    about = "Train a tokenizer on text, and cut smaller ones from it."
-    train = add_command(commands, "train-tokenizer", run_train, about, RUNNING)
+    about = "train a tokenizer on text, and cut smaller ones from it"
+    train = add_command(commands, "train-tokenizer", run_train, about, reports=True)
     text = "a configuration file, whose sources are read, or a dataset, whose training documents are decoded"
-    train.add_argument("dataset", nargs="?", metavar="CONFIG_OR_DATASET", help=text)
+    train.add_argument("dataset", nargs="?", metavar="CONFIG_OR_DATASET", type=existing, help=text)
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
-    train.add_argument(
-        "--run", dest="ledger", metavar="RUN.json", help="instead: the documents that the run of this ledger has seen"
-    )
+    run = "instead: the documents that the run of this ledger has seen"
+    train.add_argument("--run", dest="ledger", metavar="RUN.json", type=existing, help=run)
     train.add_argument("--step", type=int, metavar="N", help="with --run: before step N")
-    train.add_argument("--from", dest="trained", metavar="DIRECTORY", help="instead: cut from this one, which was trained here")
+    cut = "instead: cut from this one, which was trained here"
+    train.add_argument("--from", dest="trained", metavar="DIRECTORY", type=existing, help=cut)
     sizes = "ids of the vocabulary, special tokens among them; several for one of each size"
     train.add_argument("--vocab-size", required=True, metavar="N[,N...]", help=sizes)
-    pattern = f"how text is split: gpt2, gpt4, gpt4o, qwen2 and others, or a regular expression (default: {PATTERN})"
-    train.add_argument("--pattern", metavar="NAME_OR_REGEX", help=pattern)
-    special = f"a special token; may be given several times, '' for none (default: {SPECIAL_TOKENS[0]})"
-    train.add_argument("--special-token", dest="special_tokens", action="append", metavar="TOKEN", help=special)
-    train.add_argument("--fraction", type=float, metavar="F", help="a sample of the documents, by a hash of their keys")
-    train.add_argument("--seed", type=int, metavar="N", help="another seed draws another sample")
+    add_fields(train, VocabularyRequest, special_tokens="special-token")
     place = "a directory for each; {name} and {size} are replaced (default: tokenizers/{name}-{size})"
     train.add_argument("--to", metavar="DIRECTORY", help=place)
     decode = "decode a dataset's tokens with this tokenizer instead of the one in its manifest"
@@ -82,14 +76,17 @@ def run_vocabulary(options: argparse.Namespace) -> None:
 
 def run_train(options: argparse.Namespace) -> None:
     """Run the command."""
-    if sum(given is not None for given in (options.dataset, options.ledger, options.trained)) != 1:
+    from tasks.vocabularies.request import VocabularyRequest
+
+    if sum(one is not None for one in (options.dataset, options.ledger, options.trained)) != 1:
         raise ValueError("train-tokenizer takes one of CONFIG_OR_DATASET, --run and --from")
     if (options.ledger is None) != (options.step is None):
         raise ValueError("--run and --step belong together: the documents that a run has seen before that step")
     if options.set and (options.dataset is None or kind_of(options.dataset) != "file"):
         raise ValueError("--set changes a configuration file, but none is given")
     settings = settings_of(options)
-    config = read_config(Path(options.dataset), options.set) if options.dataset and kind_of(options.dataset) == "file" else None
+    request = checked(VocabularyRequest, **settings) if options.trained is None else None
+    config = checked_config(options.dataset, options.set) if options.dataset and kind_of(options.dataset) == "file" else None
     from flows.pipelines.train_tokenizer import (
         TO,
         VocabularyResult,
@@ -99,10 +96,8 @@ def run_train(options: argparse.Namespace) -> None:
         train_on_version,
     )
     from flows.runners.chosen import runner_without_server
-    from tasks.vocabularies.request import VocabularyRequest
 
     to = TO if options.to is None else options.to
-    request = checked(VocabularyRequest, **settings) if options.trained is None else None
     decoding = (options.tokenizer, options.trust_records, partial(warn, options.command))
     flow = "flows.train_tokenizer:train_tokenizer"
     if request is None:
@@ -137,7 +132,7 @@ def run_train(options: argparse.Namespace) -> None:
         )
     lines = [
         result.headline,
-        *(f"  {one.path}  {one.vocab_size:,} ids, {one.merges:,} merges" for one in result.vocabularies),
+        *(f"  {one.path}  {plural(one.vocab_size, 'id')}, {plural(one.merges, 'merge')}" for one in result.vocabularies),
         *([seconds_line(result.seconds)] if result.seconds else []),
     ]
     show(options, result.model_dump(mode="json"), lines)
@@ -145,13 +140,16 @@ def run_train(options: argparse.Namespace) -> None:
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """The settings of a request that are given."""
+    from tasks.vocabularies.request import VocabularyRequest
+
     try:
         sizes = tuple(whole(size) for size in options.vocab_size.split(","))
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"--vocab-size {options.vocab_size}: {error}. Write 32768, or 32768,65536") from error
-    special = None if options.special_tokens is None else tuple(filter(None, options.special_tokens))
-    given = {"pattern": options.pattern, "special_tokens": special, "fraction": options.fraction, "seed": options.seed}
-    return {"vocab_sizes": sizes, **{name: value for name, value in given.items() if value is not None}}
+    settings = {**given(options, VocabularyRequest), "vocab_sizes": sizes}
+    if options.special_tokens is not None:
+        settings["special_tokens"] = tuple(filter(None, options.special_tokens))
+    return settings
 
 
 def warn(command: str, message: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from flat_tokens.manifest import CLUSTER, TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
+from flat_tokens.tools.terminal import plural
 from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
 from flows.pipelines.room import warn_of_room
@@ -101,7 +102,7 @@ class BuildResult(Published):
 
     @property
     def headline(self) -> str:
-        reused = "" if self.was_published or self.held else f", {self.slices_reused:,} of {self.slices:,} slices reused"
+        reused = "" if self.was_published or self.held else f", {self.slices_reused:,} of {plural(self.slices, 'slice')} reused"
         return super().headline + reused
 
 

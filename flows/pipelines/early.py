@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import ValidationError
 
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.terminal import one_line
-from flat_tokens.vocabulary import check_encoding, is_file_name
+from flat_tokens.vocabulary import check_encoding, is_file_name, nearest_file
 from tasks.config import BuildConfig
-from tasks.download.sources import resolve_source
+from tasks.download.sources import is_there, resolve_source
 from tasks.faults import faults_of
 
 
@@ -34,16 +32,14 @@ def fault_of_config(settings: dict[str, Any]) -> str | None:
 
 
 def check_here(config: BuildConfig) -> None:
-    """ValueError or OSError if nothing is at a local path, or a tokenizer's name means nothing. No directory is listed."""
+    """ValueError or OSError if nothing is at a local path or matches it, or a tokenizer's name means nothing."""
     check_tokenizer(config.tokenizer.name)
     for number, source in enumerate(config.sources):
         template = source.chat_template
         if template is not None and "://" not in template and kind_of(template) is None:
-            raise ValueError(f"source {source.name!r}: there is no chat template {template}. Set chat_template to a file.")
-        if source.path is not None and "://" not in source.path:
-            fixed = re.split(r"[*?\[{]", source.path, maxsplit=1)[0]
-            if kind_of(fixed if fixed == source.path else posixpath.dirname(fixed) or ".") is None:
-                resolve_source(source, number)  # it says what is there instead
+            raise ValueError(f"{source.called}: there is no chat template {template}. Set chat_template to a file.")
+        if source.path is not None and "://" not in source.path and not is_there(source.path):
+            resolve_source(source, number)  # it says what is there instead
 
 
 def check_tokenizer(name: str) -> None:
@@ -51,7 +47,7 @@ def check_tokenizer(name: str) -> None:
     if name == "bytes" or kind_of(name) is not None:
         return
     if is_file_name(name):
-        raise ValueError(f"cannot read the tokenizer {name}: No such file or directory.")
+        raise FileNotFoundError(f"cannot read the tokenizer {name}: No such file or directory.{nearest_file(Path(name))}")
     path = PurePath(name)
     if name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
         check_encoding(name)

@@ -33,7 +33,8 @@ class ExportResult(Model):
         """Such as ``3 megatron files, 1.2 GB, 0 of 4 parts reused``."""
         files = f"{plural(len(self.objects), f'{self.format} file')}, {size(self.byte_count)}"
         lost = ", without the loss mask" if self.loses_loss_mask else ""
-        return f"{files}{lost}, {'written already' if self.was_done else f'{self.reused:,} of {self.parts:,} parts reused'}"
+        reused = "written already" if self.was_done else f"{self.reused:,} of {plural(self.parts, 'part')} reused"
+        return f"{files}{lost}, {reused}"
 
 
 def export(request: ExportRequest, output: str, runner: Runner, *, is_noted: bool = True) -> ExportResult:

@@ -7,24 +7,23 @@ import os
 import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, read_forgotten
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flat_tokens.where import parse
 from flows.pipelines.publish import scratch_of
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
 from tasks.derive.pieces import ids_with, read_ids, read_keys
+from tasks.derive.request import ForgetRequest
 from tasks.forget.certificate import certificate_key
 from tasks.forget.exports import check_none_under_way, notes_of
 from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
 from tasks.forget.runs import saw
-from tasks.locations import Location, Output
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.held import who
@@ -33,59 +32,18 @@ from tasks.output.versions import list_versions
 from tasks.progress import meter
 
 
-class ForgetRequest(Model):
-    """Documents that are to be forgotten: by a file of keys (16 hexadecimal digits a line, or .npy of uint64), a file of ids, one
-    a line, an expression, such as ``file = 'a.jsonl' and row = 7``, or *like* another output; of one source, or of all.
-    ``allow_unknown``: keys or ids that no document has are put on the list, for later builds. ``runs``: ledgers of runs; which
-    steps *before* one saw the documents is on the certificate. ``skip_from``: the ledgers are edited: from this step on, runs
-    read the successors. ``reason``, ``by``: for whoever reads the certificate.
-    """
-
-    output: Output
-    reason: str = Field(min_length=1, pattern=r"\S")
-    key_list: Location | None = None
-    id_list: Location | None = None
-    where: str | None = Field(None, min_length=1)
-    like: Location | None = None
-    source: str | None = Field(None, min_length=1)
-    allow_unknown: bool = False
-    runs: tuple[Location, ...] = ()
-    before: int | None = Field(None, ge=0)
-    skip_from: int | None = Field(None, ge=0)
-    by: str | None = None
-    scratch: Output | None = None
-    layout: Literal["auto"] = "auto"
-
-    @model_validator(mode="after")
-    def names_documents(self) -> ForgetRequest:
-        if len(self._given) > 1 or not (self._given or self.source) or (self.like and self.source):
-            raise ValueError("documents are named by one of keys, ids, where or like; or all of a source, by its name")
-        if self.where is not None:
-            parse(self.where)
-        return self
-
-    def named(self) -> NamedDocuments:
-        """The documents, their lists read. ValueError where a list is not understood."""
-        keys = listed = None
-        if self.key_list is not None:
-            keys = read_keys(self.key_list).keys
-        elif self.id_list is not None:
-            keys = read_ids(self.id_list).keys
-        elif self.like is not None:
-            listed = read_forgotten(Store.at(self.like))
-            if not len(listed.digests):
-                raise ValueError(f"{self.like}: is not an output with forgotten documents")
-        return NamedDocuments(keys, listed, self.where, self.source)
-
-    @property
-    def _given(self) -> list[str]:
-        given = {"keys": self.key_list, "ids": self.id_list, "where": self.where, "like": self.like}
-        return [how for how, value in given.items() if value is not None]
-
-    @property
-    def how(self) -> str:
-        """How documents are named, without any name of one."""
-        return self._given[0] if self._given else "source"
+def named_by(request: ForgetRequest) -> NamedDocuments:
+    """The documents that a request names, its lists read. ValueError where a list is not understood."""
+    keys = listed = None
+    if request.key_list is not None:
+        keys = read_keys(request.key_list).keys
+    elif request.id_list is not None:
+        keys = read_ids(request.id_list).keys
+    elif request.like is not None:
+        listed = read_forgotten(Store.at(request.like))
+        if not len(listed.digests):
+            raise ValueError(f"{request.like}: is not an output with forgotten documents")
+    return NamedDocuments(keys, listed, request.where, request.source)
 
 
 class ForgetResult(Model):
@@ -155,7 +113,7 @@ def forget(request: ForgetRequest) -> ForgetResult:
     check_places(root)
     if request.like is None and not versions_of(root) and not root.exists(LIST):
         raise ValueError(f"{root.url}: nothing was built here")
-    named, scratch = request.named(), scratch_of(request, root)
+    named, scratch = named_by(request), scratch_of(request, root)
     meter.reset()
     go_on_forgetting(root, scratch)
     with nobody_builds(root):

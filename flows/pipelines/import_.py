@@ -10,6 +10,7 @@ from flat_tokens.formats import Files
 from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.tools.terminal import plural
 from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
@@ -37,7 +38,7 @@ class ImportResult(Published):
 
     @property
     def headline(self) -> str:
-        reused = "" if self.was_published else f", {self.parts_reused:,} of {self.parts:,} parts reused"
+        reused = "" if self.was_published else f", {self.parts_reused:,} of {plural(self.parts, 'part')} reused"
         return super().headline + reused
 
 

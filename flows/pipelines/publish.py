@@ -44,9 +44,8 @@ from tasks.output.target import Target
 from tasks.progress import meter
 
 if TYPE_CHECKING:
-    from flows.pipelines.forget import ForgetRequest
     from tasks.config import BuildConfig
-    from tasks.derive.request import DeriveRequest, ImportRequest
+    from tasks.derive.request import DeriveRequest, ForgetRequest, ImportRequest
     from tasks.groups import Group
 
     Request = BuildConfig | DeriveRequest | ImportRequest

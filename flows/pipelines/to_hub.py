@@ -6,9 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import TypeAdapter
 
 from flat_tokens.manifest import MANIFEST, read_manifest, splits_of
 from flat_tokens.stores.endorsing import ENDORSED
@@ -21,8 +20,8 @@ from flat_tokens.tools.terminal import plural, size
 from flows.pipelines.export import export
 from flows.pipelines.publish import scratch_apart, timed
 from flows.pipelines.stages import Runner
-from tasks.config import Licence, Workers
-from tasks.locations import Location, Output, plain_location, writable
+from tasks.config import Licence
+from tasks.derive.request import HubRequest
 from tasks.models import Model, Split
 from tasks.output.paths import version_store
 from tasks.output.pointer import MARKERS
@@ -55,27 +54,6 @@ directory = snapshot_download("{repo}", repo_type="dataset", revision="{version}
 dataset = flat_tokens.open(f"{{directory}}/zarr")
 ```
 """
-
-
-Repository = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-
-
-class HubRequest(Model):
-    """The settings of a publication on the hub; ``flows.publish_dataset`` explains them."""
-
-    dataset: Location
-    repo: Repository
-    form: Literal["parquet", "zarr"] = "parquet"
-    private: bool | None = None
-    licence: Licence | None = None
-    workers: Workers | None = None
-    scratch: Output | None = None
-
-    @field_validator("repo")
-    @classmethod
-    def within_roots(cls, repo: str) -> str:
-        writable(plain_location(f"hf://datasets/{repo}"))
-        return repo
 
 
 class HubResult(Model):

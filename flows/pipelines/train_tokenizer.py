@@ -161,7 +161,7 @@ def cut_trained(tokenizer: str, sizes: tuple[int, ...], to: str) -> VocabularyRe
     request = VocabularyRequest.model_validate({**its.model_dump(), "vocab_sizes": sizes})
     if request.vocab_sizes[-1] > made.vocab_size:
         raise ValueError(
-            f"{tokenizer}: has {made.vocab_size:,} ids, of which {request.vocab_sizes[-1]:,} cannot be cut. Train on text"
+            f"{tokenizer}: has {plural(made.vocab_size, 'id')}, of which {request.vocab_sizes[-1]:,} cannot be cut. Train on text"
         )
     places = _places(to, made.training.trained_on, request)
     written = _write_all(places, merges, made.training, request)
@@ -188,8 +188,10 @@ def _train(
     if len(merges.tokens) < request.learned:
         most = len(merges.tokens) + len(request.special_tokens)
         raise ValueError(
-            f"{seen.documents:,} documents with {seen.text_bytes:,} bytes of text have {len(merges.pairs):,} merges, enough for "
-            f"{most:,} ids, not for {request.vocab_sizes[-1]:,}. Train on more text, or set --vocab-size to {most} at most"
+            f"{plural(seen.documents, 'document')} with {seen.text_bytes:,} bytes of text have "
+            f"{plural(len(merges.pairs), 'merge')}, enough for "
+            f"{plural(most, 'id')}, not for {request.vocab_sizes[-1]:,}. Train on more text, or set --vocab-size to "
+            f"{most} at most"
         )
     training = Training(
         trained_on, {"documents": seen.documents, "text_bytes": seen.text_bytes}, f"tokenizers {version('tokenizers')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flat_tokens.tools.terminal import line, visible
+from flat_tokens.tools.terminal import line, plain, visible
 
 
 class PrintableRecord(logging.LogRecord):
@@ -17,7 +17,7 @@ class PrintableRecord(logging.LogRecord):
             self.exc_text = visible(logging.Formatter().formatException(self.exc_info))
 
     def getMessage(self) -> str:  # noqa: N802  the name in LogRecord
-        return line(super().getMessage())
+        return line(plain(super().getMessage()))
 
 
 logging.setLogRecordFactory(PrintableRecord)  # of workers, of runs, whose flows import this before Prefect reads parameters

@@ -15,7 +15,7 @@ import httpx
 
 from flat_tokens.manifest import VERSIONS
 from flat_tokens.tools.terminal import markdown as as_markdown
-from flat_tokens.tools.terminal import short, size
+from flat_tokens.tools.terminal import plural, short, size
 from flows.pipelines.publish import Published
 from flows.watch.api import Api, ask
 from flows.watch.markdown import code, link, page, table
@@ -86,7 +86,8 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
     ]
     return page(
         f"# {as_markdown(name)}: a version waits for a person",
-        f"Version {code(held.version)} at {where}: {held.documents:,} documents, {held.tokens:,} tokens. {beside}, and stays so "
+        f"Version {code(held.version)} at {where}: {plural(held.documents, 'document')}, "
+        f"{plural(held.tokens, 'token')}. {beside}, and stays so "
         f"until somebody decides. {link_to_page(name)}.",
         ["## What the gates found", "", *(f"- {as_markdown(one.sentence)}" for one in held.findings)],
         ["## Decide", "", " or ".join(forms)] if forms else "## Decide",

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.terminal import duration, one_line, short, size
+from flat_tokens.tools.terminal import duration, one_line, plural, short, size
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flows.watch import api
 from flows.watch.api import Api, ask, moment
@@ -242,7 +242,7 @@ def _failure(run: ListedRun | None, is_told: bool) -> str:
 def _latest(found: Status) -> str:
     if (latest := found.latest) is None:
         return "Nothing is published yet."
-    counts = f"{latest.documents:,} documents, {latest.tokens:,} tokens of {code(latest.tokenizer)}"
+    counts = f"{plural(latest.documents, 'document')}, {latest.tokens:,} tokens of {code(latest.tokenizer)}"
     return f"Latest version: {code(latest.version)}, made {_time(latest.at)}: {counts}, as {latest.layout}."
 
 
@@ -250,7 +250,7 @@ def _version(one: Version) -> str:
     pinned = "" if one.pinned is None else f"pinned: {as_markdown(one.pinned)}" if one.pinned else "pinned"
     state = ", ".join(filter(None, (one.state_for_people, pinned)))
     made = f", made {one.at:%Y-%m-%d %H:%M}" if one.at else ""
-    counts = f"{one.tokens:,} tokens of {code(one.tokenizer)} in {one.documents:,} documents"
+    counts = f"{one.tokens:,} tokens of {code(one.tokenizer)} in {plural(one.documents, 'document')}"
     return f"- {code(one.version)}{f' ({state})' if state else ''}: {counts}, {size(one.byte_count)} as {one.layout}{made}"
 
 
@@ -279,7 +279,9 @@ def _time(at: datetime | None) -> str:
 
 
 def _headline(found: Status, run: ListedRun) -> str:
-    latest = f"version {found.latest.version}, {found.latest.tokens:,} tokens" if found.latest else "nothing is published yet"
+    latest = (
+        f"version {found.latest.version}, {plural(found.latest.tokens, 'token')}" if found.latest else "nothing is published yet"
+    )
     waits = f"; version {found.held.version[:8]} waits for a person" if found.held else ""
     return str(as_markdown(f"{latest}{waits}; the last run {'failed' if run.state == 'Failed' else 'succeeded'}"))
 

@@ -16,7 +16,7 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.export import ExportRequest
-from flat_tokens.tools.terminal import duration, percent, size
+from flat_tokens.tools.terminal import duration, percent, plural, size
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
@@ -188,7 +188,9 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
         f"Repaired: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
         _apart(result),
-        "" if result.was_published else f"{result.slices_reused:,} of {result.slices:,} slices were taken from earlier builds.",
+        ""
+        if result.was_published
+        else f"{result.slices_reused:,} of {plural(result.slices, 'slice')} were taken from earlier builds.",
         _seconds(result.seconds),
     )
 
@@ -202,7 +204,7 @@ def tokens_by_source(rows: Sequence[Mapping[str, Any]]) -> str:
 def _of_source(row: dict[str, Any], link_to: str | None) -> str:
     """A line of a list. A table of so many columns would be cut off on the right."""
     rate = f", {row['text_bytes'] / row['token_count']:.2f} bytes a token" if row["token_count"] else ""
-    counts = f"{row['read']:,} documents read, {row['written']:,} written, {_counts(row['skipped']) or 'none'} skipped"
+    counts = f"{plural(row['read'], 'document')} read, {row['written']:,} written, {_counts(row['skipped']) or 'none'} skipped"
     of_text = f"{row['token_count']:,} tokens of {size(row['text_bytes'])} of text{rate}"
     return f"- {row['name']}: {counts}; {of_text}{f'. {link_to}' if link_to else ''}"
 
@@ -230,7 +232,10 @@ def _reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
 def _duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> str:
     if config.documents.duplicates == "keep":
         return ""
-    return f"Duplicates: {documents['skipped'].get('duplicate', 0):,} documents have the text of an earlier one and are left out."
+    return (
+        f"Duplicates: {plural(documents['skipped'].get('duplicate', 0), 'document')} with the text of an earlier "
+        f"one are left out."
+    )
 
 
 def _near_duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
@@ -239,7 +244,7 @@ def _near_duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> list[
         return []
     fate = "are left out" if config.documents.near_duplicates.action == "drop" else "are kept, with their clusters"
     found, rows = _near_count(documents), documents.get("by_source", ())
-    lines = [f"Near-duplicates: {found:,} documents have nearly the text of another one and {fate}."]
+    lines = [f"Near-duplicates: {plural(found, 'document')} with nearly the text of another one {fate}."]
     lines += [
         f"- {row['name']}: {count:,} near-duplicates, {percent(share_near(row, row['read']))} of what was read"
         for row in rows
@@ -259,7 +264,10 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
     splits = splits_of(result.totals)
     settings = {name: value for name, value in made_of.get("operation", {}).items() if name != "operation"}
     inputs = [
-        f"- {one['name']}{f' {version}' if (version := one['version']) else ''}: {sum(one['token_counts'].values()):,} tokens, "
+        (
+            f"- {one['name']}{f' {version}' if (version := one['version']) else ''}: "
+            f"{plural(sum(one['token_counts'].values()), 'token')}, "
+        )
         + " and ".join(f"{one['seq_counts'].get(split, 0):,} sequences of {split}" for split in splits)
         for one in made_of.get("inputs", ())
     ]
@@ -271,7 +279,8 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
         inputs,
         _splits(result.totals),
         table("source | #documents | #tokens", sources),
-        f"{documents['written']:,} of {documents['read']:,} documents. Left out: {_counts(documents['skipped']) or 'none'}.",
+        f"{documents['written']:,} of {plural(documents['read'], 'document')}. "
+        f"Left out: {_counts(documents['skipped']) or 'none'}.",
         _repeated(documents),
         f"{result.not_found:,} of the list belong to no document." if result.not_found else "",
         _seconds(result.seconds),
@@ -291,14 +300,16 @@ def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResu
         f"Of {result.format} files, {_amount(files)}: {link(Store.at(request.path).url)}",
         _files(files),
         _repeated(result.totals["documents"]),
-        "" if result.was_published else f"{result.parts_reused:,} of {result.parts:,} parts were taken from an earlier import.",
+        ""
+        if result.was_published
+        else f"{result.parts_reused:,} of {plural(result.parts, 'part')} were taken from an earlier import.",
         _seconds(result.seconds),
     )
 
 
 def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
     """An export in Markdown: its input and its files."""
-    reused = f"{result.reused:,} of {result.parts:,} parts had been written by an earlier run."
+    reused = f"{result.reused:,} of {plural(result.parts, 'part')} had been written by an earlier run."
     took = result.seconds.get("export", 0.0)
     splits = ((split, tokens.seq_count, tokens.token_count) for split, tokens in request.source().items())
     return page(
@@ -317,8 +328,8 @@ def checked(name: str, level: str, found: Verification | DamagedError, how_far: 
     """A check in Markdown: its level and its faults."""
     if isinstance(found, Verification):
         result = f"{link(found.path)} is what it says, checked {DEPTHS[level]}."
-        counts = f"{found.token_count:,} tokens in {found.seq_count:,} sequences"
-        details = [f"- level {level}: {found.object_count:,} objects of {found.byte_count:,} bytes, {counts}"]
+        counts = f"{plural(found.token_count, 'token')} in {plural(found.seq_count, 'sequence')}"
+        details = [f"- level {level}: {found.object_count:,} objects of {plural(found.byte_count, 'byte')}, {counts}"]
     else:
         result = f"**{link(found.path)} is damaged**: {faults_found(len(found.faults))}, checked {DEPTHS[level]}."
         details = [f"- {code(fault)}" for fault in found.faults]
@@ -343,8 +354,8 @@ def _published(result: Published) -> str:
 def _splits(totals: dict[str, Any]) -> list[str]:
     """A list: the UI cuts off what is wider than a phone in tables."""
     return [
-        f"- {split}: {totals[split]['token_count']:,} tokens in {totals[split]['seq_count']:,} sequences, largest id "
-        f"{totals[split]['max_token_id']:,}"
+        f"- {split}: {plural(totals[split]['token_count'], 'token')} in {plural(totals[split]['seq_count'], 'sequence')}, "
+        f"largest id {totals[split]['max_token_id']:,}"
         for split in splits_of(totals)
     ]
 
@@ -354,9 +365,9 @@ def _seconds(seconds: Mapping[str, float]) -> list[str]:
 
 
 def _files(files: Sequence[StoredObject]) -> list[str]:
-    rows = [f"- {code(one.key)}, {one.size:,} bytes, sha256 `{one.digest}`" for one in files[:SHOWN_FILES]]
+    rows = [f"- {code(one.key)}, {plural(one.size, 'byte')}, sha256 `{one.digest}`" for one in files[:SHOWN_FILES]]
     if more := files[SHOWN_FILES:]:
-        rows.append(f"- and {len(more):,} more, {sum(one.size for one in more):,} bytes")
+        rows.append(f"- and {len(more):,} more, {plural(sum(one.size for one in more), 'byte')}")
     return rows
 
 
@@ -366,14 +377,14 @@ def _amount(files: Sequence[StoredObject]) -> str:
 
 def _repeated(documents: dict[str, Any]) -> str:
     count = documents.get("repeated_keys")
-    return f"{count:,} documents have the key of another." if count else ""
+    return f"{plural(count, 'document')} have the key of another." if count else ""
 
 
 def _apart(result: BuildResult) -> str:
     if not result.equal_texts_apart:
         return ""
     return (
-        f"**{result.equal_texts_apart:,} documents outside train have a text that another split has, too.** "
+        f"**{plural(result.equal_texts_apart, 'document')} outside train with a text that another split has, too.** "
         "`split: {by: text}` puts equal texts into one split."
     )
 
@@ -397,7 +408,7 @@ def _plain(value: Any) -> str:
 
 def counts_of(result: Published) -> str:
     """The counts of a version and its place, in a line."""
-    return f"{_sum(result, 'seq_count'):,} documents, {_sum(result, 'token_count'):,} tokens: {result.path}"
+    return f"{plural(_sum(result, 'seq_count'), 'document')}, {plural(_sum(result, 'token_count'), 'token')}: {result.path}"
 
 
 def _facts(result: Published) -> dict[str, Any]:

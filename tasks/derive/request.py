@@ -1,18 +1,18 @@
-"""Requests: the settings of a merge, subset, shuffle, relayout or import."""
+"""Requests: the settings of a merge, subset, shuffle, relayout, import, publication on the hub, or forgetting."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
 from flat_tokens.tools.corpus import options_of
 from flat_tokens.where import parse
-from tasks.config import Share, TokenizerConfig, Whole
-from tasks.locations import Location, Output
-from tasks.models import Model, Split
+from tasks.config import Licence, Share, TokenizerConfig, Whole, Workers
+from tasks.locations import Location, Output, plain_location, writable
+from tasks.models import GivenName, Matching, Model, Reason, Split
 
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
@@ -21,25 +21,29 @@ class Merge(Model):
     """All documents of several datasets, in order, split by split."""
 
     operation: Literal["merge"] = "merge"
-    allow_different_tokenizers: bool = Field(False, description="Or where it is not known that they are the same")
+    allow_different_tokenizers: bool = Field(False, description="Also where it is not recorded that they are the same")
 
 
 class Subset(Model):
     """The documents that all filters let through, in their order."""
 
     operation: Literal["subset"] = "subset"
-    sources: tuple[str, ...] | None = Field(None, min_length=1, description="Only of the sources of these names")
-    min_tokens: Whole | None = Field(None, ge=0)
-    max_tokens: Whole | None = Field(None, ge=0)
-    where: str | None = Field(None, min_length=1, description="An expression, such as: source = 'web' and tokens >= 100")
-    key_list: Location | None = Field(None, description="A file of keys: 16 hexadecimal digits a line, or .npy of uint64")
-    id_list: Location | None = Field(None, description="A file of ids, one a line, whose documents are kept")
+    sources: tuple[str, ...] | None = Field(None, min_length=1, description="Of the sources of these names")
+    min_tokens: Whole | None = Field(None, ge=0, description="Of at least N tokens")
+    max_tokens: Whole | None = Field(None, ge=0, description="Of at most N tokens")
+    where: str | None = Field(
+        None,
+        min_length=1,
+        description="For which it is true: an expression such as source = 'web' and tokens >= 100",
+    )
+    key_list: Location | None = Field(None, description="Whose keys are in this file: 16 hexadecimal digits a line, or .npy")
+    id_list: Location | None = Field(None, description="Whose ids are in this file, one a line")
     fraction: Share | None = Field(
         None, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
     )
     count: Whole | None = Field(None, ge=0, description="A sample of this many documents of each split")
     seed: Seed = Field(0, description="Another seed draws another sample")
-    split: Split | None = Field(None, description="Filter this split alone; the other one stays as it is")
+    split: Split | None = Field(None, description="Filter this split alone; the others stay as they are")
     drop: Split | None = Field(None, description="Leave this split empty")
 
     @model_validator(mode="after")
@@ -65,7 +69,7 @@ class Shuffle(Model):
 
     operation: Literal["shuffle"] = "shuffle"
     seed: Seed = Field(0, description="Another seed gives another order")
-    split: Split | None = Field(None, description="Shuffle this split alone; the other one stays as it is")
+    split: Split | None = Field(None, description="Shuffle this split alone; the others stay as they are")
 
 
 class Relayout(Model):
@@ -78,9 +82,9 @@ class Publishing(Model):
     """Settings of whatever publishes a version that is not built of text."""
 
     output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Without it, that of the first input")
+    name: GivenName | None = Field(None, description="Without it, that of the first input")
     layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's; else mmap on local disks")
-    workers: Whole | None = Field(None, ge=1, le=256, description="Tasks at a time; the number of cores without it")
+    workers: Workers | None = Field(None, description="Tasks at a time; the number of cores without it")
     scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
@@ -104,7 +108,7 @@ class ImportRequest(Publishing):
     """The settings of an import."""
 
     path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
-    format: str | None = Field(None, description="Told from the content where that is possible")
+    format: str | None = Field(None, description="Where the content does not tell it")
     options: dict[str, Any] = Field(default_factory=dict, description="Of the format, such as end_of_text")
     tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
     validation_fraction: Share | None = Field(
@@ -119,3 +123,63 @@ class ImportRequest(Publishing):
         if self.format is not None and self.options:
             options_of(self.format, self.options)
         return self
+
+
+Repository = Annotated[str, Matching(r"^[\w.-]+/[\w.-]+\Z", "ORG/NAME")]
+
+
+class HubRequest(Model):
+    """The settings of a publication on the hub; ``flows.publish_dataset`` explains them."""
+
+    dataset: Location
+    repo: Repository
+    form: Literal["parquet", "zarr"] = Field("parquet", description="Token ids in lists, or the version as it is")
+    private: bool | None = Field(None, description="For whom the repository is made")
+    licence: Licence | None = Field(None, description="Such as cc-by-4.0; without it that of the configuration")
+    workers: Workers | None = Field(None, description="Files at a time; the number of cores without it")
+    scratch: Output | None = Field(None, description="Local directory for files on their way")
+
+    @field_validator("repo")
+    @classmethod
+    def within_roots(cls, repo: str) -> str:
+        writable(plain_location(f"hf://datasets/{repo}"))
+        return repo
+
+
+class ForgetRequest(Model):
+    """Documents that are to be forgotten, named in one of several ways; of one source, or of all."""
+
+    output: Output
+    reason: Reason = Field(min_length=1, description="For whoever reads the certificate")
+    key_list: Location | None = Field(None, description="A file with their keys: 16 hexadecimal digits a line, or .npy")
+    id_list: Location | None = Field(None, description="A file with their ids, one a line")
+    where: str | None = Field(
+        None, min_length=1, description="For which an expression is true, such as: file = 'a.jsonl' and row = 7"
+    )
+    like: Location | None = Field(None, description="Another output: all that it has forgotten")
+    source: str | None = Field(None, min_length=1, description="Of this source alone")
+    allow_unknown: bool = Field(False, description="With keys or ids: also those that no document has, for later builds")
+    runs: tuple[Location, ...] = Field((), description="A ledger: the certificate says which steps of that run saw them")
+    before: int | None = Field(None, ge=0, description="With a ledger: steps before this one; all without it")
+    skip_from: int | None = Field(None, ge=0, description="With a ledger: the run leaves them out from this step on")
+    by: str | None = Field(None, description="Who asks for it; without it who runs the command")
+    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    layout: Literal["auto"] = "auto"
+
+    @model_validator(mode="after")
+    def names_documents(self) -> Self:
+        if len(self._given) > 1 or not (self._given or self.source) or (self.like and self.source):
+            raise ValueError("documents are named by one of keys, ids, where or like; or all of a source, by its name")
+        if self.where is not None:
+            parse(self.where)
+        return self
+
+    @property
+    def _given(self) -> list[str]:
+        given = {"keys": self.key_list, "ids": self.id_list, "where": self.where, "like": self.like}
+        return [how for how, value in given.items() if value is not None]
+
+    @property
+    def how(self) -> str:
+        """How documents are named, without any name of one."""
+        return self._given[0] if self._given else "source"

@@ -62,7 +62,7 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: st
     for directory, table in zip(directories, tables, strict=False):
         if table is not None:
             raise ValueError(
-                f"source {source.name!r}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
+                f"{source.called}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
                 "table has removed. Write its rows to a directory of their own, and name that in source.path."
             )
 
@@ -120,7 +120,7 @@ def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:
         raise ValueError(
-            f"source {source.name!r} was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set "
+            f"{source.called} was written by save_to_disk of datasets: its text is in its *.arrow files alone. Set "
             f"source.path to {' or '.join(patterns)}"
         )
 
@@ -155,7 +155,7 @@ def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]
         most = max(of_format.values(), key=lambda names: sum(names.values()))
         data = [name for name, size in most.items() if size] or list(most)
         raise ValueError(
-            f"source {source.name!r} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
+            f"{source.called} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
             f"them, such as {_pattern(source, data)}; give another format a source of its own."
         )
 

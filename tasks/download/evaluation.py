@@ -77,7 +77,7 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
                 if size > MOST_BYTES:
                     raise ValueError(f"it has more than {MOST_BYTES:,} bytes of text. Name the questions alone")
     except ValueError as error:
-        known = str(error).removeprefix(f"source {one.name!r}: ").replace("source.", "its setting ")
+        known = str(error).removeprefix(f"{one.called}: ").replace("source.", "its setting ")
         raise ValueError(f"evaluation set {one.name!r}: {known}") from error
     joined = pa.concat_arrays([pa.array([], pa.large_string()), *texts])
     if not len(joined):

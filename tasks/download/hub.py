@@ -19,8 +19,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlencode
 
-import pyarrow as pa
-
+from flat_tokens.extras import pa
 from flat_tokens.stores.answers import MOST_BYTES, bounded, check_encoding
 from flat_tokens.stores.local import make_directory, sync
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
@@ -61,7 +60,7 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     hub = source.hub
     assert hub is not None
     if source.validation_split == hub.split:
-        raise ValueError(f"source {source.name!r}: validation_split is {hub.split!r}, which is the split that is read")
+        raise ValueError(f"{source.called}: validation_split is {hub.split!r}, which is the split that is read")
     what, validation = f"dataset {hub.path}", source.validation_split
     info = ask(what, partial(api().dataset_info, hub.path, revision=hub.revision, timeout=TIMEOUT), hub.revision)
     repo, commit = str(info.id), str(info.sha)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import fnmatch
 import glob
@@ -20,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from flat_tokens.options import digits
+from flat_tokens.options import digits, nearest
 from flat_tokens.stores.local import MAGIC, kind_of, pattern_base, real_path
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
@@ -33,6 +32,8 @@ from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MOST_NAMES = 1000
+"""Names in a directory that are compared with one that is not there."""
 HIDDEN = re.compile(r"(^|/)[._]")
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 """Characters of a file's name that no list of files can show."""
@@ -46,9 +47,7 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
     """The files of a source, ordered by name. ValueError if there are none, or where one must not be read."""
     template = None if source.chat_template is None else local_path(source.chat_template)
     if template is not None and kind_of(template) is None:
-        raise ValueError(
-            f"source {source.name!r}: there is no chat template at {template}{_place(template)}{_nearest(Path(template))}"
-        )
+        raise ValueError(f"{source.called}: there is no chat template at {template}{_place(template)}{_nearest(Path(template))}")
     if source.hub is not None:
         return resolve_hub(source, index)
     assert source.path is not None
@@ -57,8 +56,8 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
     files = assign_splits(source, tuple(sorted(found, key=lambda file: file.name)))
     if not files:
         brackets = ". Brackets are a pattern: [[] is one of them." if "[" in source.path else ""
-        meant = f". It {other}" if (other := other_meaning(source.path)) else brackets
-        raise ValueError(f"source {source.name!r}: there are no files at {source.path}{_place(here)}{meant}")
+        meant = f". It {other}" if (other := other_meaning(source.path)) else brackets or _nearest_match(here)
+        raise ValueError(f"{source.called}: there are no files at {source.path}{_place(here)}{meant}")
     refuse_saved(source, files)
     check_names(source, files)
     origin = source.path if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
@@ -71,9 +70,9 @@ def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if len(sources) == 1 or str(error).startswith("source "):
+        if len(sources) == 1 or str(error).startswith(("source ", "the source")):
             raise
-        raise ValueError(f"source {sources[index].name!r}: {error}") from error
+        raise ValueError(f"{sources[index].called}: {error}") from error
 
 
 def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
@@ -90,13 +89,11 @@ def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFi
         held_out := [file.name for file in chosen if file.split == "train" and names_split(file.name, "test")]
     ):
         listed = ", ".join(held_out[:5]) + (" ..." if len(held_out) > 5 else "")
-        logger.warning(
-            "source %r: %s: named as a test split, but train here. Set source.split to leave it out.", source.name, listed
-        )
+        logger.warning("%s: %s: named as a test split, but train here. Set source.split to leave it out.", source.called, listed)
     for split in filter(None, (source.split, source.validation_split)):
         if not any(names_split(file.name, split) for file in files):
             raise ValueError(
-                f"source {source.name!r}: no file is of split {split!r}; there are {', '.join(f.name for f in files[:5])}"
+                f"{source.called}: no file is of split {split!r}; there are {', '.join(f.name for f in files[:5])}"
                 f"{' ...' if len(files) > 5 else ''}. A split's name stands alone in a file's name or path, as in "
                 f"{split}-00000.parquet."
             )
@@ -124,7 +121,7 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         hidden_too = HIDDEN.search(pattern) is not None
     else:
         meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
-        raise ValueError(f"source {source.name!r}: there is nothing at {path}{_place(path)}{meant}")
+        raise ValueError(f"{source.called}: there is nothing at {path}{_place(path)}{meant}")
     if not is_one:
         files = list(paths)
         parents = {file[: file.rfind("/") + 1] for file, _ in files}
@@ -139,7 +136,7 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         real, stamp = plain
         if UNFIT.search(name):
             raise ValueError(
-                f"source {source.name!r}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
+                f"{source.called}: the name of the file {os.fsencode(file)!r} is not plain text in UTF-8. Rename it."
             )
         yield FoundFile(index, name, real, stamp[0], stamp=stamp)
 
@@ -158,9 +155,17 @@ def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp] 
         return None
     if kind != "file":
         what = "a link that leads nowhere or in a circle" if kind is None else "not a plain file"
-        raise ValueError(f"source {source.name!r}: {path} is {what}")
+        raise ValueError(f"{source.called}: {path} is {what}")
     real = readable(real_path(path))
     return real, stamp_of(os.stat(real))
+
+
+def is_there(path: str) -> bool:
+    """Whether something is at a local path, or matches it."""
+    if kind_of(path) is not None or not MAGIC & set(path):
+        return kind_of(path) is not None
+    base, pattern = pattern_base(path)
+    return next(_matching(Path(base), pattern), None) is not None
 
 
 def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
@@ -197,8 +202,22 @@ def _nearest(location: Path) -> str:
     missing = above[-1]
     with contextlib.suppress(OSError, ValueError):
         names = [name for name in os.listdir(readable(os.fspath(missing.parent))) if not HIDDEN.match(name)]
-        for name in difflib.get_close_matches(missing.name, names, 1, 0.75):
+        if name := nearest(missing.name, names):
             return f". Did you mean {missing.parent / name}?"
+    return ""
+
+
+def _nearest_match(path: str | None) -> str:
+    """The pattern or file nearest to a local pattern that nothing matches."""
+    if not MAGIC & set(path or ""):
+        return ""
+    base, pattern = pattern_base(path or "")
+    with contextlib.suppress(OSError, ValueError):
+        if kind_of(base) is None:
+            return _nearest(Path(base))
+        names = [name for name in sorted(os.listdir(readable(base))) if not HIDDEN.match(name)][:MOST_NAMES]
+        near = nearest(pattern, [*(f"*{Path(name).suffix}" for name in names), *names])
+        return f". Did you mean {Path(base, near)}?" if near else ""
     return ""
 
 
@@ -212,8 +231,7 @@ def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
 
 def _not_listed(error: OSError, source: Source) -> NoReturn:
     raise ValueError(
-        f"source {source.name!r}: the directory {error.filename} cannot be listed: {error.strerror}. Get the right to, or leave "
-        "it out."
+        f"{source.called}: the directory {error.filename} cannot be listed: {error.strerror}. Get the right to, or leave it out."
     )
 
 
@@ -235,7 +253,7 @@ def _walk(directory: str, source: Source) -> Iterator[tuple[str, str]]:
                 left.append(entry.path)
             elif entry.is_symlink() and kind_of(entry.path) == "directory":
                 raise ValueError(
-                    f"source {source.name!r}: {entry.path} is a link to a directory, which is not followed. Remove it, or make "
+                    f"{source.called}: {entry.path} is a link to a directory, which is not followed. Remove it, or make "
                     f"{real_path(entry.path)} a source of its own."
                 )
             else:
@@ -245,7 +263,7 @@ def _walk(directory: str, source: Source) -> Iterator[tuple[str, str]]:
 def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     if http and urlsplit(url).path.endswith("/"):
-        raise ValueError(f"source {source.name!r}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
+        raise ValueError(f"{source.called}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
     magic = MAGIC - set("?" if http else "")  # after a question mark stands a query
     store = Store.at(url)
     path = store.root
@@ -269,14 +287,14 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         else:
             base, infos, hidden_too, is_one = posixpath.dirname(path), [info], True, True
     except FileNotFoundError as error:
-        raise ValueError(f"source {source.name!r}: there is nothing at {url}") from error
+        raise ValueError(f"{source.called}: there is nothing at {url}") from error
     except ValueError:
         raise
     except Exception as error:
         if http and str(error).startswith(url):
             raise  # it names the file, what the server said, and how often it was asked
         # Every store has errors of its own, and few of them are an OSError.
-        raise OSError(f"source {source.name!r}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
+        raise OSError(f"{source.called}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     if not http and not is_one:
         refuse_tables(source, store, [str(info["name"]) for info in infos], listed=listed)
     for info in infos:

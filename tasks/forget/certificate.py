@@ -83,7 +83,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
         ("Outputs made of this one", ", ".join(certificate["outputs"]) or "none is known"),
     ]
     looked = [
-        ("Looked through", f"{checked['objects']:,} objects, {checked['tokens']:,} tokens"),
+        ("Looked through", f"{plural(checked['objects'], 'object')}, {plural(checked['tokens'], 'token')}"),
         ("Left", "; ".join(checked["left"]) or "no key, and no run of tokens that is theirs alone"),
         (
             "By their tokens",
@@ -120,4 +120,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
 def _of_runs(runs: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for path, run in runs.items():
         steps = f", first at step {run['first_step']:,}, last at step {run['last_step']:,}" if run["visits"] else ""
-        yield path, f"{plural(run['documents'], 'document')}, {run['visits']:,} times before step {run['before']:,}{steps}"
+        yield (
+            path,
+            f"{plural(run['documents'], 'document')}, {plural(run['visits'], 'time')} before step {run['before']:,}{steps}",
+        )

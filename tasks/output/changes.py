@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from flat_tokens.manifest import compare_files
-from flat_tokens.tools.terminal import markdown
+from flat_tokens.tools.terminal import markdown, source_called
 from tasks.models import Model
 
 SHOWN_FILES = 20
@@ -177,7 +177,7 @@ def as_text(changes: Changes) -> list[str]:
 def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentChangeCounts]]:
     """Counts of documents for people: of each source and split that has changes, and of all."""
     if changes.documents is not None:
-        yield from ((f"source {counts.name}", counts) for counts in changes.documents.by_source)
+        yield from ((source_called(counts.name), counts) for counts in changes.documents.by_source)
         yield from ((f"split {counts.name}", counts) for counts in changes.documents.by_split)
         yield "all documents", changes.documents.total
 
@@ -205,8 +205,8 @@ def as_markdown(changes: Changes) -> str:
     changes = Changes.model_validate(markdown(changes.model_dump()))
     lines = [changes.headline[0].upper() + changes.headline[1:] + ".", ""]
     lines += [
-        f"- source {source.name}: documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
-        for source in changes.sources
+        f"- {source_called(one.name)}: documents {_step(one.documents)}, tokens {_step(one.tokens)}, files {_step(one.files)}"
+        for one in changes.sources
     ]
     if changes.documents is not None:
         lines += ["", "Documents:", ""]

@@ -271,7 +271,7 @@ def _take_steps(
     tally.step_seconds += time.perf_counter() - begun
     if found.changed and source.masked:
         name = next(iter(found.changed)).removesuffix(".changed")
-        why = f"but a text of source {source.name!r} is several in one"
+        why = f"but a text of {source.called} is several in one"
         raise ValueError(f"step {name!r} gives other texts, {why}. Leave it out.")
     at, texts = np.flatnonzero(found.keep), found.texts
     lengths = np.diff(text_buffers(texts)[1])

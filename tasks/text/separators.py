@@ -21,7 +21,7 @@ def unused_separators(sources: Sequence[Source], files: Sequence[SourceFile]) ->
     for source, mine in zip(sources, of_source, strict=True):
         if not source.document_separator or not mine:
             continue
-        begin = f"source {source.name!r}: document_separator is {source.document_separator!r}, but"
+        begin = f"{source.called}: document_separator is {source.document_separator!r}, but"
         if mine[0].format != "text":
             yield f"{begin} {mine[0].name} is {mine[0].format}, where it means nothing. Leave it out."
         elif not any(kind_of(file.location) != "file" or _is_separated(file, source) for file in mine):

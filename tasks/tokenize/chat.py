@@ -134,15 +134,14 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
     else:
         data = beside(config.name, "chat_template.jinja", revision)
     where = f"the tokenizer {config.name}" if source.chat_template is None else source.chat_template
-    unusable = f"source {source.name!r}: the chat template of {where} cannot be used"
+    unusable = f"{source.called}: the chat template of {where} cannot be used"
     try:
         template = _default_of(settings.get("chat_template")) if data is None else data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{unusable}: it is not UTF-8 ({error}). Convert it first.") from error
     if template is None:
         raise ValueError(
-            f"source {source.name!r}: tokenizer {config.name!r} has no chat template next to it. Set source.chat_template to a "
-            "file."
+            f"{source.called}: tokenizer {config.name!r} has no chat template next to it. Set source.chat_template to a file."
         )
     chat = Chat(
         template=template,

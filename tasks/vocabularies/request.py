@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from flat_tokens.options import did_you_mean
 from tasks.models import Model
 from tasks.tokenize.fast_json import GPT2, GPT4O, LLAMA3, MAX_ID, NEMOTRON, QWEN2, QWEN35
 
@@ -41,6 +43,13 @@ class VocabularyRequest(Model):
     )
     fraction: Fraction = Field(1.0, description="A sample of the documents by a hash of key and seed")
     seed: int = Field(0, ge=0, lt=1 << 63, description="Another seed draws another sample")
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_known(cls, pattern: str) -> str:
+        if pattern not in PATTERNS and re.fullmatch(r"[\w.-]+", pattern):  # no text is split at a word
+            raise ValueError(f"there is no pattern {pattern!r}. {did_you_mean(pattern, PATTERNS)}")
+        return pattern
 
     @field_validator("vocab_sizes")
     @classmethod

@@ -69,7 +69,7 @@ def check_plain(config: BuildConfig) -> None:
         if source.messages_column is not None or source.prompt_column is not None:
             kind = "conversations" if source.messages_column is not None else "prompts with completions"
             raise ValueError(
-                f"source {source.name!r} has {kind}, whose text is made when they are tokenized. Build the dataset with any "
+                f"{source.called} has {kind}, whose text is made when they are tokenized. Build the dataset with any "
                 "tokenizer, and train on that: train-tokenizer OUTPUT"
             )
 

@@ -1,12 +1,11 @@
-"""docs/formats.md: the table says of each format what the registry says, and the program prints what stands beneath it."""
+"""docs/formats.md: the table says of each format what the registry says."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from flat_tokens.formats import FORMATS
-from tests.docs.programs import ROOT, printed_by, programs
+from tests.docs.programs import ROOT
 
 TEXT = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 
@@ -19,9 +18,3 @@ def test_what_is_not_taken_is_said_of_every_format() -> None:
     section = TEXT.partition("\n## What is not taken")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     assert [name for row in rows for name in re.findall(r"`([^`]+)`", row)] == list(FORMATS)
-
-
-def test_the_program_prints_what_stands_beneath_it(tmp_path: Path) -> None:
-    (program,) = programs(TEXT)
-    (tmp_path / "deployments").symlink_to(ROOT / "deployments")
-    assert printed_by(program, tmp_path) == program.printed

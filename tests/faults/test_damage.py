@@ -329,7 +329,7 @@ def test_a_junk_pointer_fails_the_command_in_one_line(
     status, _, errors = terminal("build", config, "--no-server")
     assert status == 1
     assert errors.splitlines() == [
-        f"build failed: {output}/latest.json: is not a pointer to a version. Restore it or remove it, and run again."
+        f"flat-tokens-service build: {output}/latest.json: is not a pointer to a version. Restore it or remove it, and run again."
     ]
 
 

@@ -152,7 +152,7 @@ def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_
         disk,
     )
     assert len(lines) == 2, lines
-    assert lines[0].startswith("build failed: [Errno 28] No space left on device. Make room and run the same command again: ")
+    assert lines[0].startswith("flat-tokens-service build: No space left on device. Make room and run the same command again: ")
     assert str(disk) in lines[0]
     assert lines[1] == "status 1"
     check_as_undisturbed(settings, tmp_path / "out", tmp_path)
@@ -165,7 +165,7 @@ def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: P
     build = " ".join(command(config))
     lines = in_a_small_disk(f"mount -o remount,ro {disk}; status=0; {build} 2>&1 || status=$?; echo status $status", disk)
     assert lines == [
-        f"build failed: cannot write to output {disk}/out: Read-only file system. Choose another output.",
+        f"flat-tokens-service build: cannot write to output {disk}/out: Read-only file system. Choose another output.",
         "status 1",
     ]
 
@@ -176,5 +176,5 @@ def test_output_that_is_no_directory_is_refused_in_one_line(settings: Settings, 
     status, _, errors = terminal("build", config, "--no-server")
     assert status == 1
     assert errors.splitlines() == [
-        f"build failed: cannot write to output {tmp_path}/file/out: Not a directory. Choose another output."
+        f"flat-tokens-service build: cannot write to output {tmp_path}/file/out: Not a directory. Choose another output."
     ]

@@ -16,7 +16,6 @@ import pytest
 import flat_tokens
 from flat_tokens import BucketedLoader, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
-from flat_tokens.formats.modalities import create_raw_index
 from flat_tokens.options import digits
 from flat_tokens.rows.packing import PackedDocuments
 from flat_tokens.stores.retry import own_status, retry_after
@@ -64,7 +63,6 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "open_any format": (lambda path, value: open_any(path, value), "there is no format .* flat-tokens, modalities, "),
     "export format": (lambda path, value: export_of(path, value, {}), "there is no format .* modalities, megatron"),
     "export split": (lambda path, value: export_of(path, "megatron", {}, [value]), "a split is .* one of train, validation"),
-    "raw index": (lambda path, value: create_raw_index(path / "manifest.json", blank=value), "blank is .* one of error, skip"),
     "schedule by": (lambda _, value: Schedule([(0, 1)], value), "by is .* one of sample, step, token"),
     "schedule kind": (lambda _, value: Schedule([(0, 1)], "step", value), "kind is .* one of linear, constant"),
     "mixture order": (lambda _, value: Mixture([(Numbers(5), 1)], 4, order=value), "order is .* one of 1, 2"),

@@ -29,7 +29,6 @@ from zarr.codecs import BloscCodec
 import flat_tokens
 from flat_tokens import LAYOUTS, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
-from flat_tokens.formats.modalities import create_raw_index, read_raw_index
 from flat_tokens.manifest import SPLITS
 from flat_tokens.pages import pages_of
 from flat_tokens.stores.store import Store
@@ -57,7 +56,7 @@ from tasks.text.documents import Tally, read_documents
 from tests.faults.support import shards_stay
 from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutated_datasets import DATASETS
-from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet, pickles
+from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet
 from tests.fuzz.strangers import STRANGERS
 from tests.sources import as_archive, as_record
 from tests.tasks.test_groups import group
@@ -320,19 +319,6 @@ def mds_shard(target: Target) -> Target:
         return fuzzed._replace(run=run)
 
     return Target(target.name, prepare)
-
-
-def _raw_index(work: Path) -> Fuzzed:
-    lines = work / "a.jsonl"
-    lines.write_bytes(b"".join(b'{"text": "%s"}\n' % (b"a" * i) for i in range(20)))
-    create_raw_index(lines)
-    path = work / "a.idx"
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        read_raw_index(path)
-
-    return Fuzzed([path.read_bytes()], pickles, run, ("a.idx",))
 
 
 def _pages(work: Path) -> Fuzzed:
@@ -705,7 +691,6 @@ _TARGETS = [
     Target("zarr", _zarr),
     Target("yaml", _yaml),
     _neighbour("pickled", "train.pbin", havoc(*OPCODES, *NUMBERS), "modalities", end_of_text=500),
-    Target("raw-index", _raw_index),
     _neighbour("mds-index", "train/index.json", either(json_values(), json_values(), havoc(*JSON_WORDS)), "mds"),
     mds_shard(_neighbour("mds-shard", "train/shard.00000.mds", havoc(*NUMBERS), "mds")),
     _neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import open_any
-from flat_tokens.formats.modalities import Modalities, create_raw_index, open_pbin, read_raw_index
+from flat_tokens.formats.modalities import Modalities, open_pbin
 from flat_tokens.stores.store import Store
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
@@ -25,21 +25,12 @@ REFERENCES = ["lorem_ipsum", "lorem_ipsum_long"]
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_raw_indexes_are_the_references_byte_for_byte(reference: Path, tmp_path: Path, name: str) -> None:
-    written = create_raw_index(reference / "modalities" / f"{name}.jsonl", tmp_path / "ours.idx")
-    theirs = reference / "modalities" / f"{name}.idx"
-    assert (tmp_path / "ours.idx").read_bytes() == theirs.read_bytes()
-    assert written.document_count == len(read_raw_index(theirs))
-
-
-@pytest.mark.parametrize("name", REFERENCES)
 def test_texts_through_gpt2_are_the_references_packed_data(
     reference: Path, vocabularies: Path, tmp_path: Path, name: str
 ) -> None:
-    """From the JSONL lines that the raw index names to a .pbin that is equal byte for byte, and back."""
+    """From lines of JSON to a .pbin that is equal byte for byte, and back."""
     tiktoken = pytest.importorskip("tiktoken", reason="tokenizes with gpt2")
-    data = (reference / "modalities" / f"{name}.jsonl").read_bytes()
-    lines = [data[start : start + length] for start, length in read_raw_index(reference / "modalities" / f"{name}.idx").tolist()]
+    lines = (reference / "modalities" / f"{name}.jsonl").read_bytes().splitlines()
     sequences = tiktoken.get_encoding("gpt2").encode_ordinary_batch([json.loads(line)["text"] for line in lines])
     options = Modalities(end_of_text=GPT2_END, vocabulary_size=GPT2_END + 1)
     export("modalities", splits_of(sequences), tmp_path, options)
@@ -243,13 +234,9 @@ def test_code_in_an_index_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return os.mkdir, (str(tmp_path / "it-ran"),)
 
-    for name in ("train.pbin", "raw.idx"):
-        index = pickle.dumps([(0, 20), Exploit()])
-        (tmp_path / name).write_bytes(pbin(index) if name == "train.pbin" else index)
+    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 20), Exploit()])))
     with pytest.raises(ValueError, match=r"train\.pbin: its index has opcode .* nothing in it was run"):
         open_any(tmp_path / "train.pbin")
-    with pytest.raises(ValueError, match=r"raw\.idx: its index has opcode"):
-        read_raw_index(tmp_path / "raw.idx")
     assert not (tmp_path / "it-ran").exists()
 
 
@@ -281,11 +268,6 @@ def test_the_reference_files_cut_anywhere_are_refused_by_name(reference: Path, t
             open_any(path, "modalities")
         with pytest.raises(ValueError, match=r"cut\.pbin: is in none of the formats"):
             open_any(path)
-    index = (reference / "modalities" / f"{name}.idx").read_bytes()
-    for stop in range(0, len(index), 1000):
-        (tmp_path / "cut.idx").write_bytes(index[:stop])
-        with pytest.raises(ValueError, match=r"cut\.idx: its index ends in its middle"):
-            read_raw_index(tmp_path / "cut.idx")
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
@@ -300,62 +282,6 @@ def test_an_id_that_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 4)]), struct.pack("<I", 2**31)))
     with pytest.raises(ValueError, match=r"train\.pbin: holds 2147483648 to 2147483648"):
         open_any(tmp_path / "train.pbin").splits["train"].sequence(0)
-
-
-# Raw indexes.
-
-
-@examples(60)
-@given(
-    lines=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12),
-    ended=st.booleans(),
-)
-def test_a_raw_index_lists_the_lines_of_any_file(tmp_path_factory: pytest.TempPathFactory, lines: list[str], ended: bool) -> None:
-    """The last one with or without its newline."""
-    documents = [json.dumps({"text": line}, ensure_ascii=False).encode() for line in lines]
-    path = tmp_path_factory.mktemp("raw") / "corpus.jsonl"
-    path.write_bytes(b"\n".join(documents) + b"\n" * (ended and bool(documents)))
-    create_raw_index(path)
-    starts = [sum(len(document) + 1 for document in documents[:i]) for i in range(len(documents))]
-    expected = [(start, len(document)) for start, document in zip(starts, documents, strict=True)]
-    assert pickle.loads(path.with_suffix(".idx").read_bytes()) == expected
-    assert read_raw_index(path.with_suffix(".idx")).tolist() == [list(pair) for pair in expected]
-
-
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        (b"", "line 2, at byte 9, is blank"),
-        (b"  \r", "line 2, at byte 9, is blank"),
-        (b'{"a": 1', "line 2, at byte 9, is not JSON"),
-        (b"# note", "line 2, at byte 9, is not JSON"),
-        (b"[" * 100_000, "line 2, at byte 9, is not JSON"),
-    ],
-)
-def test_lines_on_which_documents_would_be_lost_are_named(tmp_path: Path, bad: bytes, complaint: str) -> None:
-    (tmp_path / "c.jsonl").write_bytes(b'{"a": 1}\n' + bad + b'\n{"a": 2}\n')
-    with pytest.raises(ValueError, match=rf"c\.jsonl: {complaint}"):
-        create_raw_index(tmp_path / "c.jsonl")
-    assert not (tmp_path / "c.idx").exists()
-
-
-def test_blank_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").write_bytes(b'\n{"a": 1}\r\n \n {"a": 2}\n\n')
-    written = create_raw_index(tmp_path / "c.jsonl", blank="skip")
-    assert (written.document_count, written.blank_count) == (2, 3)
-    assert read_raw_index(tmp_path / "c.idx").tolist() == [[1, 9], [13, 9]]
-
-
-def test_a_missing_file_is_a_file_not_found(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl.gz").write_bytes(b"not this one")
-    with pytest.raises(FileNotFoundError):
-        create_raw_index(tmp_path / "c.jsonl")
-
-
-def test_a_raw_index_whose_documents_overlap_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "raw.idx").write_bytes(pickle.dumps([(0, 10), (9, 5)]))
-    with pytest.raises(ValueError, match=r"raw\.idx: has a document of 5 bytes at 9, after one that ends at 10"):
-        read_raw_index(tmp_path / "raw.idx")
 
 
 def test_the_largest_ids_and_documents_survive(tmp_path: Path) -> None:

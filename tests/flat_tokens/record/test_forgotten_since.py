@@ -18,7 +18,8 @@ from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.rows.seen import tokens_seen
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
-from flows.pipelines.forget import ForgetRequest, forget
+from flows.pipelines.forget import forget
+from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import build_corpus
 
 

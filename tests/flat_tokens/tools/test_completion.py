@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from flat_tokens.tools import cli
-from flat_tokens.tools.completion import script
-from flows.commands.main import parser as flows_parser
+from flows.commands.main import main
 
 pytestmark = pytest.mark.needs("shtab")
 
@@ -23,8 +22,11 @@ pytestmark = pytest.mark.needs("shtab")
         (["flows", "re"], ["refresh", "retokenize", "reject", "relayout"]),
     ],
 )
-def test_bash_offers_commands_options_and_their_values(words: list[str], offered: list[str]) -> None:
-    text = script(cli.parser() if words[0] == "flat-tokens" else flows_parser(), words[0], "bash")
+def test_bash_offers_commands_options_and_their_values(
+    words: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (cli.main if words[0] == "flat-tokens" else main)(["completion", "bash", "--command", words[0]]) == 0
+    text = capsys.readouterr().out
     line = " ".join(f"'{word}'" for word in words)
     asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_{words[0].replace('-', '_')}; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{text}\n{asked}"], capture_output=True, text=True, check=True)

@@ -88,7 +88,7 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
     assert said["sources"][0]["files_changed"] == ["x.jsonl"]
     totals = {one["what"]: (one["a"], one["b"]) for one in said["totals"]}
     assert totals["train.tokens"] == (sum(map(len, DOCUMENTS.values())), sum(map(len, changed.values())))
-    assert totals["source source.tokens"] == totals["train.tokens"]
+    assert totals["the source.tokens"] == totals["train.tokens"]
     assert main(["diff", str(a), str(b)]) == 1
     text = capsys.readouterr().out
     assert "documents, by their keys: 1 added, 1 removed, 1 changed" in text

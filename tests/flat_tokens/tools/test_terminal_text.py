@@ -64,7 +64,7 @@ def test_an_export_shows_how_far_it_is(dataset: Path, tmp_path: Path, stderr: Te
 
 
 def test_what_is_no_terminal_is_told_nothing(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.progress("verify") as watch:
+    with terminal.progress("verify", quiet=False) as watch:
         assert watch is None
     assert cli.main(["verify", str(dataset), "--full"]) == 0
     assert capsys.readouterr().err == ""

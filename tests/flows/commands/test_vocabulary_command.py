@@ -33,6 +33,6 @@ def test_the_file_and_its_setting(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_is_no_such_file_is_refused(
     name: str, file: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["vocabulary", name, "--to", str(tmp_path / file)]) == 1
+    assert main(["vocabulary", name, "--to", str(tmp_path / file)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / file).exists()

@@ -403,7 +403,7 @@ def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path: Path) -> None:
     _install(answers=_answers)
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", [{"use": "answers"}])
     told["source"] = {"path": str(tmp_path / "x.jsonl"), "messages_column": "messages"}
-    with pytest.raises(ValueError, match="so do the columns of source 'source'"):
+    with pytest.raises(ValueError, match="so do the columns of the source"):
         BuildConfig.model_validate(told)
 
 
@@ -415,7 +415,7 @@ def test_steps_leave_prompts_and_completions_out_but_do_not_change_them(tmp_path
     columns = {"path": str(path), "prompt_column": "q", "completion_column": "a"}
     told = settings(tmp_path / "out", path, STEPS[2:])
     assert build_here({**told, "source": columns}).totals["documents"]["skipped"] == {"pattern.drop": 1}
-    with pytest.raises(ValueError, match="step 'normalize' gives other texts, but a text of source 'source' is several in one"):
+    with pytest.raises(ValueError, match="step 'normalize' gives other texts, but a text of the source is several in one"):
         build_here({**told, "source": columns, "documents": {"steps": STEPS[1:]}})
 
 

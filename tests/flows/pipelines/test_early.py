@@ -15,7 +15,7 @@ from flows.pipelines.early import fault_of_config
     [
         ({"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'. Did you mean 'cl100k_base'?"),
         ({"tokenizer": "nowhere/tokenizer.json"}, "cannot read the tokenizer nowhere/tokenizer.json: No such file"),
-        ({"source": {"path": "/nowhere/*.txt"}}, "source 'source': there are no files at /nowhere/*.txt"),
+        ({"source": {"path": "/nowhere/*.txt"}}, "the source: there are no files at /nowhere/*.txt"),
         (
             {"source": {"path": "s3://b/a.jsonl", "messages_column": "m", "chat_template": "/nowhere/t.jinja"}},
             "there is no chat template /nowhere/t.jinja",

@@ -30,11 +30,11 @@ from flat_tokens.tools.remains import check_forgotten
 from flows.pipelines.build import BuildResult, build, result_if_up_to_date
 from flows.pipelines.derive import derive
 from flows.pipelines.export import export
-from flows.pipelines.forget import ForgetRequest, ForgetResult, forget, resume
+from flows.pipelines.forget import ForgetResult, forget, resume
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest, Merge, Shuffle
+from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect
 from tasks.output.held import approve
 from tasks.output.paths import RESERVES

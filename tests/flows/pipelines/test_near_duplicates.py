@@ -22,11 +22,12 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult, build
-from flows.pipelines.forget import ForgetRequest, forget
+from flows.pipelines.forget import forget
 from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
+from tasks.derive.request import ForgetRequest
 from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
 from tests.faults.support import build_here, refresh_here, version_digests

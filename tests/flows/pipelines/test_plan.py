@@ -144,7 +144,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     [
         ({"output": "/dev/null/out"}, "^cannot write to output /dev/null/out: /dev/null: Not a directory. Choose another"),
         ({"tokenizer": "gpt5"}, "^there is no tokenizer 'gpt5'"),
-        ({"sources": [{"path": "/nowhere"}]}, "^source 'source': there is nothing at /nowhere"),
+        ({"sources": [{"path": "/nowhere"}]}, "^the source: there is nothing at /nowhere"),
         ({"documents": {"max_bytes": 21}}, r"^a.jsonl, line 2 \(row 1\): the document has 22 bytes .*\[too_long\]"),
     ],
 )

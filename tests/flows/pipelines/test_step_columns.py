@@ -207,7 +207,7 @@ def test_columns_that_no_dataset_keeps_are_refused(
 def test_a_source_keeps_no_column_of_a_steps_name(tmp_path: Path) -> None:
     settings = told(tmp_path / "out", tmp_path / "a.jsonl")
     settings["source"]["keep_columns"] = ["words"]
-    with pytest.raises(ValueError, match="gives the column 'words', and source 'source' keeps one of that name"):
+    with pytest.raises(ValueError, match="gives the column 'words', and the source keeps one of that name"):
         BuildConfig.model_validate(settings)
 
 

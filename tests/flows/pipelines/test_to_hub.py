@@ -13,8 +13,9 @@ import flat_tokens
 import tasks.upload
 from flows.commands.main import main
 from flows.pipelines.build import BuildResult
-from flows.pipelines.to_hub import HubRequest, HubResult, publish_to_hub
+from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.threads import Threads
+from tasks.derive.request import HubRequest
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.flows.watch.test_summaries import Seen
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture
@@ -162,7 +163,7 @@ def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: P
     words = ["publish", str(tmp_path / "out"), "--to", "hub", REPO, "--scratch", str(tmp_path / "scratch"), "--no-server"]
     assert main(words) == 0
     assert capsys.readouterr().out.startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
-    assert main(["publish", str(tmp_path / "out"), "--to", "disk", "x/y", "--no-server"]) == 1
+    assert main(["publish", str(tmp_path / "out"), "--to", "disk", "x/y", "--no-server"]) == 2
     assert "--to disk x/y: datasets are published on the hub" in capsys.readouterr().err
 
 

@@ -165,7 +165,7 @@ def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, 
     _, err = build.communicate(timeout=180)
 
     assert build.returncode == 1
-    (line,) = (line for line in err.splitlines() if line.startswith("build failed"))
+    (line,) = (line for line in err.splitlines() if line.startswith("flat-tokens-service build:"))
     assert "notes.jsonl, line 28 (row 27)" in line
     runs = groups_of(workers, "bad")
     assert len({run["parameters"]["group"] for run in runs}) == len(runs)

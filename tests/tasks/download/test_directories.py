@@ -57,9 +57,7 @@ def test_the_files_of_a_table_are_refused(
     put(tmp_path, f"tab/{log}", "tab/day=1/part-0.parquet", "tab/day=1/part-1.parquet")
     monkeypatch.chdir(tmp_path)
     for place in (f"{tmp_path}/{path}", path):
-        with pytest.raises(
-            ValueError, match=rf"^source 'source': {tmp_path}/tab is {kind}: it has {log.partition('/')[0]}, and its"
-        ):
+        with pytest.raises(ValueError, match=rf"^the source: {tmp_path}/tab is {kind}: it has {log.partition('/')[0]}, and its"):
             names(place)
     assert names(tmp_path / "tab/day=1/part-1.parquet") == ["part-1.parquet"]  # who names a file means it
 
@@ -68,7 +66,7 @@ def test_the_files_of_a_table_are_refused(
 @pytest.mark.parametrize("path", ["tab", "tab/day=1", "tab/*/*.parquet", "**/*.parquet"])
 def test_the_files_of_a_table_in_a_store_are_refused(memory: str, log: str, kind: str, path: str) -> None:
     pipe(f"tab/{log}", "tab/day=1/part-0.parquet")
-    with pytest.raises(ValueError, match=rf"^source 'source': /directories/tab is {kind}"):
+    with pytest.raises(ValueError, match=rf"^the source: /directories/tab is {kind}"):
         names(f"{memory}/{path}")
     assert names(f"{memory}/tab/day=1/part-0.parquet") == ["part-0.parquet"]
 

@@ -272,7 +272,7 @@ def test_progress_gives_a_flaky_server_new_tries(server: Server, tmp_path: Path)
 
 def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path, waits: list[float]) -> None:
     server.moves = [busy(404)]
-    with pytest.raises(ValueError, match=rf"^source 'source': there is nothing at {server.url()}$"):
+    with pytest.raises(ValueError, match=rf"^the source: there is nothing at {server.url()}$"):
         resolve(server.url())
     (found,) = resolve(server.url())
     server.moves = [busy(404)]
@@ -607,7 +607,7 @@ def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
 def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("test-0.jsonl", "train-0.jsonl", "validation-0.jsonl", "latest.jsonl"):
         (tmp_path / name).write_text('{"text": "x"}\n')
-    said = "source 'source': test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
+    said = "the source: test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
     for split, expected in ((None, [said]), ("train", [])):
         caplog.clear()
         resolve_source(Source(path=str(tmp_path), split=split, validation_split="validation"), 0)

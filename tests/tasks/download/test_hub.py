@@ -167,7 +167,7 @@ def test_a_configuration_has_files_of_its_own(stand_in_hub: StandInHub) -> None:
             {"validation_split": "dev"},
             "dataset org/name has no split 'dev'; it has 'train', 'test'. Set source.validation_split.",
         ),
-        ({"validation_split": "train"}, "source 'source': validation_split is 'train', which is the split that is read"),
+        ({"validation_split": "train"}, "the source: validation_split is 'train', which is the split that is read"),
         (
             {"name": "english"},
             "dataset org/name has no configuration 'english'; it has 'default'. Set source.hub.name.",

@@ -68,7 +68,7 @@ def test_a_summary_counts_documents_and_tokens_by_source() -> None:
         "  s          documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)",
     ]
     assert f"- added: s, `y`, `{B[:12]}`" in as_markdown(changes)
-    assert "- source s: documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)" in as_markdown(changes)
+    assert "- source 's': documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)" in as_markdown(changes)
 
 
 def test_a_first_version_and_one_without_counts() -> None:

@@ -528,7 +528,7 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     ),
     "mixed formats": (
         {"a.parquet": PAGES, "b.jsonl": PLAIN, "README.md": b"# About"},
-        r"^source 'source' holds files of several formats: jsonl \(b.jsonl\), parquet \(a.parquet\), text \(README.md\)\. Set",
+        r"^the source holds files of several formats: jsonl \(b.jsonl\), parquet \(a.parquet\), text \(README.md\)\. Set",
         {},
     ),
     "no such column in Parquet": (
@@ -601,7 +601,7 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
         {"documents": {"on_bad": "skip"}},
     ),
     "header that is not CSV": ({"a.csv": b'"text"x\na\n'}, r"^a.csv: the first row, which names the columns, is damaged", {}),
-    "only hidden files": ({".a.jsonl": PLAIN, "_b.jsonl": PLAIN}, r"^source 'source': there are no files at ", {}),
+    "only hidden files": ({".a.jsonl": PLAIN, "_b.jsonl": PLAIN}, r"^the source: there are no files at ", {}),
 }
 
 
@@ -676,7 +676,7 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(
     directory.mkdir()
     (directory / "b.jsonl").write_bytes(PLAIN)
     make(directory)
-    refuse(tmp_path, directory if whole else directory / "a.jsonl", rf"^source 'source': {directory}/a.jsonl {words}")
+    refuse(tmp_path, directory if whole else directory / "a.jsonl", rf"^the source: {directory}/a.jsonl {words}")
 
 
 def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> None:
@@ -695,7 +695,7 @@ def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> Non
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl", "in/**/*", "nothing", "nothing/*.jsonl"])
 def test_a_place_without_files_is_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "in" / "below").mkdir(parents=True)
-    refuse(tmp_path, tmp_path / path, rf"^source 'source': there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
+    refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
 
 
 def put_back_the_time(path: Path, content: bytes) -> None:
@@ -773,7 +773,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "unknown key": ({"tokenizr": "bytes"}, "unknown key 'tokenizr'. Did you mean 'tokenizer'?"),
     "unknown key far from any": (
         {"zzz": 1},
-        "unknown key 'zzz'. Valid keys: documents, ",
+        "unknown key 'zzz'. There are documents, ",
     ),
     "unknown key of a source": (
         {"source": {"path": "x", "text_colum": "a"}},
@@ -858,7 +858,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     "neither path nor hub": ({"source": {"name": "a"}}, "source 'a' has neither of 'path' and 'hub'; give one"),
     "both path and hub": (
         {"source": {"path": "x", "hub": {"path": "a/b"}}},
-        "source 'source' has both of 'path' and 'hub'; give one",
+        "the source has both of 'path' and 'hub'; give one",
     ),
     "two sources of one name": (
         {"source": REMOVED, "sources": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]},
@@ -905,7 +905,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
         lambda tmp: {"source": {"path": str(tmp / "in.jsonl")}, "output": str(tmp)},
         "are within each other. Keep them apart",
     ),
-    "nothing there": ({"source": {"path": "/nowhere/at/all"}}, "source 'source': there is nothing at /nowhere/at/all"),
+    "nothing there": ({"source": {"path": "/nowhere/at/all"}}, "the source: there is nothing at /nowhere/at/all"),
     "unknown tokenizer": ({"tokenizer": "gpt5"}, "there is no tokenizer 'gpt5'. Set tokenizer to one of gpt2,"),
     "ranks without a pattern": (
         lambda tmp: {"tokenizer": vocabulary(tmp)},
@@ -960,7 +960,7 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(
     whole |= change(tmp_path) if callable(change) else change
     status, out, errors = command_line(yaml.safe_dump({key: value for key, value in whole.items() if value is not REMOVED}))
     assert (status, out) == (1, "")
-    assert errors.startswith("build failed: ")
+    assert errors.startswith("flat-tokens-service build: ")
     assert words in errors
     assert errors.count("\n") == 1
     assert "Tr0ub4dor" not in errors
@@ -1013,7 +1013,7 @@ def test_a_bad_document_is_one_line_of_the_command_line_too(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "build failed: in.jsonl, line 2 (row 1): the line is JSON nested too deep [malformed]. Repair it, or set "
+        "flat-tokens-service build: in.jsonl, line 2 (row 1): the line is JSON nested too deep [malformed]. Repair it, or set "
         "documents.on_bad to 'skip' or 'replace'.\n"
     )
     status, out, _ = command_line(config, "--set", "documents.on_bad=skip")

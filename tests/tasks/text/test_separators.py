@@ -27,7 +27,7 @@ def warnings(root: Path, separator: str, **files: bytes) -> list[str]:
     return list(unused_separators((source,), [fetch_file(one, (source,), root / "scratch") for one in found]))
 
 
-BEGIN = "source 'source': document_separator is {!r}, but "
+BEGIN = "the source: document_separator is {!r}, but "
 ONE, TWO = BEGIN + "a.txt does not have it: a file is one document.", BEGIN + "none of 2 files has it: a file is one document."
 
 

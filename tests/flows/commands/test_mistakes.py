@@ -1,0 +1,145 @@
+"""Mistakes in the arguments of both programs: one line with the next step, status 2, and nothing heavy imported for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flat_tokens.tools import cli
+from flows.commands.main import COMMANDS, main
+from tests.faults.support import ROOT
+from tests.made import docs_of, publish_docs
+
+HEAVY = ("prefect", "pyarrow", "tokenizers")
+PROGRAM = """
+import contextlib, io, json, sys
+from flat_tokens.tools import cli
+from flows.commands import main
+for program, *arguments in json.load(sys.stdin):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        status = (main if program == "flat-tokens-service" else cli).main(arguments)
+    print(json.dumps([said.getvalue().splitlines(), status, [name for name in sys.argv[1:] if name in sys.modules]]))
+"""
+
+NOTHING = "there is nothing at OUTT. Did you mean OUT?"
+MISTAKES = {
+    "inspct OUT": "there is no 'inspct'. Did you mean 'inspect'?",
+    "inspect OUT --sequnce 1": "there is no argument '--sequnce'. Did you mean '--sequence'?",
+    "inspect OUT --format parqet": "argument --format: there is no 'parqet'. Did you mean 'parquet'?",
+    "export OUT NEW --to megatrn": "argument --to: there is no 'megatrn'. Did you mean 'megatron'?",
+    "import OUTT NEW": "there is nothing here. Did you mean: OUT?",
+    **{f"{name} OUTT": "there is nothing here. Did you mean: OUT?" for name in ("inspect", "stats", "verify", "duplicates")},
+    "completion bsh": "there is no 'bsh'. Did you mean 'bash'?",
+}
+MISTAKES_OF_SERVICE = {
+    "biuld CONFIG": "there is no 'biuld'. Did you mean 'build'?",
+    "build CONFIG --qiet": "there is no argument '--qiet'. Did you mean '--quiet'?",
+    "build": "the following arguments are required: ",
+    **{
+        f"{command} {arguments}{more}": words
+        for command, more in {
+            "build": "",
+            "plan": "",
+            "refresh": "",
+            "retokenize": " --tokenizer bytes",
+            "train-tokenizer": " --vocab-size 300",
+        }.items()
+        for arguments, words in {
+            "CONFIGG": "there is nothing at CONFIGG. Did you mean CONFIG?",
+            "CONFIG --set source.path=HERE/in/*.jsnl": "there are no files at HERE/in/*.jsnl. Did you mean HERE/in/*.jsonl?",
+            "CONFIG --set source.path=HERE/inn/*.jsonl": "Did you mean HERE/in?",
+            "CONFIG --set tokenizer=gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
+            "CONFIG --set tokenizer=HERE/tokeniser.json": "Did you mean HERE/tokenizer.json?",
+            "CONFIG --set source.format=parqet": "source.format: should be 'auto', ",
+            "CONFIG --set name=a/b": "name: should be letters, digits, dots, dashes and underscores, of which",
+        }.items()
+    },
+    **{
+        f"{command} OUTT{more}": NOTHING
+        for command, more in {
+            "refresh": "",
+            "retokenize": " --tokenizer bytes",
+            "train-tokenizer": " --vocab-size 300",
+            "merge": " OUT NEW",
+            "append": " --to OUT",
+            "subset": " NEW --count 1",
+            "shuffle": " NEW",
+            "relayout": " NEW --layout mmap",
+            "export": " NEW --to megatron",
+            "import": " NEW",
+            "publish": " --to hub a/b",
+            **dict.fromkeys(("status", "versions", "pin", "rollback", "gc"), ""),
+            "approve": " --reason x",
+            "reject": " --reason x",
+            "forget": " --source x --reason x",
+            "unpin": " x",
+        }.items()
+    },
+    "retokenize OUT --tokenizer gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
+    "import OUT NEW --tokenizer gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
+    "vocabulary gtp2 --to x.tiktoken": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
+    "vocabulary gpt2 --to x": "has to end with .tiktoken",
+    "merge OUT": "the following arguments are required: ",
+    "subset OUT NEW": "a subset needs a filter: count, drop, fraction, id_list, key_list",
+    "subset OUT NEW --keys HERE/kesy": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
+    "subset OUT NEW --fraction 2": "fraction: should be less than or equal to 1, not 2.0",
+    "shuffle OUT NEW --seed -1": "seed: should be greater than or equal to 0",
+    "shuffle OUT NEW --workers 0": "workers: should be greater than or equal to 1",
+    "relayout OUT NEW --layout mmapp": "there is no 'mmapp'. Did you mean 'mmap'?",
+    "relayout OUT NEW": "relayout needs a layout",
+    "merge OUT s3://key:secret@host/x": "carries credentials",
+    "export OUT NEW --to megatrn": "there is no 'megatrn'. Did you mean 'megatron'?",
+    "publish OUT --to hub x": "repo: should be ORG/NAME",
+    "publish OUT --to hib a/b": "datasets are published on the hub",
+    "train-tokenizer --from OUTT --vocab-size 300": NOTHING,
+    "train-tokenizer --run OUTT --step 1 --vocab-size 300": NOTHING,
+    "train-tokenizer CONFIG --vocab-size 300 --pattern gtp4": "there is no pattern 'gtp4'. Did you mean 'gpt4'?",
+    "train-tokenizer CONFIG --vocab-size x": "--vocab-size x: 'x' is not a whole number",
+    "forget OUT --ids HERE/kesy --reason x": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
+    "forget OUT --reason x": "documents are named by one of keys, ids, where or like",
+    "rollback OUT zzz": "no version begins with 'zzz'",
+}
+
+
+def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    publish_docs(tmp_path / "out", docs_of([1, 2]))
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.jsonl", "keys", "tokenizer.json"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    (tmp_path / "config.yaml").write_text(f"output: {tmp_path}/new\nsource: {{path: {tmp_path}/in}}\ntokenizer: bytes\n")
+    places = {"CONFIG": tmp_path / "config.yaml", "OUT": tmp_path / "out", "NEW": tmp_path / "new", "HERE": tmp_path}
+
+    def placed(words: str) -> str:
+        for name, path in places.items():
+            words = words.replace(name, str(path))
+        return words
+
+    rows = [("flat-tokens", *row) for row in MISTAKES.items()]
+    rows += [("flat-tokens-service", *row) for row in MISTAKES_OF_SERVICE.items()]
+    given = json.dumps([[program, *placed(words).split()] for program, words, _ in rows])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *HEAVY], cwd=ROOT, input=given, capture_output=True, text=True, timeout=300, check=True
+    )
+    for (program, words, expected), line in zip(rows, done.stdout.splitlines(), strict=True):
+        said, status, imported = json.loads(line)
+        assert (status, imported, len(said)) == (2, [], 1), (words, said)
+        assert said[0].startswith(f"{program}")
+        assert placed(expected) in said[0], words
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [*(("flat-tokens", name) for name in cli.COMMANDS), *(("flat-tokens-service", name) for name in COMMANDS)],
+)
+def test_help_has_description_options_examples_and_statuses(program: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (cli.main if program == "flat-tokens" else main)([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: {program} {name} ")
+    assert f"{program} {name}" in said.partition("example")[2]
+    assert [word for word in ("--quiet", "--color", "--json", "exit status:\n  0  ", "\n  2  ") if word not in said] == []
+    assert "%" not in said
