@@ -20,7 +20,6 @@ from tasks.config import BuildConfig
 from tasks.output.leases import building
 from tasks.output.paths import version_store
 from tasks.output.versions import changed_at
-from tests.examples import first_fast
 from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, finished, pool
@@ -45,8 +44,8 @@ def workers(service: Pool) -> Iterator[dict[str, Process]]:
     service.stop([process for process in started.values() if process in service.running])
 
 
-def told(tmp_path: Path, name: str, count: int = 100, **settings: Any) -> dict[str, Any]:
-    """A build of *count* notes, by default some 20 slices in 5 groups."""
+def told(tmp_path: Path, name: str, count: int = 72, **settings: Any) -> dict[str, Any]:
+    """A build of *count* notes, by default some 14 slices in 4 groups."""
     notes = write_notes(tmp_path / "in" / f"{name}.jsonl", count)
     groups = {"threshold": 2, "slices": 4, "lost_after": 8}
     made = settings_of(tmp_path / "out", notes, name=name, slice_bytes=1000, runner="groups", groups=groups, **settings)
@@ -137,7 +136,8 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
     assert staged(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("protocol", first_fast(BUCKETS, 0, every=2))
+@pytest.mark.nightly  # a build's own kills on stores are in test_store_faults.py, those of workers above
+@pytest.mark.parametrize("protocol", BUCKETS)
 def test_workers_that_are_killed_while_they_write_to_a_store(
     service: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:

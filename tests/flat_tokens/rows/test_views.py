@@ -130,13 +130,6 @@ def test_a_row_that_starts_inside_a_sequence(tmp_path: Path) -> None:
     assert row.positions.tolist() == [0, 0, 1, 2]
 
 
-def test_rows_that_share_a_token_lose_no_target(tmp_path: Path) -> None:
-    """With an overlap of one, each row's last target is the next one's first: 8 tokens in rows of 3, starting at 0, 2, 4."""
-    view = split(tmp_path, EXAMPLE).packed(3, overlap=1)
-    assert [row.targets.tolist() for row in view] == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
-    assert [row.targets.tolist() for row in split(tmp_path, EXAMPLE).packed(5, overlap=3)] == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
-
-
 @given(sequences=ragged, length=st.integers(1, 9), overlap=st.integers(0, 8), layout=st.sampled_from(NAMES))
 @examples(50)
 @example(sequences=[], length=1, overlap=0, layout="mmap")
@@ -157,25 +150,6 @@ def test_packed_rows_are_what_the_format_says_token_by_token(
         rows.append(fields_of(ids[at : at + length], starts[at : at + length]))
         at += length - overlap
     assert_rows(train.packed(length, overlap=overlap), rows)
-
-
-@given(token_count=st.integers(0, 40), block=st.integers(2, 12), reuse=st.booleans())
-@examples(40)
-def test_packed_is_modalities_continuous_rule(tmp_path: Path, token_count: int, block: int, reuse: bool) -> None:
-    """Samples that reuse their last target start every block - 1 tokens, others every block.
-
-    Fewer tokens than a block are an error there. Here they are too where tokens are reused; the format's own packed
-    view just has no rows.
-    """
-    train = split_of_lengths(tmp_path, [token_count])
-    if reuse and token_count < block:
-        with pytest.raises(ValueError, match=f"{token_count} tokens are fewer than one row of {block}"):
-            train.packed(block, overlap=1)
-        return
-    count = (token_count - block) // (block - 1) + 1 if reuse else token_count // block
-    starts = [i * (block - 1 if reuse else block) for i in range(count)]
-    view = train.packed(block, overlap=int(reuse))
-    assert [row.targets.tolist() for row in view] == [list(range(start, start + block)) for start in starts]
 
 
 def test_the_largest_id_survives_every_field(tmp_path: Path) -> None:

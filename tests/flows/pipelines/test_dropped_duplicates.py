@@ -401,10 +401,11 @@ def test_any_history_of_refreshes_gives_the_bytes_of_a_build_from_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_corpus_with_three_in_ten_planted_copies(
     corpus: Path, vocabularies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Across two sources; with 1, 2 and 4 workers and through groups. Documents, copies and counts are those of a set."""
+    """Across two sources; with two workers and through groups. Documents, copies and counts are those of a set."""
     monkeypatch.undo()
     draw, files, before = random.Random(0), list[list[str]](), list[str]()
     for i, path in enumerate(sorted(corpus.glob("*.parquet"))):
@@ -422,7 +423,7 @@ def test_the_corpus_with_three_in_ten_planted_copies(
     sources = tmp_path / "source-0", tmp_path / "source-1"
     more = {"tokenizer": "cl100k_base", "slice_bytes": 8_000_000, "validation_fraction": 0.1}
     found = []
-    for workers in (1, 2, 4, None):
+    for workers in (2, None):
         config = BuildConfig.model_validate(told(tmp_path / "out", *sources, **more))
         with Threads(workers) as threads:
             result = build(config, threads if workers else Elsewhere(config))
@@ -435,4 +436,4 @@ def test_the_corpus_with_three_in_ten_planted_copies(
             where = [word for source in sources for word in ("--source", str(source))]
             assert main(["verify", result.path, "--sample", "1/1", "--documents", "500", *where]) == 0
         shutil.rmtree(tmp_path / "out")
-    assert found == found[:1] * 4
+    assert found[0] == found[1]

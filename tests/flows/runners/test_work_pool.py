@@ -206,13 +206,14 @@ def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(
     told = {**settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 40), slice_bytes=1000), **SPREAD}
     config = config_of(tmp_path / "missing.yaml", told)
     environment = {name: value for name, value in workers.environment.items() if name != "PREFECT_API_URL"}
-    for command in (["build"], ["refresh"], ["retokenize", "--tokenizer", "bytes", "--output", str(tmp_path / "other")]):
+    for command in (["build"], ["retokenize", "--tokenizer", "bytes", "--output", str(tmp_path / "other")]):
         whole = [sys.executable, "-m", "flows", *command, str(config)]
         done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 1
         assert "runner: groups needs a Prefect server" in done.stderr
 
 
+@pytest.mark.nightly  # it needs a pool of its own; test_groups.py has the refusal, test_signed_outputs.py the bytes
 def test_workers_with_the_key_sign_and_a_worker_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = write_notes(tmp_path / "in" / "notes.jsonl", 15)
     told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, name="signed")

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tasks.parts.stored
 import tasks.shards.write
@@ -35,7 +33,6 @@ from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.examples import examples, first_fast
 from tests.slices import slices_of
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
@@ -112,86 +109,6 @@ def fresh(directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory
-
-
-TEXTS = st.text(st.sampled_from("ab é\n\0中😀'\""), max_size=12)
-
-
-@examples(15)
-@given(
-    texts=st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=30),
-    row_group=st.integers(1, 12),
-    slice_bytes=st.integers(1, 300),
-    empty=st.sampled_from(["keep", "skip"]),
-)
-def test_parquet_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Workspace, texts: list[str | None], row_group: int, slice_bytes: int, empty: str
-) -> None:
-    source = Source(path=str(fresh(tmp_path / "in")))
-    pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), tmp_path / "in" / "a.parquet", row_group_size=row_group)
-    kept = [(row, text.encode()) for row, text in enumerate(texts) if text or (text == "" and empty == "keep")]
-    expected = Held([text for _, text in kept], keys_of([text for _, text in kept]), [row for row, _ in kept])
-    assert held(made(source, place, slice_bytes, on_bad="skip", empty=empty), place) == expected
-    assert held(made(source, place, 1 << 20, on_bad="skip", empty=empty), place) == expected
-
-
-def line_of(row: str | int | None) -> str:
-    """A line of JSON; or a blank one; or one that is no JSON."""
-    return "" if row is None else "no json" if isinstance(row, int) else json.dumps({"n": [1], "text": row}, ensure_ascii=False)
-
-
-@examples(15)
-@given(
-    rows=st.lists(st.one_of(TEXTS, st.none(), st.just(0)), min_size=1, max_size=30),
-    slice_bytes=st.integers(1, 300),
-    last_newline=st.booleans(),
-    mark=st.booleans(),
-)
-def test_jsonl_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Workspace, rows: list[str | int | None], slice_bytes: int, last_newline: bool, mark: bool
-) -> None:
-    """A row is a line: blank and malformed ones count."""
-    lines = [line_of(row) for row in rows] + [line_of("the end")]
-    data = "\n".join(lines).encode() + b"\n" * last_newline
-    (fresh(tmp_path / "in") / "a.jsonl").write_bytes(b"\xef\xbb\xbf" * mark + data)
-    source = Source(path=str(tmp_path / "in"))
-    kept = [(row, text.encode()) for row, text in enumerate([*rows, "the end"]) if isinstance(text, str)]
-    expected = Held([text for _, text in kept], keys_of([text for _, text in kept]), [row for row, _ in kept])
-    shards = made(source, place, slice_bytes, on_bad="skip")
-    assert held(shards, place) == expected
-    assert sum(shard.skipped.get("malformed", 0) for shard in shards) == rows.count(0)
-    assert sum(shard.rows for shard in shards) == len(lines)
-    assert held(made(source, place, 1 << 20, on_bad="skip"), place) == expected
-
-
-@examples(15)
-@given(
-    texts=st.lists(st.text(st.sampled_from("ab é-\n"), max_size=12), min_size=1, max_size=30),
-    separator=st.sampled_from(["|", "<|end|>", "¶"]),
-    slice_bytes=st.integers(12, 300),
-)
-def test_text_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Workspace, texts: list[str], separator: str, slice_bytes: int
-) -> None:
-    (fresh(tmp_path / "in") / "a.txt").write_bytes((separator.join(texts) + separator + "end").encode())
-    source = Source(path=str(tmp_path / "in"), document_separator=separator)
-    wanted = [text.encode() for text in [*texts, "end"]]
-    expected = Held(wanted, keys_of(wanted), list(range(len(wanted))))
-    assert held(made(source, place, slice_bytes), place) == expected
-    assert held(made(source, place, 1 << 20), place) == expected
-
-
-@pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "aa", "aba"])
-@pytest.mark.parametrize("every", first_fast([5, 1]))
-def test_a_separator_that_overlaps_itself_gives_the_same_documents_at_any_slicing(
-    tmp_path: Path, place: Workspace, separator: str, every: int
-) -> None:
-    unit = "x" + separator + separator[: len(separator) // 2 + 1] + separator + "y" + separator * 3
-    (fresh(tmp_path / "in") / "a.txt").write_text(unit * 3 + "end")
-    source = Source(path=str(tmp_path / "in"), document_separator=separator)
-    whole = held(made(source, place, 1 << 20), place)
-    for slice_bytes in (*range(len(separator), len(unit)), *range(len(unit), 2 * len(unit), every)):
-        assert held(made(source, place, slice_bytes), place) == whole, slice_bytes
 
 
 @pytest.fixture
