@@ -1,8 +1,9 @@
 """What tests are worth: ``python -m tests.mutants --record``, then ``python -m tests.mutants --count 60``. Run by hand.
 
 A mutant is a copy of the code with one small fault: another comparison, boundary or operator, a call or a line dropped.
---record runs the tests once under coverage, which notes the tests of each line. Then the tests that reach a mutant's line run
-until one fails. A mutant is named by its function and its place there: tables of before and after have the same rows.
+--record runs the tests once under coverage, which notes the tests of each line (with --cov-append, more of them). Then the tests
+that reach a mutant's line run until one fails. A mutant is named by its function and its place there: tables of before and after
+have the same rows.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
     paths = [path.relative_to(ROOT).as_posix() for floor in PLACES for path in sorted((ROOT / floor).rglob("*.py"))]
     every = [mutant for path in paths for mutant in mutants_of(path)]
     every.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.name}".encode()).digest())
+    there = set(pytest(place, 600, "--collect-only").stdout.splitlines())
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
     counts = dict.fromkeys(("killed", "survived", "not reached"), 0)
     for number, mutant in enumerate(every[: options.count]):
@@ -132,7 +134,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
         source = path.read_text("utf-8")
         path.write_text(mutated(source, mutant), "utf-8")
         os.utime(path, (number, number))  # a compiled module is known by the time of its source
-        tests = tests_of(data, mutant)[: options.most]
+        tests = [test for test in tests_of(data, mutant) if test in there][: options.most]
         fate = "not reached"
         if tests:
             names = Path(place) / "chosen"
