@@ -38,7 +38,7 @@ class Done(NamedTuple):
 class Progress(NamedTuple):
     """A stage at a moment: seconds since it began, the bytes that it will do in all (0: not known) and what it has done.
     ``before``: bytes that were done when it began, during the stage before. ``stored``: bytes of the total that were stored when
-    it began. ``recent``: bytes of its own work a second of late; None until that is known.
+    it began. ``recent``: bytes of its own work a second of late; None until that is known, 0 while it stands still.
     """
 
     stage: str
@@ -61,9 +61,9 @@ class Progress(NamedTuple):
 
     @property
     def left(self) -> float | None:
-        """Seconds left at the rate of late; None where that is not known."""
+        """Seconds left: at the rate of late, or about, at the rate since it began. None if that is not known."""
         to_do = self.total - self.done.bytes - max(self.stored - self.done.stored, 0)
-        return max(to_do, 0) / self.recent if self.recent and self.total > self.done.bytes else None
+        return max(to_do, 0) / self.rate if self.work and self.recent != 0 and self.total > self.done.bytes else None
 
 
 class Pace:
@@ -92,8 +92,10 @@ class Pace:
         return now - self._last > max(STANDING_SECONDS, LONGER * self._gap)
 
     def rate(self, now: float, work: int) -> float | None:
-        """Bytes a second of late. None until work is under way, and steady, and while it stands still."""
-        if not self._marks or self._stands_still(now) or now - self._marks[0][0] < SETTLING_SECONDS:
+        """Bytes a second of late. None until work is under way, and steady; 0 while it stands still."""
+        if self._stands_still(now):
+            return 0.0
+        if not self._marks or now - self._marks[0][0] < SETTLING_SECONDS:
             return None
         began, first = self._marks[0]
         middle, half = min(self._marks, key=lambda mark: abs(mark[0] - (began + now) / 2))

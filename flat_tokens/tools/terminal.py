@@ -157,6 +157,12 @@ def size(count: float) -> str:
     return f"{count:,.1f} {' kMGT'[power]}B" if power else f"{count:,.0f} B"
 
 
+def speed(rate: float) -> str:
+    """Bytes a second for people, such as ``1.5 kB/s`` or ``211 MB/s``."""
+    amount, unit = size(rate).split()
+    return f"{amount.partition('.')[0] if len(amount) > len('99.9') else amount} {unit}/s"
+
+
 def duration(seconds: float) -> str:
     """Such as ``0:12`` or ``1:02:03``."""
     hours, rest = divmod(round(seconds), 3600)
@@ -189,7 +195,7 @@ def progress(what: str, quiet: bool) -> Iterator[Callable[[Checked], None] | Non
 def progress_line(what: str, now: Checked, seconds: float) -> str:
     """Such as ``verify   45%  2.1 GB of 4.7 GB  211 MB/s  0:12 left``."""
     share, rate = now.byte_count / now.of if now.of else 0, now.byte_count / max(seconds, 1e-3)
-    parts = [what, f"{min(share, 1):4.0%}", f"{size(now.byte_count)} of {size(now.of)}", f"{rate / 1e6:,.0f} MB/s"]
+    parts = [what, f"{min(share, 1):4.0%}", f"{size(now.byte_count)} of {size(now.of)}", speed(rate)]
     if rate and now.of > now.byte_count:
         parts.append(f"{duration((now.of - now.byte_count) / rate)} left")
     return "  ".join(parts + ([plural(now.faults, "fault")] if now.faults else []))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -139,12 +139,12 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
             pinned = pin_sources(config, output.root)
             found = files_of(pinned)
             if is_much(found):
-                loading.result()  # a wrong tokenizer is an error before so much is fetched
+                after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
             known = known_files(found, config.sources, config.slice_bytes, [output.root])
             if output.pointer.version is None or is_much(unknown(found, known)):
                 beside.submit(import_ahead, loading)
             text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
-            tokenizer = loading.result()
+            tokenizer = after_trial(loading, output.seconds)
         return build_version(config, text, tokenizer, runner, output)
 
 
@@ -406,6 +406,16 @@ def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
     tokenizer = load_tokenizer(config.tokenizer)
     if is_first:
         try_fast_engine(tokenizer, config.tokenizer.engine, processors_of(config))
+    return tokenizer
+
+
+def after_trial(loading: Future[Tokenizer], seconds: dict[str, float]) -> Tokenizer:
+    """The tokenizer, whose trial is a stage of its own within the download of a build."""
+    seconds.setdefault("download", 0.0)  # the stage around this one comes first
+    before = seconds.get("trial", 0.0)
+    with timed("trial", seconds):
+        tokenizer = loading.result()
+    seconds["download"] -= seconds["trial"] - before
     return tokenizer
 
 

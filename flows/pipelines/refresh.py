@@ -12,6 +12,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.build import (
     BuildResult,
     Text,
+    after_trial,
     build_version,
     download,
     files_of,
@@ -153,9 +154,9 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         if latest is None or much:
             beside.submit(import_ahead, loading)
         if much:
-            loading.result()  # a wrong tokenizer is an error before so much is fetched
+            after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
         cut = dict(zip(needed, download(config, fresh, runner, root, known=cuts), strict=True))
-        tokenizer = loading.result()
+        tokenizer = after_trial(loading, output.seconds)
     files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
     text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)

@@ -19,7 +19,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sets, pin_sources
 from flows.pipelines.forget import forget_like
-from flows.pipelines.publish import check_output, opened, scratch_of
+from flows.pipelines.publish import check_output, opened, scratch_of, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig, Source, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
@@ -106,7 +106,9 @@ def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
     with opened(config) as output:
         config = pin_sets(config, output.root)
         check_sources_apart(output.root, text.pinned)
-        return build_version(config, text, load_tokenizer(config.tokenizer), runner, output)
+        with timed("trial", output.seconds):
+            tokenizer = load_tokenizer(config.tokenizer)
+        return build_version(config, text, tokenizer, runner, output)
 
 
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from flat_tokens.tools.terminal import duration, visible
+from flat_tokens.tools.terminal import duration, speed, visible
 
 WIDTH, ROW, TEXT = 460, 40, 14
 """Units are pixels, fewer on a phone: letters must be read there, too."""
@@ -49,8 +49,8 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     return _image(title, top + 4, parts)
 
 
-def lines(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]], unit: str) -> str:
-    """A picture of values over seconds, a line for each name, as an image in Markdown; empty without two points of a line."""
+def lines(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """A picture of bytes a second over time, a line for each name, as an image in Markdown; empty if no line has two points."""
     drawn = [(name, points) for name, points in series if len(points) > 1]
     largest = max((value for _, points in drawn for _, value in points), default=0.0)
     if not largest:
@@ -59,8 +59,7 @@ def lines(title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]
     wide, bottom = WIDTH - LEFT - 14, 34 + PLOT_HEIGHT
     parts = [
         f'<path d="M{LEFT} 34V{bottom}H{WIDTH - 14}" fill="none" stroke="{FAINT}"/>',
-        _text(LEFT - 6, 34 + TEXT, f"{largest:,.3g}", anchor="end"),
-        _text(LEFT - 6, 34 + 2 * TEXT + 2, unit, anchor="end"),
+        *(_text(LEFT - 6, 34 + TEXT + 16 * k, word, anchor="end") for k, word in enumerate(speed(largest).split())),
         _text(LEFT - 6, bottom, "0", anchor="end"),
         _text(WIDTH - 14, bottom + 18, duration(end), anchor="end"),
     ]

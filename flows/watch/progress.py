@@ -195,7 +195,6 @@ class _Shown:
         self._ended: set[tuple[str, int]] = set()
         self._begun = time.monotonic()
         self._rates: dict[str, list[tuple[float, float]]] = {}
-        self._seen: tuple[str, float, int] = ("", 0.0, 0)
 
     def update(self, over: str | None = None) -> None:
         """*over*: how the run has ended, so that a stage of which nothing is known never will be."""
@@ -210,19 +209,16 @@ class _Shown:
     def finish(self) -> None:
         self._end(self._stages())
         series = [(stage, points[:: -(-len(points) // POINTS)]) for stage, points in self._rates.items()]
-        if picture := lines(f"{self._name}: throughput", series, "MB/s"):
+        if picture := lines(f"{self._name}: throughput", series):
             key = slug(f"{self._name}-throughput")
             about = f"{self._name}: throughput of the run, by stage"
             made = ArtifactCreate(type="markdown", key=key, description=about, data=picture, flow_run_id=self._flow_run_id)
             self._client.create_artifact(made)
 
     def _note_rate(self, now: Progress) -> None:
-        """Note the megabytes a second since this was called before."""
-        stage, at, before = self._seen
-        second, done = time.monotonic() - self._begun, now.done.bytes - now.done.stored
-        if stage == now.stage and second > at:
-            self._rates.setdefault(stage, []).append((second, max(done - before, 0) / (second - at) / 1e6))
-        self._seen = now.stage, second, done
+        """Note the bytes a second of the stage that is under way."""
+        if now.work:
+            self._rates.setdefault(now.stage, []).append((time.monotonic() - self._begun, now.rate if now.recent != 0 else 0.0))
 
     def _stages(self) -> list[Progress]:
         """Those of the meter, after those of which it knows nothing any more: a run may begin several things."""

@@ -16,7 +16,7 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.export import ExportRequest
-from flat_tokens.tools.terminal import duration, percent, plural, size
+from flat_tokens.tools.terminal import duration, percent, plural, size, speed
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
@@ -334,8 +334,8 @@ def checked(name: str, level: str, found: Verification | DamagedError, how_far: 
         result = f"**{link(found.path)} is damaged**: {faults_found(len(found.faults))}, checked {DEPTHS[level]}."
         details = [f"- {code(fault)}" for fault in found.faults]
     took, read = duration(how_far.seconds), how_far.done.bytes
-    speed = f"{size(read)} read in {took}, at {how_far.rate / 1e6:,.1f} MB/s." if read else f"It took {took}."
-    return page(f"# {as_markdown(name)}", result, details, speed)
+    took = f"{size(read)} read in {took}, at {speed(how_far.rate)}." if read else f"It took {took}."
+    return page(f"# {as_markdown(name)}", result, details, took)
 
 
 BESIDE = "Its card and manifest are there: `README.md`, `manifest.json`."

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flat_tokens.tools.terminal import bar, duration, line
+from flat_tokens.tools.terminal import bar, duration, line, plural, speed
 from flows.watch.outages import is_gone
 from tasks.progress import Progress, meter, repeating
 
@@ -93,9 +93,9 @@ def _parts(now: Progress, name: str, has_server: bool) -> list[tuple[str, str]]:
     if is_gone():  # tasks that are to begin wait for it
         parts.append(("count", "the Prefect server is away"))
     if now.work and now.seconds > 0.2:
-        parts.append(("count", f"{now.rate / 1e6:,.0f} MB/s"))
+        parts.append(("count", speed(now.rate)))
         if now.left is not None:
-            parts.append(("left", f"{duration(now.left)} left"))
+            parts.append(("left", time_left(now)))
     else:
         parts.append(("left", duration(now.seconds)))
         if has_server and now.stage == "done" and now.seconds > TELLING_SECONDS:
@@ -103,8 +103,13 @@ def _parts(now: Progress, name: str, has_server: bool) -> list[tuple[str, str]]:
     return parts
 
 
+def time_left(now: Progress) -> str:
+    """Such as ``0:12 left``, or ``~0:12 left`` before the rate is steady; empty if it is not known."""
+    return "" if now.left is None else f"{'~' if now.recent is None else ''}{duration(now.left)} left"
+
+
 def progress_counts(now: Progress) -> list[str]:
     """Documents, tokens and faults of a stage, as far as it counts them."""
     done = now.done
-    counts = [(done.documents, "documents"), (done.tokens, "tokens"), (done.faults, "fault" if done.faults == 1 else "faults")]
-    return [f"{count:,} {noun}" for count, noun in counts if count]
+    counts = ((done.documents, "document"), (done.tokens, "token"), (done.faults, "fault"))
+    return [plural(count, noun) for count, noun in counts if count]

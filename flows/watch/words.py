@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from flat_tokens.tools.terminal import duration, size
+from flat_tokens.tools.terminal import size, speed
 from flat_tokens.vocabulary import is_file_name
 from flows.watch.outages import outages
-from flows.watch.terminal import progress_counts
+from flows.watch.terminal import progress_counts, time_left
 from tasks.config import BuildConfig
 from tasks.progress import Progress
 
@@ -25,7 +25,7 @@ AWAITING_APPROVAL = "AwaitingApproval"
 """Name of the state in which a run ends whose version waits for a person. It has ended well: nothing is to be run again."""
 STILL_AWAITING = "StillAwaitingApproval"
 """The same, of a run that found what an earlier one had found."""
-WITHOUT_PROGRESS = ("start", "finalize", "clean up", "done")
+WITHOUT_PROGRESS = ("start", "trial", "finalize", "clean up", "done")
 """Stages of the meter in which nothing is counted."""
 
 
@@ -55,23 +55,23 @@ def percent(now: Progress) -> float:
 
 
 def describe(now: Progress, over: str | None = None) -> str:
-    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211.0 MB/s``. The card it is on shows how it begins.
+    """Such as ``45%, 0:12 left: 12,345 documents, 2.1 GB of 4.7 GB at 211 MB/s``. The card it is on shows how it begins.
     The time that is left is not reported before it is known, nor of what is *over*: ``Stopped at 45%: ...``.
     """
-    left = f", {duration(now.left)} left" if now.left is not None and not over else ""
+    left = f", {time_left(now)}" if now.left is not None and not over else ""
     at = f"{over} at " if over else ""
     return f"{at}**{percent(now):.0f}%**{left}: {what_was_done(now, of_all=True) or ('nothing is done' if over else 'begun')}"
 
 
 def what_was_done(now: Progress, *, of_all: bool = False) -> str:
-    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211.0 MB/s``, the rate of what was not;
+    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211 MB/s``, the rate of what was not;
     nothing where it was nothing.
     """
     parts = progress_counts(now)
     if now.done.bytes:
         of = f" of {size(now.total)}" if of_all and now.total else ""
         stored = f" ({size(now.done.stored)} were stored)" if now.done.stored else ""
-        rate = f" at {now.rate / 1e6:,.1f} MB/s" if now.work else ""
+        rate = f" at {speed(now.rate)}" if now.work else ""
         parts.append(f"{size(now.done.bytes)}{of}{stored}{rate}")
     return ", ".join(parts)
 

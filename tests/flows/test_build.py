@@ -82,7 +82,7 @@ def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
     searches = [name for name in seen if name.startswith("duplicates ")]
     assert len(searches) == result.slices
     assert "duplicates of file 2 from row 0" in searches
-    assert list(result.seconds) == ["download", "tokenize", "duplicates", "split", "finalize"]
+    assert list(result.seconds) == ["download", "trial", "tokenize", "duplicates", "split", "finalize"]
     (searched,) = (one for one in meter.stages() if one.stage == "duplicates")
     assert searched.done.bytes == searched.total > 0
     assert searched.done.documents == result.totals["documents"]["read"]

@@ -75,8 +75,8 @@ def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
 def test_progress_says_first_how_much_is_done_and_left() -> None:
     """The card that it stands on shows how it begins."""
     now = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000))
-    counts = "1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100.0 MB/s"
-    assert describe(now) == f"**25%**: {counts}"
+    counts = "1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100 MB/s"
+    assert describe(now) == f"**25%**, ~0:30 left: {counts}"
     assert describe(now._replace(recent=1e8)) == f"**25%**, 0:30 left: {counts}"
     assert describe(Progress("download", 3.0, 0, Done())) == "**0%**: begun"
     assert percent(Progress("split", 1.0, 100, Done(250))) == 100.0
@@ -95,7 +95,7 @@ def test_what_was_stored_before_is_no_speed_and_takes_no_time() -> None:
     now = Progress("tokenize", 2.0, 1000, Done(500, stored=400), stored=700, recent=50.0)
     assert (now.rate, now.left) == (50.0, 4.0)
     assert now._replace(recent=None).rate == 50.0
-    assert describe(now) == "**50%**, 0:04 left: 500 B of 1.0 kB (400 B were stored) at 0.0 MB/s"
+    assert describe(now) == "**50%**, 0:04 left: 500 B of 1.0 kB (400 B were stored) at 50 B/s"
     found = Progress("tokenize", 1.0, 400, Done(400, 2, stored=400), stored=400)
     assert (what_was_done(found), found.left) == ("2 documents, 400 B (400 B were stored)", None)
 
@@ -135,7 +135,8 @@ def test_while_work_stands_still_and_just_behind_that_no_rate_is_told() -> None:
     pace = Pace()
     for second in range(1, 21):
         pace.mark(second, 100 * second)
-    assert [pace.rate(second, 2000) is None for second in (20, 29, 31, 90)] == [False, False, True, True]
+    assert [pace.rate(second, 2000) == 0 for second in (20, 29, 31, 90)] == [False, False, True, True]
+    assert Progress("tokenize", 90.0, 4000, Done(2000), recent=0.0).left is None
     rates = []
     for second in range(91, 111):
         pace.mark(second, 2000 + 100 * (second - 90))
@@ -344,7 +345,7 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
     assert artifacts(run_ids[0])["failing-examine"][0] == 100.0
     assert "failing-verify" not in artifacts(run_ids[0])
     share, description = artifacts(run_ids[1])["failing-verify"]
-    assert (share, description) == (25.0, "Failed at **25%**: 3 faults, 25 B of 100 B at 0.0 MB/s")
+    assert (share, description) == (25.0, "Failed at **25%**: 3 faults, 25 B of 100 B at 250 B/s")
     assert artifacts(run_ids[2])["failing-verify"][1].startswith("Stopped at **25%**: 3 faults, ")  # as by a cancellation
 
 
