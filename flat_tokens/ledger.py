@@ -7,26 +7,24 @@ import json
 import os
 import posixpath
 from collections.abc import Mapping
-from typing import Any, Self, TypeAlias, get_args
+from typing import Any, Self, TypeAlias
 
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, dataset_of, read_manifest
-from flat_tokens.options import at_least, one_of, true_or_false
+from flat_tokens.options import at_least, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
-from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
+from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store, stored_object
 
 FORMAT, FORMAT_VERSION = "flat-tokens-run", 2
-FIRST_ORDER: MixtureOrder = 1
-"""The order of a ledger of format version 1, which does not say one. Such a run keeps its order, and its ledger its version."""
 MAX_LEDGER_BYTES = 1 << 24
 DATASET = {"path": str, "split": str, "content?": str, "token_count": int, "seq_count": int}
 SOURCE = {"name": str, "rows": int, "epochs?": int, "dataset?": DATASET, "view?": {"rows": str}, "replaced_by?": str}
-SHAPE = {"seed": int, "order?": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
+SHAPE = {"seed": int, "order": int, "sources": [SOURCE], "edits": [{"step": int, "batch_size": int, "weights": {}}]}
 ANYWHERE = ("path", "split", "fields", "framework")
 """These may differ where a run goes on: the place of a dataset, and the arrays in which its rows are handed out."""
 ROWS = {
@@ -110,15 +108,13 @@ class Ledger:
             raise FileNotFoundError(f"{self.path}: there is no ledger. Begin one with Ledger.create") from error
         try:
             version = content.get("format_version")
-            if content.get("format") != FORMAT or isinstance(version, bool) or version not in (1, FORMAT_VERSION):
+            if content.get("format") != FORMAT or isinstance(version, bool) or version != FORMAT_VERSION:
                 raise ValueError(f"format {content.get('format')!r}, version {version!r}")
             named = (name.rstrip("?") for name in SHAPE)
             self._content = {name: content[name] for name in named if name in content}
             check(self._content, SHAPE, "it")
-            if version == 1 and "order" in content:
-                raise ValueError(f"version 1 has no order, but it is {content['order']!r}")
-            if version > 1:
-                one_of("order", content.get("order"), get_args(MixtureOrder))
+            if isinstance(order := content.get("order"), bool) or order != ORDER:
+                raise ValueError(f"order {order!r}")
             names = [source["name"] for source in self._content["sources"]]
             if len(set(names)) < len(names) or not self._content["edits"]:
                 raise ValueError("names come twice, or there are no edits")
@@ -144,12 +140,6 @@ class Ledger:
     def names(self) -> tuple[str, ...]:
         """The sources' names: those that were ever in the run, in the order in which they came."""
         return tuple(source["name"] for source in self._content["sources"])
-
-    @property
-    def order(self) -> MixtureOrder:
-        """The order of its mixture. Ledgers of releases before order 2 are of order 1, and stay so."""
-        order: MixtureOrder = self._content.get("order", FIRST_ORDER)
-        return order
 
     def dataset(self, name: str) -> tuple[str, str] | None:
         """Path or URL of the dataset of a source, and the split. None for a view that is of no dataset.
@@ -226,7 +216,7 @@ class Ledger:
         views = {name: self.view(name) for name in self.names}
         epochs = [source.get("epochs") for source in self._content["sources"]]
         try:
-            return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps, self.order)
+            return Mixture.of_edits(views, epochs, self._edits(), self._content["seed"], steps)
         except OverflowError as error:
             raise ValueError(
                 f"{self.path}: is not a ledger that is understood here ({error}). Restore it from a copy."
@@ -305,8 +295,7 @@ class Ledger:
         return content, tried._views
 
     def _write(self, content: dict[str, Any], views: dict[str, View]) -> None:
-        version = FORMAT_VERSION if "order" in content else 1
-        self._store.put(self._key, to_json({"format": FORMAT, "format_version": version, **content}))
+        self._store.put(self._key, to_json({"format": FORMAT, "format_version": FORMAT_VERSION, **content}))
         self._content, self._views = content, views
 
     def _source(self, name: str) -> dict[str, Any]:

@@ -55,7 +55,7 @@ NEAR_DUPLICATE = np.dtype([(name, "<u8") for name in (*(DUPLICATE.names or ()), 
 kept, the first one is in the list, too.
 """
 CLUSTER = "cluster"
-"""The kept column that has the key of the first document of a cluster of near-duplicates; null of a document that is alone."""
+"""The kept column that has the key of the document that names a cluster of near-duplicates; null of a document that is alone."""
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 

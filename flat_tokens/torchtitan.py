@@ -145,9 +145,7 @@ class DataLoader:
         for name, version in steps._loader.versions().items():
             if (other := state.get(name, version)) != version:
                 steps.close()
-                raise ValueError(
-                    f"the state is of {name} {other}, but this loader has {name} {version}: make it with {name}={other}"
-                )
+                raise ValueError(f"the state is of {name} {other}, but this loader has {name} {version}")
         self.close()
         self._steps = steps
 

@@ -36,7 +36,7 @@ from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
 from tasks.models import GivenName, Matching, Model
-from tasks.rows import OF_PLACE, OF_VERSION
+from tasks.rows import KEY, OF_PLACE, OF_VERSION, SPLIT_KEY
 
 
 def number(value: Any) -> Any:
@@ -495,6 +495,9 @@ class SplitPolicy(Model):
         description="key: its id, else its text. text: equal texts go to one split. A column of keep_columns, such as domain: "
         "documents that share its value go to one split. cluster: near-duplicates that are kept",
     )
+    keep: str | None = Field(
+        None, min_length=1, max_length=4096, description="latest, or a version: documents that it has in train stay in train"
+    )
 
 
 class GroupPolicy(Model):
@@ -705,6 +708,17 @@ class BuildConfig(Model):
         """Whether near-duplicates go to one split."""
         return self.documents.keeps_clusters and self.split.by == CLUSTER
 
+    def keeping(self, version: str | None) -> BuildConfig:
+        """With a version, by its URL, whose train split is kept; None: with none."""
+        if version == self.split.keep:
+            return self
+        return self.model_copy(update={"split": self.split.model_copy(update={"keep": version})})
+
+    @property
+    def split_fact(self) -> str:
+        """The fact by which documents of a version that is kept went to splits. Keys name clusters, too."""
+        return KEY if self.split.by in ("key", CLUSTER) else SPLIT_KEY
+
     @property
     def fraction(self) -> float:
         """The share of documents drawn for validation: none where a source brings its own validation split."""
@@ -719,6 +733,7 @@ class BuildConfig(Model):
             "seed": self.split_seed,
             **({"test_fraction": self.test_fraction} if self.test_fraction else {}),
             **({"by": self.split.by} if self.split.by != "key" else {}),
+            **({"keep": self.split.keep.rpartition("/")[2]} if self.split.keep else {}),
         }
 
     def split_by_of(self, source: Source) -> str | None:

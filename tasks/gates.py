@@ -30,6 +30,7 @@ Fact = Literal[
     "removed_share",
     "changed_share",
     "moved_share",
+    "split_changes",
     "null_share",
     "distinct",
 ]
@@ -50,11 +51,12 @@ SELECTORS: dict[str, tuple[str, ...]] = {
     "removed_share": ("source", "split"),
     "changed_share": ("source", "split"),
     "moved_share": ("source", "split"),
+    "split_changes": (),
     "null_share": ("column", "split"),
     "distinct": ("column", "split"),
 }
 """Subjects of each fact, in addition to the whole version."""
-OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share")
+OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share", "split_changes")
 """Facts of a difference: there are none where ``latest`` names nothing."""
 OF_COLUMNS = ("null_share", "distinct")
 OF_LENGTHS = ("largest_length", "median_length")
@@ -142,7 +144,8 @@ class Gate(Model):
             if counted and isinstance(one, float) and not one.is_integer():
                 raise ValueError(f"{self.of} is a count, not {one:g}. For a change write its sign, such as -50 % or +10 %")
         if self.of in OF_CHANGES and any(isinstance(one, str) for one in (self.at_least, self.at_most)):
-            raise ValueError(f"{self.of} is a share of a difference: give a share, such as 5 %, without a sign")
+            what = "number of documents" if counted else "share, such as 5 %,"
+            raise ValueError(f"{self.of} is of a difference: give a {what} without a sign")
         low, high = self.at_least, self.at_most
         if not isinstance(low, str) and not isinstance(high, str) and low is not None and high is not None and low > high:
             raise ValueError(f"at_least {low} is above at_most {high}")
@@ -182,9 +185,18 @@ class PublishPolicy(Model):
         True, description="Refreshes are held where a source loses more than half of its documents, or has none"
     )
 
+    max_split_changes: int = Field(
+        0,
+        ge=0,
+        strict=True,
+        description="Refreshes are held where more documents than this change their split; without defaults where it is set",
+    )
+
     def of_refresh(self) -> tuple[Gate, ...]:
         """The gates of a refresh."""
-        return (*self.gates, *(LOST_SOURCES if self.defaults else ()))
+        of_splits = self.defaults or "max_split_changes" in self.model_fields_set
+        moved = Gate(of="split_changes", at_most=self.max_split_changes, action="hold")
+        return (*self.gates, *(LOST_SOURCES if self.defaults else ()), *([moved] if of_splits else []))
 
 
 Facts = Mapping[tuple[str, Subject], int | float | None]

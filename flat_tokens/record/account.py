@@ -73,7 +73,7 @@ def record_of_run(
         "sha256": ledger.digest,
         "step": step,
         "seed": mixture.seed,
-        "order": mixture.order,
+        **mixture.versions(),
         "samples": mixture.position(step),
         "steps": [{"step": number, "sha256": mixture.digest(number)} for number in digests],
     }

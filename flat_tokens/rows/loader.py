@@ -434,9 +434,7 @@ class Steps(Iterator[Any]):
         step, position = state["step"], state["position"]
         for name, version in self._loader.versions().items():
             if (other := state.get(name, version)) != version:
-                raise ValueError(
-                    f"the state is of {name} {other}, but this loader has {name} {version}: make it with {name}={other}"
-                )
+                raise ValueError(f"the state is of {name} {other}, but this loader has {name} {version}")
         if (here := self._loader.position(step)) != position:
             raise ValueError(
                 f"the state is of step {step} at sample {position}, but in this loader that step is at sample {here}. "

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.options import at_least, one_of
+from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.loader import ByStep, View, Visits, batch_of, check_view, checked_rows, checked_seed, together, views_of
 from flat_tokens.rows.orders import Indices
-from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder, Schedule
+from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
 if TYPE_CHECKING:
@@ -57,9 +57,6 @@ class Mixture(ByStep):
     ``drawn``. A source ``(view, weight, epochs)`` ends after that many epochs. The others go on by their weights, and the run
     ends when none is left. With *steps* None it never ends otherwise.
 
-    *order* 1 gives the batches of releases before order 2: the rows of a source are permuted within a block, so that an epoch
-    begins before all rows of the one before were drawn.
-
     ValueError for sources that are empty or have different rows, for weights that are not positive numbers, for one so small
     that 2**20 samples would have none of it, and for *steps* that the sources' epochs do not have. TypeError, naming the source,
     for what is not a view or no weight.
@@ -74,7 +71,6 @@ class Mixture(ByStep):
         steps: int | None = None,
         start: int = 0,
         start_token: int | None = None,
-        order: MixtureOrder = ORDER,
     ) -> None:
         given = sources if isinstance(sources, Mapping) else {str(k): source for k, source in enumerate(sources)}
         if not given:
@@ -85,7 +81,7 @@ class Mixture(ByStep):
         epochs = [most for _, _, most in named.values()]
         weights = {k: weight for k, (_, weight, _) in enumerate(named.values())}
         edit = Edit(0, at_least(1, "batch_size", batch_size), weights)
-        self._begin(views, epochs, [edit], seed, steps, start, start_token, order)
+        self._begin(views, epochs, [edit], seed, steps, start, start_token)
 
     @classmethod
     def of_edits(
@@ -95,11 +91,10 @@ class Mixture(ByStep):
         edits: Sequence[Edit],
         seed: int,
         steps: int | None = None,
-        order: MixtureOrder = ORDER,
     ) -> Self:
         """The mixture of a run that was edited. *epochs*: the limit of each source, None without one."""
         self = cls.__new__(cls)
-        self._begin(views, epochs, edits, seed, steps, 0, None, order)
+        self._begin(views, epochs, edits, seed, steps, 0, None)
         return self
 
     def _begin(
@@ -111,18 +106,16 @@ class Mixture(ByStep):
         steps: int | None,
         start: int,
         start_token: int | None,
-        order: MixtureOrder,
     ) -> None:
         from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
 
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
         self._edits, self._limits = list(edits), list(epochs)
-        self.order: MixtureOrder = one_of("order", order, get_args(MixtureOrder))
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
         samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
-        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed, order=self.order))
+        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed))
         self._phase_starts = [phase.start for phase in self._phases]
         totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
         self._drawn_before = np.cumsum([np.zeros(len(views), np.int64), *totals], axis=0)
@@ -180,35 +173,18 @@ class Mixture(ByStep):
 
         An epoch that is drawn in part costs a bit more than a byte a row. *source* is needed if there are several.
         """
-        k, end, stock = self._number_of(source), self.position(step), None
-        for phase in self._phases:
-            if phase.start < end and k in phase.sources:
-                stock = phase.stocks(end if phase.stop is None else min(end, phase.stop))[k]
-        if stock is None:
-            return
-        # All places before stock.rest were drawn, but for those that were skipped: these come next.
-        length, epoch = len(self.views[k]), 0
-        skipped = np.sort(stock.skipped)
-        open_epochs = np.unique(skipped // length).tolist() + ([stock.rest // length] if stock.rest % length else [])
-        for partial in sorted(set(open_epochs)):
-            if epoch < partial:
-                yield EpochRows(epoch, partial - 1, None)
-            low, high = np.searchsorted(skipped, (partial * length, (partial + 1) * length))
-            rows = self._rows_in(k, partial, stock.rest, skipped[low:high])
-            if rows.any():
-                yield EpochRows(partial, partial, rows)
-            epoch = partial + 1
-        if epoch < stock.rest // length:
-            yield EpochRows(epoch, stock.rest // length - 1, None)
+        k = self._number_of(source)
+        whole, rest = divmod(int(self.drawn(step)[k]), len(self.views[k]))
+        if whole:
+            yield EpochRows(0, whole - 1, None)
+        if rest:
+            yield EpochRows(whole, whole, self._rows_in(k, whole, rest))
 
-    def _rows_in(self, k: int, epoch: int, rest: int, skipped: Indices) -> npt.NDArray[np.bool_]:
-        """The rows of a source whose places in an epoch are before *rest* and not *skipped*: bool[rows]."""
-        length, keys = len(self.views[k]), derive_keys(self.seed, 1, k, epoch)
-        found, stop = np.zeros(length, bool), min(rest - epoch * length, length)
+    def _rows_in(self, k: int, epoch: int, stop: int) -> npt.NDArray[np.bool_]:
+        """The rows of a source whose places in an epoch are before *stop*: bool[rows]."""
+        found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, epoch)
         for first in range(0, stop, ROWS_AT_A_TIME):
             places = np.arange(first, min(first + ROWS_AT_A_TIME, stop))
-            if len(skipped):
-                places = places[~np.isin(places + epoch * length, skipped)]
             found[self._permutations[k](places.view(np.uint64), keys).view(np.int64)] = True
         return found
 
@@ -244,13 +220,13 @@ class Mixture(ByStep):
         weights = {
             k: weight.scaled(budget, target) if isinstance(weight, Schedule) else weight for k, weight in edit.weights.items()
         }
-        whole = self.of_edits(views, self._limits, [edit._replace(weights=weights)], self.seed, None, self.order)
+        whole = self.of_edits(views, self._limits, [edit._replace(weights=weights)], self.seed)
         if whole._step_count is None or whole._step_count > steps:
             whole._step_count = steps
         return whole
 
     def versions(self) -> dict[str, int]:
-        return {"order": self.order}
+        return {"order": ORDER}
 
     def _number_of(self, source: str | None) -> int:
         if source is None and len(self.names) == 1:
@@ -265,11 +241,8 @@ class Mixture(ByStep):
     def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
         k, steps = self._number_of(source), self._steps_before(before)
         length = len(self.views[k])
-        asked, end, dealt = checked_rows(rows, length), self.position(steps), 0
-        for phase in self._phases:
-            if phase.start < end and k in phase.sources:
-                dealt = phase.stocks(end if phase.stop is None else min(end, phase.stop))[k].rest
-        epochs = np.arange(-(-dealt // length))
+        asked = checked_rows(rows, length)
+        epochs = np.arange(-(-int(self.drawn(steps)[k]) // length))
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
         keys = derive_keys(self.seed, 1, k, epoch.view(np.uint64))

@@ -1,15 +1,13 @@
 """The exact account of a mixture: the sample of a source at each position, and the position of each sample.
 
 A run is made of *phases*, from one edit to the next. Each source has a stream of its own, one epoch after another, whose places
-are drawn once each. In order 2 they are drawn from the first to the last: the n-th sample of a source has place n. In order 1 a
-block deals each source its next places, and they are drawn in the block's order. A phase of order 1 then begins with the places
-that the phase before had dealt to an open block but not drawn.
+are drawn once each, from the first to the last: the n-th sample of a source has place n.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +15,7 @@ import numpy.typing as npt
 
 from flat_tokens.arrays.threads import Recent, share
 from flat_tokens.rows.orders import Indices
-from flat_tokens.rows.schedule import ORDER, Edit, MixtureOrder
+from flat_tokens.rows.schedule import Edit
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.stretches import Weight, WeightRun, stretches
 from flat_tokens.rows.views import ranges, running_sums
@@ -34,15 +32,6 @@ class Dealt(NamedTuple):
 
     source: npt.NDArray[np.int32]
     rank: npt.NDArray[np.int32]
-
-
-class Remainder(NamedTuple):
-    """The rest of a source's stream: the places *skipped* (int64[n], in the order in which they come next), then all from
-    *rest* on.
-    """
-
-    skipped: Indices
-    rest: int
 
 
 def _windows(block: int, counts: Indices, first: Indices, last: Indices) -> tuple[Indices, Indices]:
@@ -70,7 +59,8 @@ def _chunks(sizes: Indices) -> list[slice]:
 class Phase:
     """Positions *start* to *stop* (None: endless) of a run, steps of *batch_size* samples from *first_step* on.
 
-    ``sources``: int64[m], the numbers of its sources. What follows counts them from 0 to m - 1. *recent*: the blocks that were
+    ``sources``: int64[m], the numbers of its sources. What follows counts them from 0 to m - 1. *drawn*: how many samples of each
+    source of the run were drawn before. *recent*: the blocks that were
     computed last, of all phases.
     """
 
@@ -81,27 +71,22 @@ class Phase:
         start: int,
         stop: int | None,
         made: list[WeightRun],
-        stocks: Mapping[int, Remainder],
+        drawn: Indices,
         seed: int,
-        order: MixtureOrder,
         recent: Recent,
     ) -> None:
         self.first_step, self.batch_size, self.start, self.stop = edit.step, edit.batch_size, start, stop
         self.sources = np.array(list(edit.weights), np.int64)
-        self._number, self._stretches, self._seed, self._order, self._recent = number, made, seed, order, recent
+        self._number, self._stretches, self._seed, self._recent = number, made, seed, recent
         self._starts = [stretch.start for stretch in made]
         self._permutations = {stretch.block: KeyedPermutation(stretch.block) for stretch in made}
-        own = [stocks[k] for k in self.sources.tolist()]
-        self._skipped = np.concatenate([np.empty(0, np.int64), *(stock.skipped for stock in own)])
-        self._skipped_counts = np.array([len(stock.skipped) for stock in own], np.int64)
-        self._skipped_at = np.cumsum(self._skipped_counts) - self._skipped_counts
-        # the n-th sample of a source in the phase -> its place: n + shift, after what was skipped
-        self._shifts = np.array([stock.rest for stock in own], np.int64) - self._skipped_counts
+        # the n-th sample of a source in the phase -> its place: n + shift
+        self._shifts = np.array(drawn[self.sources], np.int64)
 
     def places(self, start: int, stop: int) -> tuple[Indices, Indices]:
         """Positions ``start:stop`` of the phase -> source and place in the source's own stream: int64[n] each."""
         source, nth = self._drawn_at(start, stop)
-        return self.sources[source], self._places_of(source, nth)
+        return self.sources[source], nth + self._shifts[source]
 
     def positions(self, source: int, places: Indices) -> Indices:
         """The inverse, for places in the stream of one source: int64[n], -1 where the phase does not draw a place."""
@@ -110,11 +95,6 @@ class Phase:
             return found
         k = int(own[0])
         nth = places - self._shifts[k]
-        if count := int(self._skipped_counts[k]):
-            skipped = self._skipped[self._skipped_at[k] : self._skipped_at[k] + count]
-            order = np.argsort(skipped)
-            at = np.minimum(np.searchsorted(skipped, places, sorter=order), count - 1)
-            nth = np.where(skipped[order[at]] == places, order[at], np.where(nth < count, -1, nth))
         firsts = np.array([stretch.drawn[k] for stretch in self._stretches])
         stretch_of = np.searchsorted(firsts, nth, side="right") - 1
         for number in np.unique(stretch_of[nth >= 0]).tolist():
@@ -125,13 +105,10 @@ class Phase:
             # n-th sample -> (cycle, block of the cycle, sample of the block) -> position
             cycle, in_cycle = np.divmod(nth[those] - stretch.drawn[k], per_cycle)
             block = np.searchsorted(stretch.before[:, k], in_cycle, side="right") - 1
-            rank, first = in_cycle - stretch.before[block, k], stretch.firsts[block, k]
+            rank = in_cycle - stretch.before[block, k]
             block += cycle * len(stretch.firsts)
-            if self._order == 1:
-                within = self._positions(number, first + rank, block)
-            else:
-                in_order, within = np.argsort(block, kind="stable"), np.empty(len(block), np.int64)
-                within[in_order] = self._within_in_turn(number, k, rank[in_order], block[in_order])
+            in_order, within = np.argsort(block, kind="stable"), np.empty(len(block), np.int64)
+            within[in_order] = self._within_in_turn(number, k, rank[in_order], block[in_order])
             position = stretch.start + block * stretch.block + within
             end = min((end for end in (stretch.stop, self.stop) if end is not None), default=None)
             found[those] = position if end is None else np.where(position < end, position, -1)
@@ -189,23 +166,6 @@ class Phase:
         source, _ = self._drawn_at(position - within, position)
         return stretch.drawn + stretch.drawn_in(blocks) + np.bincount(source, minlength=len(self.sources))
 
-    def stocks(self, position: int) -> dict[int, Remainder]:
-        """The rest of each of the phase's sources when it ends before *position*."""
-        dealt, open_block = self.drawn(position), np.empty(0, np.int64)
-        if self._stretches and position != (stretch := self._stretches[self._stretch_at(position)]).stop:
-            blocks, within = divmod(position - stretch.start, stretch.block)
-            if within and self._order == 1:
-                dealt = stretch.drawn + stretch.drawn_in(blocks + 1)
-                open_block, nth = self._drawn_at(position, position - within + stretch.block)
-                open_places = self._places_of(open_block, nth)
-        found = {}
-        for k, source in enumerate(self.sources.tolist()):
-            first, count = int(self._skipped_at[k]), int(self._skipped_counts[k])
-            later = self._skipped[first + min(int(dealt[k]), count) : first + count]
-            before = open_places[open_block == k] if open_block.size else open_block
-            found[source] = Remainder(np.concatenate([before, later]), int(self._shifts[k]) + max(int(dealt[k]), count))
-        return found
-
     def _stretch_at(self, position: int) -> int:
         return max(bisect_right(self._starts, position) - 1, 0)
 
@@ -226,15 +186,9 @@ class Phase:
             count = min(stretch.block - within, stop - position)
             part, in_block = slice(position - start, position - start + count), slice(within, within + count)
             begins = stretch.drawn + cycle * stretch.before[-1] + stretch.before[block_in_cycle]
-            if self._order == 1:
-                slots = self._slots(number, np.arange(within, within + count), np.array([block]))
-                firsts = stretch.firsts[block_in_cycle]
-                source[part] = np.searchsorted(firsts, slots, side="right") - 1
-                nth[part] = slots - firsts[source[part]]
-            else:
-                dealt = self._dealt(number, block)
-                source[part], nth[part] = dealt.source[in_block], dealt.rank[in_block]
-            nth[part] += begins[source[part]]
+            dealt = self._dealt(number, block)
+            source[part] = dealt.source[in_block]
+            nth[part] = dealt.rank[in_block] + begins[source[part]]
             position += count
         return source, nth
 
@@ -266,13 +220,6 @@ class Phase:
             found = self._recent.keep((self._number, number, block), Dealt(source, rank))
         return found  # type: ignore[no-any-return] # a cache of anything
 
-    def _places_of(self, source: Indices, nth: Indices) -> Indices:
-        places: Indices = nth + self._shifts[source]
-        if len(self._skipped):
-            skipped = np.flatnonzero(nth < self._skipped_counts[source])
-            places[skipped] = self._skipped[self._skipped_at[source[skipped]] + nth[skipped]]
-        return places
-
 
 def phases_of(
     edits: Sequence[Edit],
@@ -280,13 +227,11 @@ def phases_of(
     row_tokens: int | None,
     seed: int,
     first: int = 0,
-    order: MixtureOrder = ORDER,
 ) -> Iterator[Phase]:
     """The phases of a run, one for each edit. *samples*: how many each source has in all its epochs, None without end.
 
     ValueError for an edit after the run's end, or weights that leave nothing to draw.
     """
-    stocks = {k: Remainder(np.empty(0, np.int64), 0) for k in range(len(samples))}
     drawn, start, recent = np.zeros(len(samples), np.int64), first, Recent(BLOCKS_KEPT)
     for number, edit in enumerate(edits):
         following = edits[number + 1] if number + 1 < len(edits) else None
@@ -304,9 +249,8 @@ def phases_of(
                 last = edit.step + -(-(end - start) // edit.batch_size)
                 raise ValueError(f"there is an edit from step {following.step} on, but the run ends before step {last}")
             stop = end
-        phase = Phase(number, edit, start, end if stop is None else stop, made, stocks, seed, order, recent)
+        phase = Phase(number, edit, start, end if stop is None else stop, made, drawn, seed, recent)
         yield phase
         if phase.stop is not None:
-            stocks |= phase.stocks(phase.stop)
             np.add.at(drawn, phase.sources, phase.drawn(phase.stop))
             start = phase.stop

@@ -12,11 +12,8 @@ from flat_tokens.options import one_of, whole_number
 
 Unit = Literal["sample", "step", "token"]
 Kind = Literal["linear", "constant"]
-MixtureOrder = Literal[1, 2]
-ORDER: MixtureOrder = 2
-"""The order of a source's samples in a mixture: 2, one epoch after another; 1, as of earlier releases, in which epochs overlap
-within blocks of 2**14 samples.
-"""
+ORDER = 2
+"""The order of a source's samples in a mixture, as ledgers and states record it: one epoch after another."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,11 +181,13 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
         sides = (_read_side(a, by_key, by_tokens, one), _read_side(b, by_key, by_tokens, other))
         counts: dict[str, int] = dict.fromkeys(KINDS, 0)
+        of_splits = Counter[str]()
         examples: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
         shares = shares_of(*sides)
         for share in range(shares):
             for kind, of_a, of_b in compare_share(*sides, share, shares):
                 counts[kind] += len(of_a)
+                of_splits.update(_splits_of(sides, of_a, of_b) if kind == "moved" else ())
                 left = limit - len(examples[kind])
                 examples[kind] += zip(of_a[:left].tolist(), of_b[:left].tolist(), strict=True)
         in_order = None if any(counts.values()) else _is_same_order(*sides)
@@ -193,6 +196,7 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
             "matched_by": "key" if by_key else "tokens",
             "tokens_compared": by_tokens,
             **counts,
+            "moved_of_splits": dict(sorted(of_splits.items())),
             "same_order": in_order,
             "examples": {kind: [_example((a, b), sides, pair) for pair in pairs] for kind, pairs in examples.items()},
         }
@@ -299,6 +303,14 @@ def _spread(items: Numbers, starts: Numbers, lengths: Numbers) -> Numbers:
     return items[places]
 
 
+def _splits_of(sides: Sequence[Side], *documents: Numbers) -> Counter[str]:
+    """How many documents went from one split to another, such as ``train → validation``."""
+    groups = [np.searchsorted(side.firsts, of, side="right") - 1 for side, of in zip(sides, documents, strict=True)]
+    pairs, counts = np.unique(np.stack(groups), axis=1, return_counts=True)
+    names = (" → ".join(side.names[i] for side, i in zip(sides, pair, strict=True)) for pair in pairs.T.tolist())
+    return Counter(dict(zip(names, counts.tolist(), strict=True)))
+
+
 def _is_same_order(a: Side, b: Side) -> bool:
     """Whether the documents are in the same order, and the splits begin at the same ones."""
     if a.names != b.names or not np.array_equal(a.firsts, b.firsts):
@@ -370,6 +382,7 @@ def _source_lines(change: Mapping[str, Any]) -> Iterator[str]:
 def _document_lines(documents: Mapping[str, Any]) -> Iterator[str]:
     by = "their keys" if documents["matched_by"] == "key" else "their tokens"
     counts = [f"{documents[kind]:,} {kind}" for kind in KINDS if documents[kind]]
+    counts += [f"of these {count:,} {splits}" for splits, count in documents["moved_of_splits"].items()]
     if documents["same"]:
         counts = ["the same, in the same order"]
     elif not counts:

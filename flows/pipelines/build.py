@@ -49,7 +49,7 @@ from tasks.download.small import packs_of
 from tasks.download.sources import naming, resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.equal_texts import equal_texts_apart
-from tasks.finalize.naming import leaving_out, list_left_out, name_of
+from tasks.finalize.naming import keeping, leaving_out, list_left_out, name_of
 from tasks.finalize.provenance import Provenance, card, provenance
 from tasks.finalize.seal import VersionDraft, document_totals, is_published, match_totals, source_totals
 from tasks.gates import Gate
@@ -169,7 +169,8 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
             text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
         tokenizer, layout = loading.result(), layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-        made_of = provenance(config, pinned, text.files, tokenizer, chats, text.has_runs)
+        make = partial(provenance, pinned=pinned, files=text.files, tokenizer=tokenizer, chats=chats, has_runs=text.has_runs)
+        config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
         version = name_of(output.root, output.forgotten, made_of, layout).version
         if not is_published(output.root, version, layout):
             return None
@@ -257,11 +258,13 @@ def build_version(
 ) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of = leaving_out(output.forgotten, provenance(config, text.pinned, text.files, tokenizer, chats, text.has_runs))
     layout = layout_of(config, output.root)
     asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
+    make = partial(provenance, pinned=text.pinned, files=text.files, tokenizer=tokenizer, chats=chats, has_runs=text.has_runs)
+    config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
+    made_of = leaving_out(output.forgotten, made_of)
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
-    rule = SplitRule(fraction=config.fraction, seed=config.split_seed, test_fraction=config.test_fraction)
+    rule = SplitRule.of(config)
     columns = dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {})
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import Field
@@ -26,7 +27,7 @@ from tasks.download.cut import cut_files
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.naming import list_left_out, name_of
+from tasks.finalize.naming import keeping, list_left_out, name_of
 from tasks.finalize.provenance import provenance
 from tasks.finalize.seal import is_published
 from tasks.gates import Facts, Finding, Subject, judge
@@ -130,7 +131,11 @@ def plan(config: BuildConfig) -> Plan:
 
     whole, found = forecast.whole, files_of(pinned)
     complete = len(looked.files) == len(found)
-    made_of = provenance(config, pinned, looked.files, tokenizer, chats) if complete else None
+    latest, make = (
+        read_pointer(root).version,
+        partial(provenance, pinned=pinned, files=looked.files, tokenizer=tokenizer, chats=chats),
+    )
+    made_of = keeping(config, root, latest, record, layout, make)[1] if complete else None
     version = None if made_of is None else name_of(root, record, made_of, layout).version
     published = version is not None and is_published(root, version, layout)
     # Tokens are compressed by one thread a span.
@@ -143,7 +148,6 @@ def plan(config: BuildConfig) -> Plan:
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
     disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
-    latest = read_pointer(root).version
     facts = {} if published and version == latest else forecast_facts(config, forecast)
     findings, untold = gates_forecast(config, root, latest, facts) if facts else ((), ())
     return Plan(
@@ -274,7 +278,7 @@ def gates_forecast(
     config: BuildConfig, root: Store, latest: str | None, facts: Facts
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Findings of a refresh's gates by the *facts* of a sample, and the facts that it lacks."""
-    gates = config.publish.of_refresh()
+    gates = [gate for gate in config.publish.of_refresh() if gate.of != "split_changes" or gate in config.publish.gates]
     before = if_there(root, latest, lambda _: facts_before(VersionFacts(root, str(latest)), facts))
     there = [gate for gate in gates if any(fact == gate.of and gate.is_at(place) for fact, place in facts)]
     untold = [gate.of for gate in gates if gate not in there]

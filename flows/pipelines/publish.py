@@ -33,6 +33,7 @@ from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable
 from tasks.models import Model
+from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
 from tasks.output.history import Decision, put_run
@@ -61,7 +62,8 @@ class Published(Model):
     """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took.
     ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version that
     ``latest`` named when the run began. ``held``: where the version waits for a person, and ``latest`` has not moved;
-    ``comparison``: then, where it was not held before. ``decision``: of a person who let the version through.
+    ``comparison``: then, where it was not held before. ``changes``: of documents, if a gate
+    looked at them. ``decision``: of a person who let the version through.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Published(Model):
     latest_before: str | None = None
     held: Candidate | None = None
     comparison: Comparison | None = None
+    changes: DocumentChanges | None = None
     decision: Decision | None = None
 
     @property
@@ -165,11 +168,17 @@ class Publication:
     def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
         """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
-        judged = {"held": self.held, "decision": self.decision, "comparison": comparison}
+        changes = vars(self.difference).get("documents") if self.difference else None
+        judged = {"held": self.held, "decision": self.decision, "comparison": comparison, "changes": changes}
         result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **judged, **particular)
         now = datetime.now(UTC)
         settings = {**self.output.request.model_dump(mode="json"), **(facts or {})}
-        record = {"at": now.isoformat(), "host": platform.node(), "config": settings, **result.model_dump(mode="json")}
+        record = {
+            "at": now.isoformat(),
+            "host": platform.node(),
+            "config": settings,
+            **result.model_dump(mode="json", exclude={"changes"}),
+        }
         record["latest"] = result.version if self.held is None else self.output.pointer.version
         if self.findings:
             record["findings"] = [one.model_dump(mode="json") for one in self.findings]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from flat_tokens.manifest import read_manifest, splits_of
@@ -27,7 +29,7 @@ from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.naming import VersionName, name_of
+from tasks.finalize.naming import VersionName, keeping, name_of
 from tasks.finalize.provenance import provenance
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
@@ -39,6 +41,8 @@ from tasks.output.pointer import Pointer, is_dataset, publish, read_pointer
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import Tokenizer, import_ahead
+
+logger = logging.getLogger(__name__)
 
 Outcome = Literal["published", "unchanged", "withdrawn", "rejected", "held", "still held"]
 
@@ -109,6 +113,8 @@ def refresh(
             outcome = outcome_of(built)
         now = read_pointer(root)
         changes = changes_of(found.named.version, old, built, outcome, now, output)
+        if changes.documents and changes.documents.of_splits:
+            logger.warning("Documents changed their split: %s: docs/configuration.md, Splits.", changes.documents.split_changes)
     if built is not None and built.held is None and (built.decision is None or built.decision.what != "approved"):
         remember(root, refreshed(built, changes, time.monotonic() - began))
     removed = remove_superfluous(root, policy) if policy else []
@@ -160,8 +166,10 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
     files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
     text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    made_of = provenance(config, pinned, files, tokenizer, chats, text is not None and text.has_runs)
-    named = name_of(root, output.forgotten, made_of, layout_of(config, root))
+    layout, has_runs = layout_of(config, root), text is not None and text.has_runs
+    make = partial(provenance, pinned=pinned, files=files, tokenizer=tokenizer, chats=chats, has_runs=has_runs)
+    _, made_of = keeping(config, root, latest, output.forgotten, layout, make)
+    named = name_of(root, output.forgotten, made_of, layout)
     return SourcesNow(pinned, files, text, tokenizer, named)
 
 
@@ -220,8 +228,8 @@ def changes_of(
     changes = changes_between(before, old, version, new)
     if outcome == "unchanged":
         return changes.model_copy(update={"documents": DocumentChanges()})
-    if built is not None and built.comparison is not None:
-        return changes.model_copy(update={"documents": built.comparison.documents})
+    if built is not None and built.changes is not None:
+        return changes.model_copy(update={"documents": built.changes})
     if outcome == "published":
         changes = changes.model_copy(update={"documents": Difference(root, before, version).documents})
         output.seconds["changes"] = round(time.monotonic() - begun, 3)
@@ -232,6 +240,7 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
     """The line in the history for a refresh that ends now."""
     kinds = ("added", "removed", "changed", "moved")
     total = changes.documents.total.model_dump(include={*kinds}) if changes.documents else dict.fromkeys(kinds)
+    of_splits = sum(one.documents for one in changes.documents.of_splits) if changes.documents else None
     return Refreshed(
         at=datetime.now(UTC).replace(microsecond=0),
         version=built.version,
@@ -240,6 +249,7 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
         text_bytes_tokenized=built.text_bytes_tokenized,
         seconds=round(seconds, 3),
         decision=built.decision,
+        split_changes=of_splits,
         **total,
     )
 

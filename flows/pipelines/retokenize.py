@@ -119,6 +119,9 @@ def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: s
     settings = base.config.model_dump(mode="json", exclude_unset=True)
     if base.version:  # its downloads are used again
         settings["scratch"] = os.path.abspath(scratch_of(base.config, Store.at(base.config.output)))
+    if base.config.split.keep is not None:  # both have the same splits
+        kept = version_store(Store.at(base.config.output), base.version).url if base.version else None
+        settings["split"] = {**settings["split"], "keep": kept}
     configs: list[BuildConfig] = []
     for given in tokenizers:
         tokenizer = TokenizerConfig(name=given) if isinstance(given, str) else given

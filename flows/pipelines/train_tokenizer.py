@@ -25,10 +25,12 @@ from flows.pipelines.build import Text, download, files_of, pin_sets, pin_source
 from flows.pipelines.publish import check_output, scratch_of, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
+from tasks.finalize.naming import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten
 from tasks.output.leases import building
+from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.vocabularies.merges import Merges, learn, split_pattern
@@ -81,7 +83,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
     with building(root, scratch):
         forgotten = read_forgotten(root)
         with timed("download", seconds):
-            config = pin_sets(config, root)
+            config = with_kept(pin_sets(config, root), root, read_pointer(root).version)
             pinned = pin_sources(config, root)
             text = Text.of(config, pinned, download(config, files_of(pinned), runner, root))
         sources = [

@@ -153,4 +153,5 @@ def _changes(compared: Comparison) -> list[str] | str:
         for kind in ("added", "removed", "changed", "moved"):
             if count := getattr(one, kind):
                 rows.append((f"{as_markdown(one.name)}, {kind}", count))
+    rows += ((f"changed their split, {one.before} → {one.after}", one.documents) for one in compared.documents.of_splits)
     return ["## What became of documents", "", *table("documents | #count", rows)] if rows else ""

@@ -218,8 +218,9 @@ def tokens_by_version(found: Status, history: Sequence[Refreshed]) -> str:
         of = changes.get(version.version)
         counts = ((of.added, "+"), (of.removed, "−")) if of else ()
         changed = " ".join(f"{sign}{count:,}" for count, sign in counts if count)
+        splits = f", {of.split_changes:,} changed their split" if of and of.split_changes else ""
         name = f"{version.version[:8]}{f', {version.at:%Y-%m-%d}' if version.at else ''}"
-        rows.append(Bar(name, version.tokens, f"{short(version.tokens)}{f' ({changed} documents)' if changed else ''}"))
+        rows.append(Bar(name, version.tokens, f"{short(version.tokens)}{f' ({changed} documents)' if changed else ''}{splits}"))
     return bars("Tokens by version", rows)
 
 

@@ -1,4 +1,5 @@
-"""Near-duplicates: documents whose texts are nearly that of another. The first of a cluster in the order of the sources stays.
+"""Near-duplicates: documents whose texts are nearly that of another. Of a cluster the first in the order of the sources stays, or
+all stay, and the lowest key names it.
 
 A document may join two clusters that were apart, so what stays is known when all documents are: their signatures go to a file of
 the staging, which the system keeps in memory as far as there is room, and the clusters are found when the last part has arrived.
@@ -73,12 +74,23 @@ class SignedDocuments:
 
     @cached_property
     def clusters(self) -> Int64s:
-        """The number of the first document of each one's cluster: int64[n]."""
-        return clusters(self.signatures, self.policy.threshold)
+        """The number of the document that names each one's cluster: int64[n]. Where the others are left out, it is the first of
+        them; else that of the lowest key, of those that a version keeps in train if there are any: it changes with few others.
+        """
+        first = clusters(self.signatures, self.policy.threshold)
+        if self.policy.action == "drop":
+            return first
+        members, keys = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1), self.places[:, 0]
+        kept = self.target.rule.kept if self.together else None
+        others = np.zeros(len(members), bool) if kept is None else ~kept.has(keys[members])
+        members = members[np.lexsort((keys[members], others, first[members]))]
+        _, begins, sizes = np.unique(first[members], return_index=True, return_counts=True)
+        first[members] = np.repeat(members[begins], sizes)
+        return first
 
     @cached_property
     def sizes(self) -> Int64s:
-        """The documents of the cluster that begins with each: int64[n]."""
+        """The documents of the cluster that each names: int64[n]."""
         return np.bincount(self.clusters, minlength=len(self.clusters))
 
 

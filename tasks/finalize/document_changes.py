@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,15 +23,17 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, compare_share, shares_of, token_digests
 from tasks.models import Split, TokenShard
-from tasks.output.changes import DocumentChangeCounts, DocumentChanges
+from tasks.output.changes import DocumentChangeCounts, DocumentChanges, SplitChange
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.index import read_index, segments_of
 from tasks.tokenize.segments import STORED
 
 Int64s = npt.NDArray[np.int64]
 
-KNOWN = np.dtype([("source", ">u4"), ("digest", STORED["digest"])])
-"""A segment of a source. It is compared as bytes, so its source counts from 1: zeros at the end are not difference."""
+KNOWN = np.dtype([("source", ">u4"), ("split", "u1"), ("digest", STORED["digest"])])
+"""A segment of a source, and the split that has all documents of its slice, if one has. It is compared as bytes, so its source
+counts from 1: zeros at the end are not difference.
+"""
 
 
 OF_THE_PLACE = ("files", "from", "revision")
@@ -49,7 +51,7 @@ class _ComparedSplit(NamedTuple):
 
 class _Version(NamedTuple):
     """A version whose documents are compared. ``source_of``: the source of each file, int64[files]. ``rules``: what decides the
-    tokens of a text next to the tokenizer.
+    tokens of a text next to the tokenizer; ``split_rule``: what decides on its split.
     """
 
     names: tuple[str, ...]
@@ -61,6 +63,7 @@ class _Version(NamedTuple):
     has_ids: bool
     tokenizer: str | None
     rules: tuple[Any, ...]
+    split_rule: dict[str, Any]
 
     @classmethod
     def opened(cls, root: Store, version: str) -> _Version:
@@ -88,6 +91,7 @@ class _Version(NamedTuple):
                 made_of.get("documents"),
                 [{name: value for name, value in source.items() if name not in OF_THE_PLACE} for source in sources],
             ),
+            split_rule=made_of.get("split") or {},
         )
 
     def range_of(self, shard: int, split: int) -> tuple[int, int]:
@@ -114,13 +118,17 @@ class _Version(NamedTuple):
 
     def known(self, numbers: dict[str, int]) -> npt.NDArray[np.bytes_]:
         """Its segments with their sources, by *numbers* of their names: KNOWN as bytes, n of them."""
-        of, source = np.array([numbers[name] for name in self.names], np.int64), np.zeros(len(self.shards), np.int64)
-        for split in range(len(self.splits)):
+        of, (source, in_splits) = (
+            np.array([numbers[name] for name in self.names], np.int64),
+            np.zeros((2, len(self.shards)), np.int64),
+        )
+        for split, name in enumerate(self.split_names):
             held = np.array([self.range_of(shard, split) for shard in range(len(self.shards))], np.int64).reshape(-1, 2)
             some = np.flatnonzero(held[:, 1])
             source[some] = of[self.sources(split, held[some, 0])]
+            in_splits[some] |= 1 << EVERY_SPLIT.index(name)
         found = np.zeros(sum(map(len, self.segments)), KNOWN)
-        found["source"] = np.repeat(source, [len(segments) for segments in self.segments])
+        found["source"], found["split"] = np.repeat([source, in_splits], [len(segments) for segments in self.segments], axis=1)
         found["digest"] = np.concatenate([*self.segments, np.empty(0, STORED)])["digest"]
         return found.view(f"S{KNOWN.itemsize}")
 
@@ -193,13 +201,17 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     a = _Version.opened(root, before)
     names = tuple(dict.fromkeys((*b.names, *a.names)))
     numbers = {name: i for i, name in enumerate(names, 1)}
-    in_a, in_b = in_both(a.known(numbers), b.known(numbers))
+    # By another rule a document of the same segment may be in another split.
+    if a.split_rule == b.split_rule or a.split_rule | {"keep": before} == b.split_rule:
+        in_a, in_b = in_both(a.known(numbers), b.known(numbers))
+    else:
+        in_a, in_b = (np.zeros(sum(map(len, one.segments)), bool) for one in (a, b))
     # A key that is made of the text says all where the same becomes of it: then no tokens change under their key.
     may_change, same_tokenizer = a.has_ids or b.has_ids or a.rules != b.rules, a.tokenizer == b.tokenizer
     by_tokens = may_change and same_tokenizer
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
-        counts = _compared(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other))
-    return summed(counts, names, same_tokenizer)
+        counts, of_splits = _compared(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other))
+    return summed(counts, names, same_tokenizer, of_splits)
 
 
 def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.NDArray[np.bool_]]:
@@ -207,7 +219,7 @@ def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.ND
     names, which = np.unique(np.concatenate([a, b]), return_inverse=True)
     sides = which[: len(a)], which[len(a) :]
     counts = np.minimum(*(np.bincount(side, minlength=len(names)) for side in sides))
-    counts[np.char.str_len(names) <= KNOWN["source"].itemsize] = 0
+    counts[np.char.str_len(names) <= KNOWN.itemsize - STORED["digest"].itemsize] = 0
     found = []
     for side in sides:
         order = np.argsort(side, kind="stable")
@@ -223,22 +235,30 @@ Counts = dict[tuple[str, str], Counter[str]]
 """(split, source) -> kind of change -> documents"""
 
 
-def _compared(a: Side, b: Side) -> Counts:
+def _compared(a: Side, b: Side) -> tuple[Counts, Counter[tuple[str, str]]]:
+    """The changes; and how many documents went from one split to another, by both."""
     counts: Counts = {}
+    of_splits = Counter[tuple[str, str]]()
     shares = shares_of(a, b)
     for share in range(shares):
         for kind, of_a, of_b in compare_share(a, b, share, shares):
             if kind == "moved":  # to another split or source
+                pairs, documents = np.unique(np.stack([_groups(a, of_a), _groups(b, of_b)]), axis=1, return_counts=True)
+                for one, other, count in zip(*pairs.tolist(), documents.tolist(), strict=True):
+                    before, after = (side.names[i].partition("/")[0] for side, i in ((a, one), (b, other)))
+                    of_splits[before, after] += count if before != after else 0
                 of_b = of_b[_sources(a, of_a) != _sources(b, of_b)]
             side, of = (a, of_a) if kind == "removed" else (b, of_b)
             for i, count in enumerate(np.bincount(_groups(side, of), minlength=len(side.names)).tolist()):
                 if count:
                     split, _, source = side.names[i].partition("/")
                     counts.setdefault((split, source), Counter())[kind] += count
-    return counts
+    return counts, of_splits
 
 
-def summed(counts: Counts, sources: Sequence[str], knows_changed: bool = True) -> DocumentChanges:
+def summed(
+    counts: Counts, sources: Sequence[str], knows_changed: bool = True, of_splits: Mapping[tuple[str, str], int] = {}
+) -> DocumentChanges:
     """Counts by source, by split and of all."""
 
     def total(name: str, some: list[Counter[str]]) -> DocumentChangeCounts:
@@ -253,6 +273,11 @@ def summed(counts: Counts, sources: Sequence[str], knows_changed: bool = True) -
         total=total("all", list(counts.values())),
         by_source=tuple(total(name, some) for name, some in by_source if some),
         by_split=tuple(total(name, some) for name, some in by_split if some),
+        of_splits=tuple(
+            SplitChange(before=before, after=after, documents=count)
+            for (before, after), count in sorted(of_splits.items())
+            if count
+        ),
     )
 
 

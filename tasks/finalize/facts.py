@@ -203,6 +203,10 @@ class Difference:
         side = self.before if kind == "removed" else self.now
         found: dict[tuple[str, Subject], int | float | None] = {}
         for place in _places(gate, self.now):
+            if gate.of == "split_changes":
+                if self.documents is not None:  # what the version before has lost is not a fault of this one
+                    found[gate.of, place] = sum(one.documents for one in self.documents.of_splits)
+                continue
             if self.documents is None:
                 found[gate.of, place] = None
                 continue

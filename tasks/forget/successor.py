@@ -161,12 +161,13 @@ def write_duplicates(
 
 
 def clusters_without(copies: npt.NDArray[np.void], forgotten: Forgotten) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bool_]]:
-    """Entries of clusters that are kept, NEAR_DUPLICATE[n] and all of a version, as they are without what is forgotten: the first
-    document that stays names a cluster. And which of them a list still has, bool[n]: neither a forgotten one nor one left alone.
+    """Entries of clusters that are kept, NEAR_DUPLICATE[n] and all of a version, as they are without what is forgotten: the
+    lowest key names a cluster whose document has gone. And which of them a list still has, bool[n]: neither a forgotten
+    one nor one left alone.
     """
     gone, place, cluster = forgotten.those(copies["key"]), _places(copies), numbered(copies["of_file"], copies["of_row"])
     rest = np.flatnonzero(np.isin(cluster, cluster[gone]) & ~gone)
-    rest = rest[np.argsort(place[rest], kind="stable")]
+    rest = rest[np.lexsort((copies["key"][rest], place[rest] != cluster[rest]))]  # the name stays as long as its document does
     _, first, mine, sizes = np.unique(cluster[rest], return_index=True, return_inverse=True, return_counts=True)
     firsts = rest[first][mine]
     now, stays = copies.copy(), ~gone

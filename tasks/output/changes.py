@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
-from flat_tokens.manifest import compare_files
+from flat_tokens.manifest import SplitName, compare_files
 from flat_tokens.tools.terminal import markdown, source_called
 from tasks.models import Model
 
 SHOWN_FILES = 20
-NOT_SET = {"runs", "forgotten"}
-"""Facts next to the settings of documents: they follow from the files, and from what was forgotten."""
+NOT_SET = {"runs", "forgotten", "keep"}
+"""Facts next to the settings of documents and splits: they follow from the files, and from what was forgotten and published."""
 
 Kind = Literal["added", "removed", "changed", "moved"]
 
@@ -49,14 +49,28 @@ class DocumentChangeCounts(Model):
     moved: int
 
 
+class SplitChange(Model):
+    """How many documents went from one split to another."""
+
+    before: SplitName
+    after: SplitName
+    documents: int
+
+
 class DocumentChanges(Model):
     """Documents that were added, removed, changed (the same key, other tokens) and moved to another source. Sources and splits
-    without changes are left out.
+    without changes are left out. ``of_splits``: those that changed their split, by both splits.
     """
 
     total: DocumentChangeCounts = DocumentChangeCounts(name="all", added=0, removed=0, changed=0, moved=0)
     by_source: tuple[DocumentChangeCounts, ...] = ()
     by_split: tuple[DocumentChangeCounts, ...] = ()
+    of_splits: tuple[SplitChange, ...] = ()
+
+    @property
+    def split_changes(self) -> str:
+        """Such as ``12 train → validation, 3 validation → train``; empty where no document changed its split."""
+        return ", ".join(f"{one.documents:,} {one.before} → {one.after}" for one in self.of_splits)
 
 
 class Changes(Model):
@@ -171,7 +185,9 @@ def as_text(changes: Changes) -> list[str]:
         f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"
         for source in changes.sources
     ]
-    return lines + [f"  {name:10} {_told(counts)}" for name, counts in _document_counts(changes)]
+    lines += [f"  {name:10} {_told(counts)}" for name, counts in _document_counts(changes)]
+    of_splits = changes.documents.split_changes if changes.documents else ""
+    return [*lines, *([f"  splits     {of_splits}"] if of_splits else [])]
 
 
 def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentChangeCounts]]:
@@ -211,6 +227,7 @@ def as_markdown(changes: Changes) -> str:
     if changes.documents is not None:
         lines += ["", "Documents:", ""]
         lines += [f"- {name}: {_told(one)}" for name, one in _document_counts(changes)]
+        lines += [f"- **changed their split: {changes.documents.split_changes}**"] if changes.documents.of_splits else []
     if changes.files:
         lines += ["", "Files:", ""]
         for change in changes.files[:SHOWN_FILES]:

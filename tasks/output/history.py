@@ -42,6 +42,7 @@ class Refreshed(Model):
     removed: int | None
     changed: int | None
     moved: int | None
+    split_changes: int | None = None
     text_bytes_tokenized: int
     seconds: float
     decision: Decision | None = None

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
+from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TOKENS
 from flat_tokens.keys import A, mix
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
+from tasks.config import BuildConfig
 from tasks.models import Model, Name, Split, TokenArrayName
-from tasks.output.paths import version_key, version_store
+from tasks.output.paths import DOCUMENTS, version_key, version_store
 from tasks.output.staging import Workspace
 from tasks.rows import OF_VERSION
+
+UInt64s = npt.NDArray[np.uint64]
+
+
+class Kept(Model):
+    """The values of a fact, KEY or SPLIT_KEY, that a version has in train. ``version``: its URL."""
+
+    version: str
+    fact: Name
+
+    def has(self, values: UInt64s) -> npt.NDArray[np.bool_]:
+        """Which of the values the version has in train: bool[n]."""
+        there = _in_train(self)
+        at = np.searchsorted(there, values)
+        return np.append(there, there[:1])[at] == values if len(there) else np.zeros(len(values), bool)
+
+
+@functools.lru_cache(2)
+def _in_train(kept: Kept) -> UInt64s:
+    array = open_array(Store.at(kept.version) / f"{DOCUMENTS}/train/{kept.fact}", "uint64")
+    return np.unique(array.read(0, array.length))
 
 
 class SplitRule(Model):
     """A document is validation if a hash of its split key and the seed is below the fraction, and test if it is below the sum of
     both fractions. It depends on the document alone, not on the tokenizer, the number of workers or the rest of the dataset; and
-    the test fraction changes nothing about validation.
+    the test fraction changes nothing about validation. A document whose value is ``kept`` is in train.
     """
 
     fraction: float
     seed: int
     test_fraction: float = 0.0
+    kept: Kept | None = None
+
+    @classmethod
+    def of(cls, config: BuildConfig) -> SplitRule:
+        """The rule of a configuration."""
+        kept = Kept(version=config.split.keep, fact=config.split_fact) if config.split.keep else None
+        return cls(fraction=config.fraction, seed=config.split_seed, test_fraction=config.test_fraction, kept=kept)
 
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits that documents go to."""
         return EVERY_SPLIT if self.test_fraction else SPLITS
-
-    def draws(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Which documents are validation, by their split keys: bool[n]."""
-        return _below(self.fraction, self._hashes(keys))
 
     def numbers(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
         """The split of each document, by its number in EVERY_SPLIT: int8[n]."""
@@ -43,6 +71,8 @@ class SplitRule(Model):
         numbers = in_validation.astype(np.int8)
         if self.test_fraction:
             numbers[_below(self.fraction + self.test_fraction, hashes) & ~in_validation] = EVERY_SPLIT.index("test")
+        if self.kept is not None:
+            numbers[self.kept.has(keys)] = EVERY_SPLIT.index("train")
         return numbers
 
     def _hashes(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

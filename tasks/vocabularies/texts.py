@@ -18,6 +18,7 @@ from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.mixture import Mixture
+from flat_tokens.rows.schedule import ORDER
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -85,7 +86,7 @@ def texts_of_sources(
     """The texts of training documents of sources, after the steps, without those that are *forgotten*. Other splits are left out,
     by the configuration's own rule.
     """
-    rule = SplitRule(fraction=config.fraction, seed=config.split_seed, test_fraction=config.test_fraction)
+    rule = SplitRule.of(config)
     with fetched_ahead(slices, config.sources, workspace):
         for slice_ in slices:
             if slice_.split != "validation":
@@ -121,7 +122,7 @@ def facts_of_run(ledger: Ledger, step: int) -> dict[str, Any]:
         for source in content["sources"]
         if source["name"] in named
     ]
-    return {"step": step, "seed": content["seed"], "order": ledger.order, "sources": sources, "edits": edits}
+    return {"step": step, "seed": content["seed"], "order": ORDER, "sources": sources, "edits": edits}
 
 
 def texts_of_run(

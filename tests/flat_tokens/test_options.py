@@ -65,7 +65,6 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "export split": (lambda path, value: export_of(path, "megatron", {}, [value]), "a split is .* one of train, validation"),
     "schedule by": (lambda _, value: Schedule([(0, 1)], value), "by is .* one of sample, step, token"),
     "schedule kind": (lambda _, value: Schedule([(0, 1)], "step", value), "kind is .* one of linear, constant"),
-    "mixture order": (lambda _, value: Mixture([(Numbers(5), 1)], 4, order=value), "order is .* one of 1, 2"),
     "loader order": (
         lambda _, value: ShuffledLoader(Numbers(5), 4, order=value),
         "order is .*'shuffled', 'sequential', a ReferenceOrder",
@@ -172,7 +171,7 @@ def test_options_of_another_format_are_refused(path: Path, tmp_path: Path) -> No
         open_any(path, options=FORMATS["parquet"].options())
 
 
-CLOSED = {"bool", "bool | None", "Level", "LayoutName", "Unit", "Kind", "Fit", "TooLong", "Framework", "Order", "MixtureOrder"}
+CLOSED = {"bool", "bool | None", "Level", "LayoutName", "Unit", "Kind", "Fit", "TooLong", "Framework", "Order"}
 """Annotations of options with a closed set of values."""
 
 

@@ -18,7 +18,6 @@ import flat_tokens
 from flat_tokens import FillInMiddle, FlatTokens, Ledger, Mixture, Schedule, TokenBatch, write_dataset
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
-from flat_tokens.ledger import FORMAT
 from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
 from flat_tokens.record import account
 from flat_tokens.record.account import record_of_dataset, record_of_run
@@ -26,7 +25,6 @@ from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.schedule import Edit
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
-from tests.examples import first_fast
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
@@ -143,9 +141,9 @@ def as_sets(drawn: list[EpochRows], count: int) -> dict[int, set[int]]:
     }
 
 
-@given(data=st.data(), order=st.sampled_from([1, 2]))
+@given(data=st.data())
 @settings(max_examples=12, deadline=None)
-def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject, order: Any) -> None:
+def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject) -> None:
     rows = [data.draw(st.integers(1, 60)) for _ in range(data.draw(st.integers(1, 3)))]
     views = {str(k): Numbers(count) for k, count in enumerate(rows)}
     edits, step = [], 0
@@ -154,7 +152,7 @@ def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject, order:
         weights: dict[int, Any] = {k: data.draw(st.sampled_from([1, 2.5, 0.3])) for k in sorted(chosen)}
         edits.append(Edit(step, data.draw(st.integers(1, 20)), weights))
         step += data.draw(st.integers(1, 12))
-    mixture = Mixture.of_edits(views, [None] * len(rows), edits, data.draw(st.integers(0, 99)), None, order)
+    mixture = Mixture.of_edits(views, [None] * len(rows), edits, data.draw(st.integers(0, 99)))
     before = data.draw(st.integers(0, step + 10))
     for name, count in zip(views, rows, strict=True):
         drawn = list(mixture.drawn_rows(before, name))
@@ -221,10 +219,8 @@ RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "order"), first_fast([(name, 1 + (k + n) % 2) for n in (0, 1) for k, name in enumerate(RUNS)], 5, several=True)
-)
-def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_path: Path, name: str, order: int) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Of runs that were edited twice, at several steps: before an edit, at one, after epochs."""
     views: dict[str, Any] = {
         source: getattr(getattr(flat_tokens.open(corpora[dataset]), split), kind)(**options)
@@ -232,11 +228,6 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_pa
     }
     path = tmp_path / "run.json"
     ledger = Ledger.create(path, {"a": (views["a"], 1)}, 6, seed=11)
-    if order == 1:
-        content = json.loads(path.read_text())
-        del content["order"]
-        path.write_text(json.dumps(content | {"format": FORMAT, "format_version": 1}))
-        ledger = Ledger.open(path)
     ledger.edit(5, {"a": 1, "b": (views["b"], Schedule([(0, 1), (40, 2)]))} if "b" in views else {"a": 2}, batch_size=9)
     ledger.edit(11, {min(views, key=lambda source: source != "b"): 1}, batch_size=4)
     ledger.edit(14, dict.fromkeys(views, 1.0))

@@ -200,22 +200,21 @@ def history(data: st.DataObject, hosts: int) -> tuple[list[int], list[int], list
     return rows, epochs, edits
 
 
-@given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16), order=st.sampled_from([1, 2]))
+@given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16))
 @examples(50)
-def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int, order: Any) -> None:
+def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int) -> None:
     with blocks_of(block):
         rows, epochs, edits = history(data, hosts)
         views = {str(k): Numbers(n) for k, n in enumerate(rows)}
-        mixture = Mixture.of_edits(views, epochs, edits, 3, order=order)
-        earlier = [Mixture.of_edits(views, epochs, edits[: k + 1], 3, order=order) for k in range(len(edits))]
+        mixture = Mixture.of_edits(views, epochs, edits, 3)
+        earlier = [Mixture.of_edits(views, epochs, edits[: k + 1], 3) for k in range(len(edits))]
     batches = [mixture.indices(step) for step in range(len(mixture))]
     # All sources are in the last edit, so that each comes to its end: every row has been seen as often as it has epochs.
     seen = Counter((int(k), int(row)) for batch in batches for k, row in zip(*batch, strict=True))
     assert seen == {(k, row): epochs[k] for k in range(len(rows)) for row in range(rows[k])}
-    if order == 2:  # each source's rows come in its own order, whatever the history
-        for k, n in enumerate(rows):
-            theirs = np.concatenate([row[source == k] for source, row in batches]).tolist()
-            assert theirs == stream(n, 3, k, len(theirs))
+    for k, n in enumerate(rows):  # each source's rows come in its own order, whatever the history
+        theirs = np.concatenate([row[source == k] for source, row in batches]).tolist()
+        assert theirs == stream(n, 3, k, len(theirs))
     # The account at every step is what was drawn.
     drawn = np.zeros(len(rows), np.int64)
     for step, (source, _) in enumerate(batches):
@@ -268,11 +267,10 @@ def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data: st.DataOb
     assert max(Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).values()) == 1
 
 
-@pytest.mark.parametrize(("order", "asked"), [(1, 5000), (2, 200)])
-def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples(order: Any, asked: int) -> None:
-    """In order 2 it takes a part of a block for each."""
-    changing = Schedule([(0, 1), (10**7, 3)])
-    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1, order=order)
+def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples() -> None:
+    """It takes a part of a block for each."""
+    changing, asked = Schedule([(0, 1), (10**7, 3)]), 200
+    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1)
     rows = np.random.default_rng(0).integers(0, 10**12, asked)
     found = mixture.visits(rows, source="a", before=10**9)
     assert len(found.step) > asked

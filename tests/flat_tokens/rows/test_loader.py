@@ -382,33 +382,21 @@ def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
     assert (source.tolist(), index.tolist()) == (batch.source.tolist(), batch.index.tolist())
 
 
-@pytest.mark.parametrize(
-    ("order", "first", "late"),
-    [
-        (1, [5, 19, 471, 381, 767, 876, 22, 64, 3, 68, 6, 2], [682, 33, 133, 271, 4, 497, 30, 807, 18, 489, 2, 565]),
-        (2, [6, 0, 770, 826, 476, 185, 60, 19, 1, 17, 0, 957], [192, 58, 331, 970, 5, 568, 9, 441, 60, 458, 2, 45]),
-    ],
-)
-def test_mixtures_never_change(order: Any, first: list[int], late: list[int]) -> None:
+def test_mixtures_never_change() -> None:
     """A run that goes on with a later version of this library would otherwise see samples twice."""
-    source, index = mixture(batch_size=12, order=order).indices(0)
+    source, index = mixture(batch_size=12).indices(0)
     assert source.tolist() == [2, 1, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0]
-    assert index.tolist() == first
-    source, index = mixture(batch_size=12, order=order).indices(10**9)
+    assert index.tolist() == [6, 0, 770, 826, 476, 185, 60, 19, 1, 17, 0, 957]
+    source, index = mixture(batch_size=12).indices(10**9)
     assert source.tolist() == [0, 1, 0, 0, 2, 0, 1, 0, 1, 0, 2, 0]
-    assert index.tolist() == late
-
-
-def test_a_mixture_has_no_other_order() -> None:
-    with pytest.raises(ValueError, match="order is 3, but it is one of 1, 2"):
-        mixture(order=3)
+    assert index.tolist() == [192, 58, 331, 970, 5, 568, 9, 441, 60, 458, 2, 45]
 
 
 def one_place(length: int, place: int, *key: int) -> int:
     return int(KeyedPermutation(length)(np.array([place], np.uint64), derive_keys(*key))[0])
 
 
-def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int, order: int) -> tuple[int, int]:
+def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int) -> tuple[int, int]:
     """The source and row at a position, by counting. *quotas*: of 2**20 samples, how many are each source's."""
     blocks = [[quota // 64 for quota in quotas] for _ in range(64)]
     left_over = [k for k, quota in enumerate(quotas) for _ in range(quota % 64)]
@@ -421,20 +409,19 @@ def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position:
     while slot >= blocks[number_in_cycle][k]:
         slot -= blocks[number_in_cycle][k]
         k += 1
-    if order == 2:  # how many samples of the source the block has had
-        first = sum(blocks[number_in_cycle][:k])
-        slot = sum(first <= earlier < first + blocks[number_in_cycle][k] for earlier in slots[:-1])
+    first = sum(blocks[number_in_cycle][:k])
+    slot = sum(first <= earlier < first + blocks[number_in_cycle][k] for earlier in slots[:-1])  # that the block has had
     place = cycle * quotas[k] + sum(block[k] for block in blocks[:number_in_cycle]) + slot
     epoch, within = divmod(place, lengths[k])
     return k, one_place(lengths[k], within, seed, 1, k, epoch)
 
 
-@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3), order=st.sampled_from([1, 2]))
-def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int], order: int) -> None:
+@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3))
+def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int]) -> None:
     for position in positions:
-        source, index = mixture(batch_size=1, order=order).indices(position)
+        source, index = mixture(batch_size=1).indices(position)
         # 6 : 3 : 1 of 2**20 is 629145.6, 314572.8 and 104857.6: the largest remainders are rounded up, the first first.
-        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position, order)
+        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position)
 
 
 def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

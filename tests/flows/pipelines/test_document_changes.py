@@ -149,15 +149,17 @@ def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path: Path, mon
 def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> None:
     text = some_text()
     refreshed(tmp_path, text)
-    split = refreshed(tmp_path, text, split_seed=5).changes.documents
+    other = {"split_seed": 5, "publish": {"max_split_changes": 99}}
+    split = refreshed(tmp_path, text, **other).changes.documents
     (tmp_path / "web" / "z.jsonl").write_bytes((tmp_path / "web" / "a.jsonl").read_bytes())
-    twice = refreshed(tmp_path, text, split_seed=5).changes.documents
+    twice = refreshed(tmp_path, text, **other).changes.documents
     assert split is not None
     assert twice is not None
     assert counts(split.total) == (0, 0, 0, 0)
+    assert [(one.before, one.after) for one in split.of_splits] == [("train", "validation"), ("validation", "train")]
     assert counts(twice.total) == (26, 0, 0, 0)
     (tmp_path / "web" / "z.jsonl").unlink()
-    again = refreshed(tmp_path, text, split_seed=5).changes.documents
+    again = refreshed(tmp_path, text, **other).changes.documents
     assert again is not None
     assert counts(again.total) == (0, 26, 0, 0)
 
@@ -217,7 +219,8 @@ def test_a_full_disk_is_told_and_the_version_is_published(
 
 def test_segments_are_passed_over_as_often_as_both_sides_have_them() -> None:
     a, b = (
-        np.array(some, "S5") for some in ([b"\0\0\0\1x", b"\0\0\0\1x", b"\0\0\0\2x", b"\0\0\0\1"], [b"\0\0\0\1x", b"\0\0\0\1"])
+        np.array(some, "S21")
+        for some in ([b"\0\0\0\1\1x", b"\0\0\0\1\1x", b"\0\0\0\2\1x", b"\0\0\0\1\1"], [b"\0\0\0\1\1x", b"\0\0\0\1\1"])
     )
     assert [found.tolist() for found in in_both(a, b)] == [[True, False, False, False], [True, False]]
     assert [found.tolist() for found in in_both(a[:0], b)] == [[], [False, False]]

@@ -476,7 +476,7 @@ def test_the_certificate_says_what_was_done(tmp_path: Path) -> None:
     assert told["by_tokens"]["shared"] > 3  # those of b-5, whose text a-4 has
     key = f"{document_keys(np.frombuffer(b'a-4', np.uint8), np.array([0, 3]))[0]:016x}"  # it has the text of b-5
     (same,) = told["checked"]["left"]
-    assert f"1 documents have the text of a forgotten one under another key. Forget them, too: echo {key} > keys.txt" in same
+    assert f"1 document with the text of a forgotten one under another key. Forget them, too: echo {key} > keys.txt" in same
     assert list(check_forgotten(dataset.root)) == [same]
     page = path.with_suffix(".html").read_text()
     assert "they asked" in page
@@ -555,7 +555,7 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
         ("train-tokenizer", back, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server"),
     ):
         status, _, errors = terminal(*command)
-        assert (status, f"Take them out: python -m flows forget {out} --like {out}" in errors) == (1, True), errors
+        assert (status, f"Take them out: python -m flows forget {out} --like {out}" in errors) == (2, True), errors
     terminal.lines("forget", out, "--like", out, "--reason", "again", "--no-server")
     assert where(dataset.root, ["a-3"]) == set()
 

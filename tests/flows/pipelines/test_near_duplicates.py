@@ -127,7 +127,7 @@ def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_pa
     assert [one["skipped"].get("near_duplicate", 0) for one in documents["by_source"]] == of_source
     assert results[0].slices > 3
     shown = summary(config, results[0], "x")
-    assert f"Near-duplicates: {len(dropped)} documents have nearly the text of another one and are left out." in shown
+    assert f"Near-duplicates: {len(dropped)} documents with nearly the text of another one are left out." in shown
     assert f"- a: {of_source[0]} near-duplicates, {percent(of_source[0] / 30)} of what was read" in shown
     assert plan(config).documents == 40
 
@@ -145,6 +145,8 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
         assert found[mine[0]] is not None
     assert len({found[mine[0]] for mine in clusters}) == len(clusters)
     assert {place for place, value in found.items() if value is not None} == together
+    keys = dict(zip(entries(result), (key for split in SPLITS for key in array_of(result.path, split, "key")), strict=True))
+    assert all(found[mine[0]] == min(keys[place] for place in mine) for mine in clusters)  # whichever comes first
     splits = {place: split for place, (split, _) in entries(result).items()}
     apart = [mine for mine in clusters if len({splits[place] for place in mine}) > 1]
     assert bool(apart) == (by == "key")

@@ -16,7 +16,8 @@ import tasks.assemble.spans
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import EVERY_SPLIT
+from flat_tokens.manifest import EVERY_SPLIT, read_manifest
+from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of
 from flows.commands.build import summary as told_summary
@@ -31,7 +32,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.cases import write_rows
-from tests.faults.support import build_here, shards_stay, version_digests
+from tests.faults.support import build_here, refresh_here, shards_stay, version_digests
 from tests.flows.through_json import Elsewhere
 from tests.made import small
 
@@ -130,6 +131,31 @@ def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_throu
         assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
     assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
     assert results[0].slices > 3
+
+
+@pytest.mark.parametrize("by", ["key", "text", "domain", "cluster"])
+def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: str) -> None:
+    """With a file that sorts before all, and another seed; by another value that is refused."""
+    rows = rows_of(54)
+    write_rows(tmp_path / "in" / "b.jsonl", rows)
+    settings = told(tmp_path / "out", split={"by": by, "keep": "latest"}, test_fraction=0)
+    settings["sources"] = [{**told(tmp_path, tmp_path / "in")["sources"][0], "path": str(tmp_path / "in" / "*.jsonl")}]
+    settings |= {"documents": {"near_duplicates": {"action": "keep"}}} if by == "cluster" else {}
+    first = build_here(settings)
+    write_rows(tmp_path / "in" / "a.jsonl", [{**row, "id": f"new {row['id']}", "text": f"{row['text']} x"} for row in rows])
+    settings |= {"split_seed": 7, "publish": {"max_split_changes": 99}}
+    found = refresh_here(settings)
+    assert found.changes.documents is not None
+    assert [(one.before, one.after) for one in found.changes.documents.of_splits] == [("validation", "train")]
+    split = read_manifest(Store.at(found.path))["provenance"]["split"]
+    assert (split["keep"], split["seed"]) == (first.version, 7)
+    assert refresh_here(settings).outcome == "unchanged"
+    assert refresh_here({**settings, "publish": {}, "split_seed": 8}).outcome == "held"
+    with pytest.raises(ValueError, match="no version begins with 'f00'"):
+        refresh_here({**settings, "split": {"by": by, "keep": "f00"}})
+    other = {**settings, "split": {"by": "number", "keep": first.version}}
+    with pytest.raises(ValueError, match=rf"was split by {by}, so it has no values of 'number'"):
+        refresh_here(other)
 
 
 def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
@@ -260,7 +286,7 @@ def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
     assert not [line for line in lines if "\n" in line]
     said = "\n".join(lines)
     assert f"  test       {result.totals['test']['token_count']:,} tokens in {count} sequences" in said
-    assert f"{result.equal_texts_apart} documents outside train have a text that another split has" in said
+    assert f"{result.equal_texts_apart} documents outside train with a text that another split has" in said
     shown = summary(config, result, "x")
     assert f"- test: {result.totals['test']['token_count']:,} tokens in {count} sequences" in shown
     assert f"**{result.equal_texts_apart} documents outside train" in shown

@@ -329,5 +329,5 @@ def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, capsys: 
 def test_arguments_that_do_not_go_together_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train-tokenizer", *arguments, "--no-server"]) == 1
+    assert main(["train-tokenizer", *arguments, "--no-server"]) == 2
     assert message in capsys.readouterr().err

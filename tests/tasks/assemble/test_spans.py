@@ -120,7 +120,7 @@ def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     rows: dict[Split, list[Row]] = {"train": [], "validation": []}
     for number, shard in enumerate(shards):
         for i, document in enumerate(shard.documents):
-            drawn: Split = "validation" if rule.draws(np.array([document.key], np.uint64))[0] else "train"
+            drawn: Split = "validation" if rule.numbers(np.array([document.key], np.uint64))[0] else "train"
             rows[shard.all_in or drawn].append(Row(document.tokens, document.key, number // 2, 100 * (number % 2) + 2 * i))
     return rows
 
@@ -355,22 +355,22 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
 @given(st.lists(KEYS, max_size=50), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**63 - 1))
 def test_a_larger_fraction_keeps_what_a_smaller_one_chose(keys: list[int], one: float, other: float, seed: int) -> None:
     array = np.array(keys, np.uint64)
-    fewer, more = (SplitRule(fraction=fraction, seed=seed).draws(array) for fraction in sorted((one, other)))
+    fewer, more = (SplitRule(fraction=fraction, seed=seed).numbers(array) for fraction in sorted((one, other)))
     assert not (fewer & ~more).any()
 
 
 def test_membership_is_the_same_in_every_version() -> None:
     """Literals, computed with Python's own integers: who changes them moves documents between the splits of every dataset."""
     keys = np.arange(12, dtype=np.uint64)
-    assert np.flatnonzero(SplitRule(fraction=0.5, seed=0).draws(keys)).tolist() == [4, 5, 9, 11]
-    assert np.flatnonzero(SplitRule(fraction=0.5, seed=1).draws(keys)).tolist() == [1, 3, 4, 5, 6, 8, 10, 11]
+    assert np.flatnonzero(SplitRule(fraction=0.5, seed=0).numbers(keys)).tolist() == [4, 5, 9, 11]
+    assert np.flatnonzero(SplitRule(fraction=0.5, seed=1).numbers(keys)).tolist() == [1, 3, 4, 5, 6, 8, 10, 11]
 
 
 def test_nothing_and_everything() -> None:
     keys = np.array([0, 1, 2**64 - 1], np.uint64)
-    assert not SplitRule(fraction=0, seed=3).draws(keys).any()
-    assert SplitRule(fraction=1, seed=3).draws(keys).all()
-    assert SplitRule(fraction=1, seed=3).draws(np.empty(0, np.uint64)).tolist() == []
+    assert not SplitRule(fraction=0, seed=3).numbers(keys).any()
+    assert SplitRule(fraction=1, seed=3).numbers(keys).all()
+    assert SplitRule(fraction=1, seed=3).numbers(np.empty(0, np.uint64)).tolist() == []
 
 
 def test_a_span_that_does_not_get_its_items_fails(place: Workspace) -> None:
