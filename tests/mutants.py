@@ -84,9 +84,9 @@ def pytest(place: str, seconds: int, *arguments: str) -> subprocess.CompletedPro
 
 def tests_of(data: object, mutant: Mutant) -> list[str]:
     """Names of the tests that reach the mutant's line, those in the folder of the same name first."""
-    measured = next((file for file in data.measured_files() if file.endswith("/" + mutant.path)), None)
-    lines = data.contexts_by_lineno(measured) if measured else {}
-    found = {context.rpartition("|")[0] for context in lines.get(mutant.node.lineno, ()) if context}
+    measured = [file for file in data.measured_files() if file.endswith("/" + mutant.path)]
+    contexts = (one for file in measured for one in data.contexts_by_lineno(file).get(mutant.node.lineno, ()))
+    found = {context.rpartition("|")[0] for context in contexts}
     near = f"tests/{mutant.path.rpartition('/')[0]}/"
     return sorted(found - {""}, key=lambda test: (not test.startswith(near), hashlib.sha256(test.encode()).digest()))
 

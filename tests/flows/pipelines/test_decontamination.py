@@ -226,6 +226,7 @@ def test_stored_sets_are_removed_as_garbage(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_corpus_with_planted_questions_keeps_what_tuples_of_words_keep(tmp_path: Path, corpus: Path) -> None:
     """With 1, 2 and 4 workers and through groups."""
     table = pq.read_table(corpus / "000_00008.parquet", columns=["id", "text"])
