@@ -176,7 +176,7 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
     assert fields["DocumentPolicy.max_bytes"]["default"] == "256 MiB"
     assert fields["BuildConfig.tokenizer"]["anyOf"][0]["type"] == "string"  # a name, before all settings
     assert list(config["properties"])[:4] == ["output", "name", "sources", "tokenizer"]
-    assert list(schema["definitions"]["Source"]["properties"])[:4] == ["path", "hub", "text_column", "id_column"]
+    assert list(schema["definitions"]["Source"]["properties"])[:3] == ["path", "hub", "text_column"]
 
 
 def test_the_form_of_an_export_lists_the_formats() -> None:

@@ -135,6 +135,7 @@ def in_a_small_disk(script: str, disk: Path) -> list[str]:
     return run.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_may_mount")
 def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_it(settings: Settings, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

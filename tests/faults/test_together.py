@@ -67,6 +67,7 @@ def test_equal_builds_at_once_all_succeed(settings: Settings, tmp_path: Path, co
     assert not (Path(settings["output"]) / "_quarantine").exists()
 
 
+@pytest.mark.slow
 def test_equal_builds_as_commands_all_succeed(settings: Settings, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(settings))
