@@ -1,7 +1,7 @@
 """``flat-tokens diff``: the changes between two datasets: sources, settings, totals, documents, layout.
 
-Documents are identified by their keys and compared by a digest of their tokens. Both are arrays of 64-bit integers, sorted
-a share at a time, so that memory is bounded however many documents there are.
+Documents are identified by their keys and compared by a digest of their tokens, by a query that needs bounded memory however many
+there are.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
@@ -23,6 +23,7 @@ from flat_tokens.reader import FlatTokens
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
+from flat_tokens.tools.queries import CHANGES, REPEATED, connection
 from flat_tokens.tools.sources import document_of
 from flat_tokens.tools.stats import count_files, source_counts
 
@@ -38,7 +39,6 @@ exit status: 0 the same, 1 different, 2 it is unknown
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-DOCUMENTS_AT_ONCE = 1 << 21
 KEYS_AT_A_TIME = 1 << 20
 
 SETTINGS = ("format", "name", "layout", "stored", "tokenizer", "policy", "split_rule", "semantics")
@@ -180,16 +180,12 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
     by_tokens = digests[0] == digests[1] or not by_key
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
         sides = (_read_side(a, by_key, by_tokens, one), _read_side(b, by_key, by_tokens, other))
-        counts: dict[str, int] = dict.fromkeys(KINDS, 0)
-        of_splits = Counter[str]()
-        examples: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
-        shares = shares_of(*sides)
-        for share in range(shares):
-            for kind, of_a, of_b in compare_share(*sides, share, shares):
-                counts[kind] += len(of_a)
-                of_splits.update(_splits_of(sides, of_a, of_b) if kind == "moved" else ())
-                left = limit - len(examples[kind])
-                examples[kind] += zip(of_a[:left].tolist(), of_b[:left].tolist(), strict=True)
+        with changes(*sides) as found:
+            counts = dict.fromkeys(KINDS, 0) | dict(found.execute("SELECT kind, count(*) FROM changes GROUP BY kind").fetchall())
+            first = "SELECT coalesce(a, -1), coalesce(b, -1) FROM changes WHERE kind = ? ORDER BY a, b LIMIT ?"
+            examples = {kind: found.execute(first, [kind, limit]).fetchall() for kind in KINDS}
+            moves = "SELECT name_a, name_b, count(*) FROM changes WHERE kind = 'moved' GROUP BY ALL"
+            of_splits = {f"{before} → {after}": count for before, after, count in found.execute(moves).fetchall()}
         in_order = None if any(counts.values()) else _is_same_order(*sides)
         return {
             "same": not any(counts.values()) and in_order is not False,
@@ -250,65 +246,21 @@ def token_digests(split: Readable) -> Iterator[Keys]:
         yield mix(np.array([place], np.uint64) * A + partial)
 
 
-def shares_of(a: Side, b: Side) -> int:
-    """The number of shares that the documents are compared in."""
-    return max(1, -(-max(len(a.keys), len(b.keys)) // DOCUMENTS_AT_ONCE))
-
-
-def compare_share(a: Side, b: Side, share: int, shares: int) -> Iterator[tuple[str, Numbers, Numbers]]:
-    """Compare the documents whose keys leave *share* when divided by *shares*. For each kind of change, the documents: their
-    numbers in a and in b, int64[n] each, -1 for none.
+@contextlib.contextmanager
+def changes(a: Side, b: Side) -> Iterator[Any]:
+    """A connection with a table ``changes`` of two sides: the kind, the numbers of the documents in a and in b, and the names of
+    the splits that they are in; null for none.
     """
-    (keys_a, digests_a, of_a), (keys_b, digests_b, of_b) = (_sorted_share(side, share, shares) for side in (a, b))
-    distinct_a, first_a, count_a = np.unique(keys_a, return_index=True, return_counts=True)
-    distinct_b, first_b, count_b = np.unique(keys_b, return_index=True, return_counts=True)
-    _, in_a, in_b = np.intersect1d(distinct_a, distinct_b, assume_unique=True, return_indices=True)
-    # Of several documents with one key, as many were added or removed as one side has more of them.
-    more, less = count_b.copy(), count_a.copy()
-    more[in_b] -= np.minimum(count_a[in_a], count_b[in_b])
-    less[in_a] -= np.minimum(count_a[in_a], count_b[in_b])
-    added, removed = _spread(of_b, first_b + count_b - more, more), _spread(of_a, first_a + count_a - less, less)
-    yield "added", np.full(len(added), -1), np.sort(added)
-    yield "removed", np.sort(removed), np.full(len(removed), -1)
-    # Where both have a key equally often, its documents are in the order of their digests on both sides.
-    equal = count_a[in_a] == count_b[in_b]
-    places_a = _spread(np.arange(len(keys_a)), first_a[in_a][equal], count_a[in_a][equal])
-    places_b = _spread(np.arange(len(keys_b)), first_b[in_b][equal], count_b[in_b][equal])
-    differ = digests_a[places_a] != digests_b[places_b]
-    both_a, both_b = of_a[places_a], of_b[places_b]
-    yield "changed", both_a[differ], both_b[differ]
-    names = np.array(sorted({*a.names, *b.names}))
-    split_a = np.searchsorted(names, np.array(a.names))[np.searchsorted(a.firsts, both_a, side="right") - 1]
-    split_b = np.searchsorted(names, np.array(b.names))[np.searchsorted(b.firsts, both_b, side="right") - 1]
-    moved = split_a != split_b
-    yield "moved", both_a[moved], both_b[moved]
-
-
-def _sorted_share(side: Side, share: int, shares: int) -> tuple[Keys, Keys, Numbers]:
-    """Keys of a share in order, digests in order among equal keys, and the number of each document."""
-    chosen = []
-    for start in range(0, len(side.keys), KEYS_AT_A_TIME):
-        block = side.keys[start : start + KEYS_AT_A_TIME]
-        chosen.append(np.flatnonzero(block % np.uint64(shares) == np.uint64(share)) + start)
-    of = np.concatenate([*chosen, np.empty(0, np.int64)])
-    keys, digests = np.asarray(side.keys[of]), np.asarray(side.digests[of])
-    order = np.lexsort((digests, keys))
-    return keys[order], digests[order], of[order]
-
-
-def _spread(items: Numbers, starts: Numbers, lengths: Numbers) -> Numbers:
-    """The items of many ranges, one range after another."""
-    ends = np.cumsum(lengths)
-    places: Numbers = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-    return items[places]
-
-
-def _splits_of(sides: Sequence[Side], *documents: Numbers) -> Counter[str]:
-    """How many documents went from one split to another, such as ``train → validation``."""
-    groups = [np.searchsorted(side.firsts, of, side="right") - 1 for side, of in zip(sides, documents, strict=True)]
-    pairs, counts = np.unique(np.stack(groups), axis=1, return_counts=True)
-    names = (" → ".join(side.names[i] for side, i in zip(sides, pair, strict=True)) for pair in pairs.T.tolist())
-    return Counter(dict(zip(names, counts.tolist(), strict=True)))
+    names = sorted({*a.names, *b.names})
+    with connection() as opened:
+        opened.register("names", pa.table({"name": pa.array(names, pa.string()), "place": np.arange(len(names), dtype=np.int32)}))
+        for name, side in (("a", a), ("b", b)):
+            places = np.repeat(np.searchsorted(names, side.names or [""]), np.diff(side.firsts)).astype(np.int32)
+            columns = {"key": side.keys, "digest": side.digests, "number": np.arange(len(side.keys)), "place": places}
+            opened.register(name, pa.table({of: pa.array(values) for of, values in columns.items()}))
+        opened.execute(REPEATED)
+        opened.execute(CHANGES)
+        yield opened
 
 
 def _is_same_order(a: Side, b: Side) -> bool:

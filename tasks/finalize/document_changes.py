@@ -21,7 +21,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, compare_share, shares_of, token_digests
+from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, changes, token_digests
 from tasks.models import Split, TokenShard
 from tasks.output.changes import DocumentChangeCounts, DocumentChanges, SplitChange
 from tasks.output.paths import DOCUMENTS, version_store
@@ -239,20 +239,16 @@ def _compared(a: Side, b: Side) -> tuple[Counts, Counter[tuple[str, str]]]:
     """The changes; and how many documents went from one split to another, by both."""
     counts: Counts = {}
     of_splits = Counter[tuple[str, str]]()
-    shares = shares_of(a, b)
-    for share in range(shares):
-        for kind, of_a, of_b in compare_share(a, b, share, shares):
-            if kind == "moved":  # to another split or source
-                pairs, documents = np.unique(np.stack([_groups(a, of_a), _groups(b, of_b)]), axis=1, return_counts=True)
-                for one, other, count in zip(*pairs.tolist(), documents.tolist(), strict=True):
-                    before, after = (side.names[i].partition("/")[0] for side, i in ((a, one), (b, other)))
-                    of_splits[before, after] += count if before != after else 0
-                of_b = of_b[_sources(a, of_a) != _sources(b, of_b)]
-            side, of = (a, of_a) if kind == "removed" else (b, of_b)
-            for i, count in enumerate(np.bincount(_groups(side, of), minlength=len(side.names)).tolist()):
-                if count:
-                    split, _, source = side.names[i].partition("/")
-                    counts.setdefault((split, source), Counter())[kind] += count
+    with changes(a, b) as found:
+        rows = found.execute("SELECT kind, name_a, name_b, count(*) FROM changes GROUP BY ALL").fetchall()
+    for kind, before, after, count in rows:
+        split, _, source = (before if kind == "removed" else after).partition("/")
+        if kind == "moved":
+            before_split, _, before_source = before.partition("/")
+            of_splits[before_split, split] += count if before_split != split else 0
+            if before_source == source:
+                continue
+        counts.setdefault((split, source), Counter())[kind] += count
     return counts, of_splits
 
 
@@ -279,14 +275,3 @@ def summed(
             if count
         ),
     )
-
-
-def _groups(side: Side, documents: Int64s) -> Int64s:
-    """The group of each document."""
-    found: Int64s = np.searchsorted(side.firsts, documents, side="right") - 1
-    return found
-
-
-def _sources(side: Side, documents: Int64s) -> npt.NDArray[np.str_]:
-    names = np.array([name.partition("/")[2] for name in side.names], str)
-    return names[_groups(side, documents)]

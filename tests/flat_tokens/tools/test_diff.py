@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -17,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.tools.diff
+import flat_tokens.tools.queries
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.keys import A, B, mix
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
-from flat_tokens.tools.diff import Side, compare_documents, compare_share, token_digests
+from flat_tokens.tools.diff import Side, changes, compare_documents, token_digests
 from tests.flat_tokens.demo import build_dataset
 
 RAGGED = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=12)
@@ -207,14 +209,13 @@ def dataset(name: str, *splits: list[list[int]]) -> str:
     return f"memory://diff/{name}"
 
 
-@given(RAGGED, RAGGED, RAGGED, RAGGED, st.integers(1, 5))
+@given(RAGGED, RAGGED, RAGGED, RAGGED)
 def test_counts_are_those_of_multisets(
-    a_train: list[list[int]], a_validation: list[list[int]], b_train: list[list[int]], b_validation: list[list[int]], at_once: int
+    a_train: list[list[int]], a_validation: list[list[int]], b_train: list[list[int]], b_validation: list[list[int]]
 ) -> None:
-    """Documents without ids: what one has more often than the other. In however many parts they are compared."""
+    """Documents without ids: what one has more often than the other."""
     a, b = open_corpus(dataset("a", a_train, a_validation)), open_corpus(dataset("b", b_train, b_validation))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.tools.diff, "DOCUMENTS_AT_ONCE", at_once)
         patch.setattr(flat_tokens.tools.diff, "KEYS_AT_A_TIME", 2)
         found = compare_documents(a, b, 100)
     in_a, in_b = Counter(map(tuple, a_train + a_validation)), Counter(map(tuple, b_train + b_validation))
@@ -244,15 +245,14 @@ def test_digests_are_the_formulas_and_do_not_depend_on_windows(sequences: list[l
     assert found == [digest(sequence) for sequence in sequences]
 
 
-def test_memory_is_bounded_by_the_part_and_not_by_the_documents() -> None:
-    """A million documents on each side, compared a twentieth of the keys at a time."""
+def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million documents on each side in 100 MB."""
     keys = mix(np.arange(1_000_000, dtype=np.uint64))
     sides = [Side(keys[:last], keys[:last], np.array([0, last]), ("train",)) for last in (1_000_000, 999_990)]
-    counts: Counter[str] = Counter()
-    tracemalloc.start()
-    for share in range(20):
-        counts.update({kind: len(of_a) for kind, of_a, _ in compare_share(*sides, share, 20)})
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert counts == {"added": 0, "removed": 10, "changed": 0, "moved": 0}
-    assert peak < 25 << 20  # of one side alone, keys, digests and places are 24 MB before they are sorted
+    monkeypatch.setattr(flat_tokens.tools.queries, "MEMORY", "100MB")
+    with changes(*sides) as found:
+        assert found.execute("SELECT kind, count(*) FROM changes GROUP BY kind").fetchall() == [("removed", 10)]
+    monkeypatch.setattr(flat_tokens.tools.queries, "MEMORY", "30MB")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
+    with pytest.raises(OSError, match="has no room for a query"), changes(*sides):
+        pass
