@@ -17,6 +17,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
     when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
     when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
     parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
+    about = "take other datasets off: their deployments go, their outputs and runs stay"
+    parser.add_argument("--only", action="store_true", help=about)
     parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
     about = "a block with credentials of stores (flows/credentials.py)"
     parser.add_argument("--credentials", type=_block, metavar="secret/NAME", help=about)

@@ -23,6 +23,8 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
     FlowRunFilter,
     FlowRunFilterDeploymentId,
     FlowRunFilterState,
@@ -31,7 +33,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, ParameterTypeError
 from prefect.flows import load_flow_from_entrypoint
@@ -46,6 +48,7 @@ if __name__ == "__main__":
 
 from deployments.arguments import POOLS, arguments
 from flows.commands.build import read_config
+from flows.watch.page import link_to_page
 from flows.watch.words import tags_of
 from tasks.config import size_for_people, with_absolute_paths
 from tasks.locations import CREDENTIALS
@@ -54,7 +57,7 @@ HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 SLUG = "register.py"
 """Prefix of our own schedules' names. Those of other people have no name."""
-PROCESS = "process"
+PROCESS, REFRESH = "process", "refresh-dataset"
 ENGINE = command_to_string([sys.executable, "-m", "prefect.engine"])
 """How a group begins. Without a command, Prefect first begins a process that prepares a directory for the run and its hooks: a
 second more. A group has no hooks.
@@ -113,7 +116,7 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
     return {
         **refresh,
         "name": config.name,
-        "description": f"Refreshes {config.output}, as {path.name} says; does nothing where nothing changed.",
+        "description": f"Refreshes {config.output}, as {path.name} says.\n\n{link_to_page(config.name)}",
         "tags": [*refresh["tags"], *tags_of(config)],
         "parameters": {"config": config.model_dump(mode="json", exclude_unset=True, exclude_none=True), **kept},
         "schedules": [when] if when else [],
@@ -166,7 +169,8 @@ def check_parameters(flow: Flow[..., Any], deployment: dict[str, Any]) -> None:
 def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     """Create a deployment, or update the one of that name. Return FLOW/NAME, with remarks for people.
 
-    Prefect's own command is not used: in this release it asks for a pool's workers in a way that its server refuses.
+    Prefect's own command is not used: in this release ``prefect deploy --all`` ends after the first deployment (status 422, as it
+    asks for a pool's workers without a limit), and forms that it makes let through parameters that the flow does not have.
     """
     flow, pool, limit = load_flow(deployment), deployment["work_pool"], deployment.get("concurrency_limit")
     parameters = deployment.get("parameters", {})
@@ -197,11 +201,10 @@ def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
     return name + "".join(f" ({remark})" for remark in remarks(there, parameters, schedules))
 
 
-def replace_waiting(client: SyncPrefectClient, name: str) -> int:
+def replace_waiting(client: SyncPrefectClient, deployment: DeploymentResponse) -> int:
     """Replace the runs that schedules have made and no worker has begun, if their deployment has other parameters by now. Prefect
     itself replaces only those that are not due yet. One run is made for all that were due. Return how many were replaced.
     """
-    deployment = client.read_deployment_by_name(name)
     right = [{**deployment.parameters, **(one.parameters or {})} for one in deployment.schedules] or [deployment.parameters]
     waiting = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
@@ -245,10 +248,7 @@ def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[Deployment
     made = []
     for number, one in enumerate(listed):
         slug, when = f"{SLUG}-{number}", schedule(one)
-        # No name, but the same times: an earlier release registered it.
-        unnamed = (each for each in others if not each.slug and _times(each.schedule) == _times(when))
-        former = next((each for each in there if each.slug == slug), None) or next(unnamed, None)
-        others = [each for each in others if each is not former]
+        former = next((each for each in there if each.slug == slug), None)
         is_same = former is not None and _times(former.schedule) == _times(when)
         active = former.active if former else one.get("active", True)
         made.append(DeploymentScheduleCreate(slug=slug, schedule=former.schedule if former and is_same else when, active=active))
@@ -385,21 +385,40 @@ def missing_blocks(client: SyncPrefectClient, options: argparse.Namespace) -> di
     return missing
 
 
-def register_all(client: SyncPrefectClient, deployments: list[dict[str, Any]], notify: str | None) -> list[str]:
-    """Register deployments, their pools and the automations. Return a line for each deployment, its next run in it."""
+def register_all(client: SyncPrefectClient, deployments: list[dict[str, Any]], notify: str | None, *, only: bool) -> list[str]:
+    """Register deployments, their pools and the automations. *only*: take other datasets off. Return a line for each dataset, its
+    next run in it.
+    """
     automations = list(read_automations(client, notify))
     create_pools(client, deployments)
-    registered = []
+    of_datasets = []
     for deployment in deployments:
-        registered.append(register(client, deployment))
-        print(f"registered {registered[-1]}", flush=True)
+        registered = register(client, deployment)
+        print(f"registered {registered}", flush=True)
+        if is_of_a_dataset(deployment["name"], deployment["tags"]):
+            of_datasets.append(registered)
     for automation in automations:
         automate(client, automation)
-    for one in registered:
-        name = one.partition(" ")[0]
-        if replaced := replace_waiting(client, name):
-            print(f"{name}: {replaced} waiting runs had former settings and are replaced", flush=True)
-    return registered
+    names = {deployment["name"] for deployment in deployments}
+    refreshes = FlowFilter(name=FlowFilterName(any_=[REFRESH]))
+    for there in client.read_deployments(flow_filter=refreshes, sort=DeploymentSort.NAME_ASC, limit=200):
+        if there.name in names:
+            if replaced := replace_waiting(client, there):
+                print(f"{REFRESH}/{there.name}: {replaced} waiting runs had former settings and are replaced", flush=True)
+        elif not is_of_a_dataset(there.name, there.tags):
+            continue
+        elif only:
+            client.delete_deployment(there.id)
+            print(f"taken off: {REFRESH}/{there.name}", flush=True)
+        else:
+            of_datasets.append(f"{REFRESH}/{there.name} (not named here, goes on as before; --only takes it off)")
+            print(of_datasets[-1], flush=True)
+    return of_datasets
+
+
+def is_of_a_dataset(name: str, tags: Sequence[str]) -> bool:
+    """Whether a deployment is one that ``dataset_deployment`` makes."""
+    return f"dataset:{name}" in tags
 
 
 if __name__ == "__main__":
@@ -409,6 +428,6 @@ if __name__ == "__main__":
         with connected() as client:
             if missing := missing_blocks(client, options):
                 raise ValueError("; ".join(missing.values()))
-            register_all(client, deployments, options.notify)
+            register_all(client, deployments, options.notify, only=options.only)
     except (ValueError, httpx.HTTPError) as error:
         sys.exit(str(error))

@@ -81,22 +81,27 @@ def main() -> int:
         os.environ.update({**SETTINGS, **os.environ, "PREFECT_API_URL": f"{address}/api"})
         os.environ["PREFECT_SERVER_UI_API_URL"] = "/api"  # of whichever name of this machine the browser shows
         os.environ["PREFECT_SERVER_API_AUTH_STRING"] = os.environ["PREFECT_API_AUTH_STRING"] = secret_in(secret_file)
+        _say("Reading the configurations")
         # Prefect reads its settings when it is imported.
         from deployments.register import connected, missing_blocks, register_all, wanted
         from flows.watch.outages import Outages
 
         deployments = wanted(options)
+        _say(f"Starting the server, whose database is in {home}")
         running["server"] = Supervised("server", functools.partial(_start_server, options.port))
         _wait_for(f"{address}/api/health")
         _mark_as_crashed("The machine or its server went away", is_begun_again=True)
+        _say("Registering the deployments")
         with connected() as client:
             missing = missing_blocks(client, options)
-            registered = register_all(client, deployments, None if options.notify in missing else options.notify)
+            notify = None if options.notify in missing else options.notify
+            of_datasets = register_all(client, deployments, notify, only=options.only)
+        _say("Starting the workers")
         # Builds wait for their groups, so the groups have a worker of their own.
         for name in POOLS:
             running[name] = Supervised(f"worker {name!r}", functools.partial(_start_worker, name))
         _wait_for_workers(running)
-        print(_how_to_use_it(address, secret_file, registered, missing, options), flush=True)
+        print(_how_to_use_it(address, secret_file, of_datasets, missing, options), flush=True)
         _keep_running(running, Outages(f"{address}/api"), missing, options)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -108,8 +113,12 @@ def main() -> int:
         _stop(running)
 
 
+def _say(what: str) -> None:
+    print(f"{what} ...", flush=True)
+
+
 def _how_to_use_it(
-    address: str, secret_file: Path, registered: list[str], missing: dict[str, str], options: argparse.Namespace
+    address: str, secret_file: Path, of_datasets: list[str], missing: dict[str, str], options: argparse.Namespace
 ) -> str:
     """The block of lines that the service prints when it has started."""
     from tasks.locations import unbound
@@ -120,10 +129,9 @@ def _how_to_use_it(
         notifications = f"off until there is a block. {missing[options.notify]} {AS_BELOW}"
     else:
         notifications = f"of failed and crashed runs go to {options.notify}"
-    of_datasets = registered[len(registered) - len(options.datasets) :] or ["none (make serve SERVE=DATASET.yaml)"]
     lines = {
         "secret": f"the page asks for it: {secret_file}",
-        "datasets": f"\n{' ' * 17}".join(of_datasets),
+        "datasets": f"\n{' ' * 17}".join(of_datasets or ["none (make serve SERVE=DATASET.yaml)"]),
         "notifications": notifications,
         "credentials": f"runs fail until there is a block. {missing[options.credentials]} {AS_BELOW}"
         if options.credentials in missing
@@ -133,7 +141,7 @@ def _how_to_use_it(
         f"{shlex.quote(sys.executable)} -m flows build ...",
     }
     shown = "".join(f"  {name:14} {text}\n" for name, text in lines.items() if text)
-    return f"\nRun builds at {address}/deployments; Ctrl-C stops everything.\n{shown}"
+    return f"\nRun builds at {address} under Deployments; Ctrl-C stops everything.\n{shown}"
 
 
 def _keep_running(

@@ -24,7 +24,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel
 
@@ -38,6 +38,7 @@ from deployments.register import (
     process_template,
     read_deployments,
     register,
+    register_all,
     remarks,
     replace_waiting,
     run_form,
@@ -88,8 +89,7 @@ def test_the_deployments_that_there_are() -> None:
         assert deployment["enforce_parameter_schema"]
         assert len(deployment["description"]) > 60
         assert "flat-tokens" in deployment["tags"]
-    (schedule,) = DEPLOYMENTS["refresh"]["schedules"]
-    assert schedule["timezone"] == "Europe/Paris"
+    assert not any("schedules" in deployment for deployment in DEPLOYMENTS.values())  # schedules are of people's datasets
     assert DEPLOYMENTS["refresh"]["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 
@@ -213,6 +213,33 @@ def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
+def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path: Path) -> None:
+    """The deployments of prefect.yaml and those that people have made stay."""
+    names = [f"{letter}-{uuid4().hex[:8]}" for letter in "ab"]
+    first, second = (tmp_path / name for name in names)
+    for path in (first, second):
+        path.write_text(f"name: {path.name}\noutput: {path}-out\nsource: {{path: {tmp_path}/in}}\ntokenizer: bytes\n")
+    with get_client(sync_client=True) as client:
+
+        def registered(*paths: Path, only: bool = False) -> list[str]:
+            lines = register_all(client, wanted(options(*paths)), None, only=only)
+            return [line for line in lines if any(name in line for name in names)]
+
+        def there() -> set[str]:
+            return {one.name for one in client.read_deployments(sort=DeploymentSort.NAME_ASC, limit=200)}
+
+        assert registered(first, second) == [f"refresh-dataset/{name}" for name in names]
+        own = {**dataset_deployment(first, None, None), "name": f"own-{names[0]}"}
+        register(client, own)
+        goes_on = f"refresh-dataset/{names[1]} (not named here, goes on as before; --only takes it off)"
+        assert registered(first) == [f"refresh-dataset/{names[0]}", goes_on]
+        assert registered(first, only=True) == [f"refresh-dataset/{names[0]}"]
+        assert there() >= {names[0], own["name"], *DEPLOYMENTS}
+        assert names[1] not in there()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Path) -> None:
     """Also where it was due already; those that people have started keep theirs."""
     name = f"refresh-dataset/waiting-{uuid4().hex[:8]}"
@@ -242,11 +269,12 @@ def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Pa
         client.create_flow_run_from_deployment(deployment.id)
         assert outputs().count(("wrong", True)) > 2
         register(client, told(f"{tmp_path}/right"))
-        assert replace_waiting(client, name) > 2
+        deployment = client.read_deployment_by_name(name)
+        assert replace_waiting(client, deployment) > 2
         assert sorted(outputs()) == [("right", False), ("wrong", False)]  # one for those that were due, and the one of people
-        assert replace_waiting(client, name) == 0
+        assert replace_waiting(client, deployment) == 0
         client.request("POST", f"/deployments/{deployment.id}/schedule", json=times).raise_for_status()
-        assert replace_waiting(client, name) == 0
+        assert replace_waiting(client, deployment) == 0
         assert ("right", True) in outputs()
 
 
@@ -358,12 +386,6 @@ def test_schedules_are_registered_once_and_what_people_did_with_them_stays() -> 
     assert [one.schedule for one in schedules_of([], [added, paused])] == [AT_FOUR]
 
 
-def test_a_schedule_that_an_earlier_release_registered_is_not_doubled() -> None:
-    """It had no name of its own."""
-    (one,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
-    assert (one.schedule, one.active, one.slug) == (AT_THREE, False, f"{SLUG}-0")
-
-
 def test_an_interval_goes_on_from_where_it_began() -> None:
     """A service that is started anew each day would never come to a refresh that is due every two."""
     every, longer = ({"interval": seconds, "timezone": "UTC"} for seconds in (172_800, 604_800))
@@ -382,7 +404,7 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told() -> None:
     assert list(remarks(None, {"config": {"output": "/out/b"}}, [])) == []
     (told,) = remarks(before, {"config": {"output": "/out/b"}}, [])
     assert told == "it refreshed /out/a until now: two datasets of one name share a deployment"
-    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
+    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, slug=f"{SLUG}-0", active=False)])
     assert list(remarks(before, before.parameters, [paused])) == ["paused"]
     assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
 
@@ -462,7 +484,7 @@ def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
     assert re.fullmatch(r"next run \d{4}-02-01 04:30 JST", told)
     (told,) = remarks(None, {}, schedules_of([{"interval": 3600, "timezone": "UTC"}], []))
     assert re.fullmatch(r"next run \d{4}-\d\d-\d\d \d\d:\d\d UTC", told)
-    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, active=False)])
+    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, slug=f"{SLUG}-0", active=False)])
     assert list(remarks(None, {}, [paused])) == ["paused"]
 
 
