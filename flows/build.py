@@ -10,7 +10,7 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.finished import FLOW, RUN
-from flows.watch.page import page_of
+from flows.watch.page import page_of, suspend
 from flows.watch.progress import ended, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import tags_of
@@ -22,6 +22,7 @@ from tasks.config import BuildConfig
     flow_run_name=RUN,
     persist_result=False,
     on_cancellation=[cancel_groups],
+    on_completion=[suspend],
 )
 def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> BuildResult:
     """Text in, a published flat-tokens dataset out: download, tokenize, shard-write, split, finalize.

@@ -16,7 +16,7 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.markdown import code, link, page
-from flows.watch.page import link_to_page, page_of
+from flows.watch.page import link_to_page, page_of, suspend
 from flows.watch.progress import ended, showing_progress, state_of
 from flows.watch.summaries import leave, show
 from flows.watch.words import tags_of, tolerated
@@ -36,6 +36,7 @@ logger = logging.getLogger("flows.refresh")  # a deployment loads this file unde
     flow_run_name="refresh {config.name} with {config.tokenizer.name}",
     persist_result=False,
     on_cancellation=[cancel_groups],
+    on_completion=[suspend],
 )
 def refresh_dataset(
     config: BuildConfig,

@@ -16,7 +16,7 @@ from flows.pipelines.retokenize import BESIDE, reruns, short_name
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.page import page_of
+from flows.watch.page import page_of, suspend
 from flows.watch.progress import dataset_name, ended, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import short, tags_of
@@ -34,7 +34,13 @@ def names_of(tokenizers: Sequence[str | TokenizerConfig]) -> list[str]:
     return [tokenizer if isinstance(tokenizer, str) else tokenizer.name for tokenizer in tokenizers]
 
 
-@flow(name="retokenize-dataset", flow_run_name=run_name, persist_result=False, on_cancellation=[cancel_groups])
+@flow(
+    name="retokenize-dataset",
+    flow_run_name=run_name,
+    persist_result=False,
+    on_cancellation=[cancel_groups],
+    on_completion=[suspend],
+)
 def retokenize_dataset(
     dataset: Location | BuildConfig,
     tokenizers: Annotated[list[Unsigned | TokenizerConfig], Field(min_length=1)],

@@ -52,9 +52,9 @@ def begun(api: Api, flow: str, name: str, parameters: dict[str, Any], tags: list
     return Run(made["id"], made["name"], moment(made["start_time"]))
 
 
-def complete(api: Api, run: Run, message: str, name: str) -> None:
-    """End a run well, in a state of that name."""
-    ask(api, "POST", f"/flow_runs/{run.id}/set_state", {"state": {"type": "COMPLETED", "name": name, "message": message}})
+def complete(api: Api, run_id: str, message: str) -> None:
+    """End a run well."""
+    ask(api, "POST", f"/flow_runs/{run_id}/set_state", {"state": {"type": "COMPLETED", "message": message}})
 
 
 def leave(api: Api, run: Run, key: str, kind: str, data: str | float, description: str) -> str:

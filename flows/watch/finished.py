@@ -30,7 +30,9 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
     """Record a build as a run that has ended well. False, and nothing is recorded, where the server refuses the run."""
     tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
     try:
-        run = api.begun(client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags]))
+        run = api.begun(
+            client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags, *([] if result.is_new else [UNCHANGED])])
+        )
     except httpx.HTTPError:
         return False
     with tolerated("progress"):
@@ -43,5 +45,5 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
         text, description = summary(config, result, config.name), as_markdown(counts_of(result))
         api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
     with tolerated("end"):
-        api.complete(client, run, result.headline, UNCHANGED if not result.is_new else "Completed")
+        api.complete(client, run.id, result.headline)
     return True

@@ -21,7 +21,7 @@ from flows.watch.api import Api, ask
 from flows.watch.markdown import code, link, page, table
 from flows.watch.page import link_to_page
 from flows.watch.pictures import Bar, bars
-from flows.watch.words import slug, tolerated
+from flows.watch.words import UI, slug, tolerated
 from tasks.finalize.facts import Comparison
 from tasks.gates import changed
 from tasks.output.held import Candidate
@@ -53,7 +53,7 @@ def show_held(name: str, output: str, result: Published) -> None:
         run = flow_run()
         of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
         tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
-        says = {"version": result.version, "headline": result.headline, "page": f"/artifacts/key/{held_key(name)}"}
+        says = {"version": result.version, "headline": result.headline, "page": f"artifacts/key/{held_key(name)}"}
         emit_event(HELD_EVENT, of, related=tags, payload=says)
 
 
@@ -73,7 +73,7 @@ def forms_of(client: Api, output: str, held: Candidate) -> list[str]:
                 raise
             continue
         parameters = quote(json.dumps({"output": output, "version": held.version}))
-        found.append(f"[{what.capitalize()} it](/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
+        found.append(f"[{what.capitalize()} it]({UI}/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
     return found
 
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -23,7 +23,7 @@ from flows.watch import api
 from flows.watch.api import Api, ask, moment
 from flows.watch.markdown import code, link, page
 from flows.watch.pictures import Bar, bars
-from flows.watch.words import UNCHANGED, slug, tolerated
+from flows.watch.words import AWAITING_APPROVAL, UI, UNCHANGED, slug, tolerated
 from tasks.gates import summary_of
 from tasks.locations import local_path
 from tasks.output.held import Candidate
@@ -31,13 +31,16 @@ from tasks.output.history import Refreshed, read_history
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Status, Version, status_of
 
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun, State
+
 logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 RUNS = 12
 """Shown of a dataset's runs."""
-ASKED = 100
-"""Runs that the server is asked for: groups of slices have the dataset's tag, too."""
+ASKED, SEEN = 200, 2000
+"""Runs that the server is asked for at a time, and at most: groups of slices have the dataset's tag, too."""
 FAILED = ("FAILED", "CRASHED")
 PREFECTS_WORDS = re.compile(r"Flow run encountered an exception: (\w+: )?")
 """Words of Prefect's before those of an error."""
@@ -68,8 +71,7 @@ class Schedule(NamedTuple):
 @contextlib.contextmanager
 def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
     """Within a flow run: bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have *tags*."""
-    with tolerated("link to the page of the dataset"):
-        _log_link(name)
+    logger.info("Page of the dataset: the artifact %s", page_key(name))
     before = _sequence(output)
     try:
         yield
@@ -77,13 +79,6 @@ def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
         _of_flow_run(name, output, tags, error)
         raise
     _of_flow_run(name, output, tags, None, is_unchanged=before is not None and before == _sequence(output))
-
-
-def _log_link(name: str) -> None:
-    """Let the log of a run begin with the address of the page."""
-    from prefect.settings import get_current_settings  # as below
-
-    logger.info("Page of the dataset: %s/artifacts/key/%s", (get_current_settings().ui_url or "").rstrip("/"), page_key(name))
 
 
 def _sequence(output: str) -> int | None:
@@ -121,17 +116,50 @@ def bring_up_to_date(
     says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
     began = this.began or now
     run = ListedRun(this.name, _path(this.id), began, (now - began).total_seconds(), "Failed" if error else "Completed", says)
-    others, unchanged = ([one for one in _ended(client, tags, which) if one.path != run.path] for which in WITHOUT_AND_WITH)
-    runs, idle = (others, [run, *unchanged]) if is_unchanged and found.held is None else ([run, *others], unchanged)
+    runs: list[ListedRun] = []
+    idle: list[ListedRun] = []
+    (idle if is_unchanged and found.held is None else runs).append(run)
+    for one, is_idle in _ended(client, tags):
+        if len(runs) == RUNS:
+            break
+        if one.path != run.path:
+            (idle if is_idle else runs).append(one)
     history: tuple[Refreshed, ...] = ()
     with tolerated("history of refreshes"):
         history = read_history(Store.at(output))
-    schedule, headline = _schedule(client, name), _headline(found, run)
+    deployment, headline = _deployment(client, name), _headline(found, run)
+    schedule = _schedule(client, deployment) if deployment and deployment["schedules"] else None
     text = dataset_page(name, found, runs, schedule, idle, history, has_report=_has_report(found))
     made = api.leave(client, this, page_key(name), "markdown", text, headline)
-    # The UI lists an artifact's editions under its key, by their ids: the description is all that it shows of the newest.
-    link = f"[Open the page](/artifacts/artifact/{made})"
-    ask(client, "PATCH", f"/artifacts/{made}", {"description": f"{headline}. {link}"})
+    if deployment:
+        about, _, _ = (deployment["description"] or "").partition("\n\n")
+        link = f"[Page of the dataset]({UI}/artifacts/artifact/{made})"  # below its key, its editions are listed by their ids
+        ask(client, "PATCH", f"/deployments/{deployment['id']}", {"description": f"{about}\n\n{link}: {headline}."})
+    if found.held is None:
+        _settle(client, output, tags, headline)
+
+
+def suspend(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
+    """After *flow*: suspend its run if a version waits for a person, in place of an earlier one: people see it. Its process
+    has ended, and it has no slot. If it is resumed, it runs again.
+    """
+    from prefect import get_client  # as below
+
+    if state.name == AWAITING_APPROVAL:
+        with tolerated("state"), get_client(sync_client=True) as client:
+            output = flow_run.parameters.get("config", {}).get("output")
+            tags = [tag for tag in client.read_flow_run(flow_run.id).tags if tag.startswith("dataset:")]
+            _settle(client, output, tags, f"{flow_run.name} waits for the same")
+            waits = {"type": "PAUSED", "name": "Suspended", "message": state.message, "state_details": {"pause_reschedule": True}}
+            ask(client, "POST", f"/flow_runs/{flow_run.id}/set_state", {"state": waits, "force": True})
+
+
+def _settle(client: Api, output: str | None, tags: Sequence[str], message: str) -> None:
+    """End runs that are suspended for a version of this output."""
+    some = {"tags": {"all_": [*tags]}, "state": {"type": {"any_": ["PAUSED"]}}}
+    for run in ask(client, "POST", "/flow_runs/filter", {"flow_runs": some, "limit": ASKED}):
+        if output and run["parameters"].get("config", {}).get("output") == output:
+            api.complete(client, run["id"], message)
 
 
 def page_key(name: str) -> str:
@@ -140,7 +168,7 @@ def page_key(name: str) -> str:
 
 
 def link_to_page(name: str) -> str:
-    return f"[Page of the dataset](/artifacts/key/{page_key(name)})"
+    return f"[Page of the dataset]({UI}/artifacts/key/{page_key(name)})"
 
 
 def dataset_page(
@@ -177,7 +205,7 @@ def dataset_page(
         disk(found),
         ["## Versions", "", *map(_version, found.versions)] if found.versions else "",
         ["## Runs", "", *map(_run, runs[:RUNS])] if runs else "",
-        f"Runs that published nothing: {len(idle):,}{'' if len(idle) < ASKED else ' or more'}, the last one {_link_to(idle[0])}, "
+        f"Runs that published nothing: {len(idle):,}{'' if len(runs) < RUNS else ' or more'}, the last one {_link_to(idle[0])}, "
         f"{_time(idle[0].at)}."
         if idle
         else "",
@@ -186,7 +214,7 @@ def dataset_page(
 
 def _waiting(name: str, held: Candidate) -> str:
     """A version that waits for a person, and the page that says why."""
-    see = f"See [what it is like, and how to decide](/artifacts/key/{slug(name)}-held)"
+    see = f"See [what it is like, and how to decide]({UI}/artifacts/key/{slug(name)}-held)"
     findings = as_markdown(summary_of(held.findings))
     return f"**Version {code(held.version)} waits for a person**, since {_time(held.at)}: {findings}. {see}."
 
@@ -288,41 +316,46 @@ def _headline(found: Status, run: ListedRun) -> str:
 
 
 def _path(run_id: str) -> str:
-    """Path of a run's page, on whatever host the UI is."""
-    return f"/runs/flow-run/{run_id}"
+    """Path of a run's page, in the UI that people are in."""
+    return f"{UI}/runs/flow-run/{run_id}"
 
 
-WITHOUT_AND_WITH = ({"not_any_": [UNCHANGED]}, {"any_": [UNCHANGED]})
-"""Filters of the server for the names of runs' states: without those that published nothing, and these alone."""
+def _ended(client: Api, tags: Sequence[str]) -> Iterator[tuple[ListedRun, bool]]:
+    """The runs with these tags that have ended, as far as the server keeps them, the newest first, each with whether it published
+    nothing.
+    """
+    some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}}
+    for offset in range(0, SEEN, ASKED):
+        body = {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED, "offset": offset}
+        found = ask(client, "POST", "/flow_runs/filter", body)
+        for run in found:
+            state, began = run["state"], moment(run["start_time"])
+            if "group" not in run["parameters"] and state is not None and began is not None:
+                says = PREFECTS_WORDS.sub("", state["message"] or "")
+                listed = ListedRun(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
+                yield listed, UNCHANGED in run["tags"]
+        if len(found) < ASKED:
+            return
 
 
-def _ended(client: Api, tags: Sequence[str], names: dict[str, list[str]]) -> Iterator[ListedRun]:
-    """The runs with these tags that have ended in states of these *names*, as far as the server keeps them; the newest first."""
-    some = {"tags": {"all_": [*tags]}, "end_time": {"is_null_": False}, "state": {"name": names}}
-    for run in ask(client, "POST", "/flow_runs/filter", {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED}):
-        state, began = run["state"], moment(run["start_time"])
-        if "group" not in run["parameters"] and state is not None and began is not None:
-            says = PREFECTS_WORDS.sub("", state["message"] or "")
-            yield ListedRun(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
-
-
-def _schedule(client: Api, name: str) -> Schedule | None:
-    """The schedule of the deployment that refreshes a dataset, which has its name; None without one."""
+def _deployment(client: Api, name: str) -> dict[str, Any] | None:
+    """The deployment that refreshes a dataset, which has its name; None without one."""
     try:
-        deployment = ask(client, "GET", f"/deployments/name/refresh-dataset/{quote(name, safe='')}")
+        return dict(ask(client, "GET", f"/deployments/name/refresh-dataset/{quote(name, safe='')}"))
     except httpx.HTTPStatusError as error:
         if error.response.status_code != httpx.codes.NOT_FOUND:
             raise
         return None
-    schedules = deployment["schedules"]
-    if not schedules:
-        return None
+
+
+def _schedule(client: Api, deployment: dict[str, Any]) -> Schedule:
     planned = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = ask(client, "POST", "/flow_runs/filter", {"flow_runs": planned, "sort": "EXPECTED_START_TIME_ASC", "limit": 1})
+    schedules = deployment["schedules"]
     is_paused = deployment["paused"] or not any(one["active"] for one in schedules)
     when = " and ".join(_when(one["schedule"]) for one in schedules)
     at = moment(runs[0]["expected_start_time"]) if runs else None
-    return Schedule(f"/deployments/deployment/{deployment['id']}", at, is_paused, when)
+    return Schedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
 
 
 def _when(schedule: dict[str, Any]) -> str:

@@ -33,7 +33,6 @@ from flows.watch.outages import outages
 from flows.watch.pictures import lines
 from flows.watch.words import (
     AWAITING_APPROVAL,
-    STILL_AWAITING,
     UNCHANGED,
     WITHOUT_PROGRESS,
     all_done,
@@ -63,26 +62,29 @@ def showing_progress(name: str, tags: Iterable[str]) -> Iterator[None]:
     """Within a flow run: show what its tasks do until the block ends, under this name. *tags* are added to those of the run."""
     run = flow_run()
     meter.reset()
-    with tolerated("tags"), get_client(sync_client=True) as client:
-        known = client.read_flow_run(run.id).tags  # what the context has of it is as old as the run
-        client.update_flow_run(run.id, tags=sorted({*known, *tags}))
+    _add_tags(tags)
     with logged(), alive(), _progress(run.id, name):
         yield
 
 
+def _add_tags(tags: Iterable[str]) -> None:
+    with tolerated("tags"), get_client(sync_client=True) as client:
+        run = client.read_flow_run(flow_run().id)  # what the context has of its tags is as old as the run
+        client.update_flow_run(run.id, tags=sorted({*run.tags, *tags}))
+
+
 def ended(result: R, headline: str, *, is_unchanged: bool = False, name: str = "Completed") -> R:
     """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result.
-    *is_unchanged*: nothing was published; the state is named so, else it has this *name*.
+    *is_unchanged*: nothing was published; the run is tagged so.
     """
-    return cast("R", Completed(name=UNCHANGED if is_unchanged else name, message=headline, data=result))
+    if is_unchanged:
+        _add_tags([UNCHANGED])
+    return cast("R", Completed(name=name, message=headline, data=result))
 
 
 def state_of(results: Iterable[Published]) -> str:
-    """The name of the state in which a run of publications ends."""
-    held = [one for one in results if one.held is not None]
-    if not held:
-        return "Completed"
-    return AWAITING_APPROVAL if any(one.comparison is not None for one in held) else STILL_AWAITING
+    """The name of the state in which a flow of publications ends."""
+    return AWAITING_APPROVAL if any(one.held is not None for one in results) else "Completed"
 
 
 def dataset_name(path_or_url: str) -> str:

@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 TAG = "flat-tokens"
 """Tag of all runs, by which the automations know them."""
-UNCHANGED = "Unchanged"
-"""Name of the state in which a run ends that has published nothing new."""
+UNCHANGED = "unchanged"
+"""Tag of runs that have published nothing new. The UI's pages hide states whose names are not Prefect's."""
 AWAITING_APPROVAL = "AwaitingApproval"
-"""Name of the state in which a run ends whose version waits for a person. It has ended well: nothing is to be run again."""
-STILL_AWAITING = "StillAwaitingApproval"
-"""The same, of a run that found what an earlier one had found."""
+"""Name of the state that a flow returns whose version waits for a person; ``suspend`` replaces it."""
+UI = "../.."
+"""The UI from each of its pages of an artifact, a run or a deployment. There are two, one below /v2: links stay in theirs."""
 WITHOUT_PROGRESS = ("start", "trial", "finalize", "clean up", "done")
 """Stages of the meter in which nothing is counted."""
 

@@ -17,7 +17,7 @@ import requests
 from tests.processes import family, kill, until
 
 CHECKOUT = Path(__file__).parents[2]
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED")
 
 
 class Service(NamedTuple):

@@ -76,7 +76,7 @@ def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: Bui
     states = [refresh_dataset(config, return_state=True) for _ in range(2)]
     assert [(state.name, state.is_completed()) for state in states] == [
         ("AwaitingApproval", True),
-        ("StillAwaitingApproval", True),
+        ("AwaitingApproval", True),
     ]
     ((description, page),) = asyncio.run(artifacts("my-notes-held"))
     assert "documents of source notes: 1, -80.0 % from 5" in description

@@ -30,7 +30,7 @@ def version(name: str, **settings: Any) -> Version:
 
 
 def run(state: str, says: str, number: int = 1) -> ListedRun:
-    return ListedRun(f"refresh web {number}", f"/runs/flow-run/{number}", AT + timedelta(days=number), 75.0, state, says)
+    return ListedRun(f"refresh web {number}", f"../../runs/flow-run/{number}", AT + timedelta(days=number), 75.0, state, says)
 
 
 STATUS = Status(
@@ -66,15 +66,15 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
         "Latest version: `b2`, made 2026-03-01 04:05 UTC: 1,200 documents, 3,400,000 tokens of `gpt2`, as mmap.",
         "- Schedule: `0 3 * * * Europe/Paris`, [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)",
         "- Sources last looked up: 2026-03-01 06:05 UTC",
-        "- Last failure: [refresh web 2](/runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
+        "- Last failure: [refresh web 2](../../runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
         "- Stored: 13.8 MB in versions, 52.0 kB in `_cache`",
         "dataset = flat_tokens.open('gs://bucket/web')",
         "- `b2` (latest): 3,400,000 tokens of `gpt2` in 1,200 documents, 6.9 MB as mmap, made 2026-03-01 04:05",
         "- `a1` (former until 2026-03-01 04:05, pinned: the run of May): 3,400,000 tokens of `gpt2` in 1,200 documents, 6.9 MB "
         "as mmap, made 2026-03-01 04:05",
-        "- [2026-03-04 04:05 refresh](/runs/flow-run/3), 1:15: version b2",
-        "- [2026-03-03 04:05 refresh](/runs/flow-run/2), 1:15: Crashed: the worker is gone",
-        "Runs that published nothing: 2, the last one [refresh web 5](/runs/flow-run/5), 2026-03-06 04:05 UTC.",
+        "- [2026-03-04 04:05 refresh](../../runs/flow-run/3), 1:15: version b2",
+        "- [2026-03-03 04:05 refresh](../../runs/flow-run/2), 1:15: Crashed: the worker is gone",
+        "Runs that published nothing: 2, the last one [refresh web 5](../../runs/flow-run/5), 2026-03-06 04:05 UTC.",
     ):
         assert line in lines
     assert not any("last run failed" in line for line in lines)
@@ -83,7 +83,7 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
 def test_a_failure_of_the_last_run_comes_first() -> None:
     lines = dataset_page("web", STATUS, [run("Failed", "no space left")], None).splitlines()
     assert lines[2] == "**The last run failed**: no space left"
-    assert "- Last failure: [refresh web 1](/runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
+    assert "- Last failure: [refresh web 1](../../runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
     assert "- Schedule: none. `make serve` with a configuration file makes one." in lines
 
 
@@ -114,13 +114,16 @@ def test_what_runs_and_versions_say_is_no_markdown() -> None:
 def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, schedules: list[dict[str, Any]], when: str) -> None:
     """As the API tells of it; and what the page says is left under the run."""
     left: list[dict[str, Any]] = []
+    said: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content or b"null")
         match request.url.raw_path.decode():
             case "/api/deployments/name/refresh-dataset/my%20web":
                 told = [{"schedule": one, "active": True} for one in schedules]
-                return httpx.Response(200, json={"id": "7", "paused": False, "schedules": told})
+                return httpx.Response(
+                    200, json={"id": "7", "paused": False, "schedules": told, "description": "Mine.\n\n[Old](x)"}
+                )
             case "/api/flow_runs/filter" if "deployment_id" in body["flow_runs"]:
                 return httpx.Response(200, json=[{"expected_start_time": "2026-03-10T04:05:00Z"}])
             case "/api/flow_runs/filter":
@@ -129,13 +132,16 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, sche
                 left.append(body)
                 return httpx.Response(201, json={"id": "5"})
         assert request.method == "PATCH"
+        said.append(body["description"])
         return httpx.Response(204)
 
     with httpx.Client(base_url="http://server/api", transport=httpx.MockTransport(answer)) as client:
         bring_up_to_date(client, api.Run("3", "build my web", AT), "my web", str(tmp_path), ["dataset:my web"])
     ((key, run_id, text),) = [(one["key"], one["flow_run_id"], one["data"]) for one in left]
     assert (key, run_id) == ("dataset-my-web", "3")
-    assert f"- Schedule: {when}, [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)" in text.splitlines()
+    assert f"- Schedule: {when}, [next run 2026-03-10 04:05 UTC](../../deployments/deployment/7)" in text.splitlines()
+    (about,) = said
+    assert about.startswith("Mine.\n\n[Page of the dataset](../../artifacts/artifact/5): nothing is published yet")
 
 
 @pytest.mark.slow
@@ -167,9 +173,9 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     assert "notes.jsonl, line 1 (row 0)" in text
     assert f"- `{first.version}` (" in text
     assert "pinned: of the test" in text
-    assert text.count(" refresh](/runs/flow-run/") == 3
+    assert text.count(" refresh](../../runs/flow-run/") == 3
     assert text.count(": Failed: notes.jsonl, line 1 (row 0)") == 2
-    assert text.count(" build](/runs/flow-run/") == 1
-    assert "; the last run failed. [Open the page](/artifacts/artifact/" in page["description"]
+    assert text.count(" build](../../runs/flow-run/") == 1
+    assert page["description"].endswith("; the last run failed")
     summary = asyncio.run(artifact("page-of-summary"))
     assert link_to_page("Page_Of") in summary["data"]
