@@ -453,6 +453,11 @@ def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
             "The dataset is damaged or was not written to its end."
         )
     if attributes.get(LOSS_MASK) is not True:
+        if LOSS_MASK in attributes or (store.is_local and store.exists(LOSS_MASK)):  # a request more, of a remote store
+            raise ValueError(
+                f"{store.url}: loss_mask is {reprlib.repr(attributes.get(LOSS_MASK))}, but where there is one it is true. "
+                "The dataset is damaged."
+            )
         return FlatTokens(store, max_token_id, tokens, starts)
     mask = open_array(store / LOSS_MASK, "uint8", in_order=in_order)
     if mask.length != tokens.length:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.tools.corpus import options_of
+from flat_tokens.tools.corpus import open_corpus, options_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
@@ -28,7 +29,7 @@ from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.parts.opening import open_shard
 from tasks.progress import meter
-from tasks.rows import KEY, ROW
+from tasks.rows import KEY, ROW, UInt64s
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
@@ -126,8 +127,8 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
     key = digest_of(part.inputs())
     stored = load_or_published(workspace.root, versions, key)
     if stored is not None and part.forgotten:
-        forgotten = forgotten_at(workspace.root, part.forgotten)
-        stored = None if forgotten.those_or_text(open_shard(workspace.root, stored).keys).any() else stored
+        documents = open_shard(workspace.root, stored)
+        stored = None if _are_forgotten(part, documents.keys, documents.fact(ROW), workspace).any() else stored
     if stored is not None:
         meter.add("import", 4 * stored.token_count, stored.read, stored.token_count, stored=4 * stored.token_count)
         return stored
@@ -146,13 +147,29 @@ def token_arrays_of(splits: Iterable[Readable]) -> tuple[str, ...]:
     return (TOKENS, *(name for name in there if name != TOKENS))
 
 
+@functools.lru_cache(8)
+def _recorded_keys(path: str, format: str, options: str, content: str, split: Split) -> StoredArray | None:
+    """The keys of a split's documents by the record of an export of ours; None if there is none."""
+    documents = open_corpus(path, format, json.loads(options)).documents(split)
+    return None if documents is None else documents.key
+
+
+def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Workspace) -> npt.NDArray[np.bool_]:
+    """Which sequences of a part the output has forgotten, by the keys of their tokens, uint64[n], and by those that an export has
+    recorded of *rows* of the part, uint64[n]: bool[n].
+    """
+    forgotten = forgotten_at(workspace.root, part.forgotten)
+    recorded = _recorded_keys(part.path, part.format, json.dumps(part.options, sort_keys=True), part.content, part.split)
+    gone = forgotten.those_or_text(keys)
+    return gone if recorded is None else gone | forgotten.those(recorded.take(rows.astype(np.int64) + part.start))
+
+
 def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> npt.NDArray[np.int64]:
     """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)
-    forgotten = forgotten_at(workspace.root, part.forgotten)
     keys = np.concatenate([*token_keys(ahead(sequences.batches(part.start, part.stop))), np.empty(0, np.uint64)])
-    kept = ~forgotten.those_or_text(keys)
+    kept = ~_are_forgotten(part, keys, np.arange(len(keys), dtype=np.uint64), workspace)
     return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
 
 

@@ -82,11 +82,11 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
         )
         write_index(target.root, target.name, entries, reserve.objects)
     made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
+    if draft.token_bytes is not None and (found := draft.token_bytes()) is not None:
+        objects.append(store.put(BYTES_RECORD, found.record()))
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
     manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)
     store.put(MANIFEST, manifest)
-    if draft.token_bytes is not None and (found := draft.token_bytes()) is not None:
-        store.put(BYTES_RECORD, found.record())
     if (key := endorsing.private_key()) is not None:
         made = Endorsement("made", 0, target.name, hashlib.sha256(manifest).hexdigest())
         beside = MANIFEST + ENDORSED

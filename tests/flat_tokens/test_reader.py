@@ -538,6 +538,21 @@ def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wro
         flat_tokens.open(tmp_path / "dataset")
 
 
+@pytest.mark.parametrize("wrong", [None, 1, "true", False, "missing"])
+def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: object) -> None:
+    batch = TokenBatch.from_sequences(SEQUENCES)._replace(loss_mask=np.ones(8, np.uint8))
+    write_dataset(tmp_path / "dataset", [batch])
+
+    def damage(metadata: Any) -> None:
+        metadata["attributes"].update(loss_mask=wrong)
+        if wrong == "missing":
+            del metadata["attributes"]["loss_mask"]
+
+    change(tmp_path / "dataset/train/zarr.json", damage)
+    with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: loss_mask is .*, but where there is one it is true"):
+        flat_tokens.open(tmp_path / "dataset")
+
+
 @pytest.mark.parametrize("wrong", [-1, None, "max_token_id"])
 @pytest.mark.parametrize("node", ["", "train", "train/encoded_tokens"])
 def test_attributes_that_are_no_object_are_refused(

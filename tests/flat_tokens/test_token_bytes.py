@@ -117,6 +117,11 @@ def without(version: Path, copy: Path) -> Path:
     """The version as an earlier release wrote it."""
     shutil.copytree(version, copy)
     (copy / "token_bytes.json").unlink()
+    with pytest.raises(ValueError, match=r"token_bytes\.json"):
+        flat_tokens.verify(copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["objects"] = [one for one in manifest["objects"] if one["key"] != "token_bytes.json"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
     return copy
 
 
@@ -152,6 +157,16 @@ def test_a_damaged_record_is_refused_by_its_name(version: Path, tmp_path: Path, 
         _ = flat_tokens.open(copy).token_bytes
     with pytest.raises(ValueError, match="does not tell the bytes of the dataset's tokens"):
         flat_tokens.verify(copy)
+
+
+def test_a_record_with_other_white_space_is_found(version: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(version, copy)
+    record = copy / "token_bytes.json"
+    record.write_text(record.read_text().replace(": ", ":\t", 1))
+    flat_tokens.verify(copy)
+    with pytest.raises(ValueError, match=r"token_bytes\.json"):
+        flat_tokens.verify(copy, "full")
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
