@@ -279,8 +279,8 @@ def build_version(
                     warn_of_separators(config, text.files)
                     recipe = make_recipe(config, tokenizer, chats, list_left_out(output.forgotten))
                     recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
-                    sample = partial(first_texts, config, workspace, stored.missing)
-                    warn_of_room(target.root, stored.missing, tokenizer.reference, sample)
+                    if stored.missing:
+                        warn_of_room(config, workspace, text.slices, recipe, tokenizer)
                     duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
                     sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
                     # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
@@ -531,14 +531,6 @@ def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice])
                 left -= len(text.as_buffer())
                 texts.setdefault(index, []).append(text.as_py())
     return texts
-
-
-def first_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice]) -> list[str]:
-    """How some of the first documents of the first slice begin."""
-    slice_ = at_hand(slices[0], config.sources, workspace)
-    documents = next(read_documents(slice_, config.sources[slice_.source], config.documents, Tally(), SAMPLE_BYTES), None)
-    texts = documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ()
-    return [text.as_py()[: SAMPLE_BYTES // SAMPLE_DOCUMENTS] for text in texts]
 
 
 def place_shards(text: Text, keys: Sequence[str], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:

@@ -7,20 +7,18 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from pydantic import Field
 
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, tried, warn_of_separators
 from flows.pipelines.publish import layout_of, scratch_of
-from flows.pipelines.room import existing, free_space, lack_of_room
-from flows.pipelines.sample import Sample, bytes_of_objects, clock, measure
+from flows.pipelines.room import Sums, existing, free_space, lack_of_room, room_for
+from flows.pipelines.sample import clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import cut_files
@@ -36,8 +34,6 @@ from tasks.output.forgotten import read_record_of
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.output.versions import if_there
-from tasks.parts.stored import document_spec
-from tasks.parts.unfinished import may_stream
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
@@ -51,12 +47,8 @@ READ_WHOLE_FILES = 20_000
 """Local sources of at most these bytes and files are looked into file by file, so that what is found is exact."""
 SAMPLED_FILES, SAMPLED_LOCAL_FILES = 2, 1_000
 """Files of other sources that are looked into, where a file has to be fetched, and where it is local."""
-UNSEEN = 0.25
-"""How much files that nobody looked into may differ from those that were, as a share."""
-METADATA_BYTES, NOT_RECKONED = 20_000, 0.005
-"""Bytes of a version's metadata, manifest and card; and the share of a dataset that is not reckoned, such as its kept columns."""
-BESIDE_BYTES = 14
-"""Bytes a document takes next to its tokens in its token shard: its start, key and row."""
+NOT_RECKONED = 0.005
+"""The share of a dataset that is not reckoned, such as its kept columns."""
 WRITING_SECONDS = 8e-9
 """Seconds to write a token twice, to its token shard and to the dataset; what compressing takes is measured."""
 
@@ -141,12 +133,8 @@ def plan(config: BuildConfig) -> Plan:
     # Tokens are compressed by one thread a span.
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS
-    dataset_bytes = whole.dataset_bytes + beside_items(layout, whole, config)
-    streamed = may_stream(root, config.documents, here=config.runner == "threads")
-    of_texts = recipe.facts_of_texts(slices[0]) if slices else {}
-    beside = BESIDE_BYTES + 8 * sum(made.numbers for made in of_texts.values())
-    in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
-    disk_bytes, free = round(dataset_bytes + in_shards + whole.copied_bytes), free_space(root)
+    dataset_bytes, disk_bytes = room_for(config, root, whole, recipe, slices)
+    free = free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
     facts = {} if published and version == latest else forecast_facts(config, forecast)
     findings, untold = gates_forecast(config, root, latest, facts) if facts else ((), ())
@@ -292,18 +280,6 @@ def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
     return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small / slice_bytes)
 
 
-def beside_items(layout: LayoutName, whole: Sums, config: BuildConfig) -> int:
-    """Bytes that the objects of all splits have next to their items."""
-    specs, total, arrays = LAYOUTS[layout], METADATA_BYTES, len(config.facts)
-    held_out = [config.validation_fraction, *([config.test_fraction] if config.test_fraction else [])]
-    for share in (*held_out, 1 - sum(held_out)):
-        tokens, documents = round(whole.tokens * share), round(whole.documents * share)
-        total += bytes_of_objects(specs.encoded_tokens, tokens if documents else 0)
-        total += bytes_of_objects(specs.seq_starts, documents + 1)
-        total += arrays * bytes_of_objects(document_spec(specs), documents)
-    return total
-
-
 def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:
     """The loss of each step: the documents of a sample that it leaves out."""
     losses = []
@@ -338,40 +314,6 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
     """Bytes that a build keeps of a file next to what it makes of it: fetched, unpacked."""
     unpacked = 0 if file.location == found.uri else file.size
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
-
-
-@dataclass
-class Sums:
-    """The totals of the sources, by their samples. Errors: by how much they may be off. ``reading``, ``packing``: seconds of a
-    thread, to read and tokenize, and to compress.
-    """
-
-    text_bytes: float = 0
-    documents: float = 0
-    tokens: float = 0
-    token_error: float = 0
-    dataset_bytes: float = 0
-    dataset_error: float = 0
-    slices_stored: int = 0
-    copied_bytes: float = 0
-    reading: float = 0
-    packing: float = 0
-
-    def add(self, sample: Sample, scale: float) -> None:
-        """Add a source of which *sample* is a part, *scale* times."""
-        self.text_bytes += sample.of_total(sample.text)[0] * scale
-        self.documents += sample.of_total(sample.documents)[0] * scale
-        tokens, error = sample.of_total(sample.tokens)
-        self.tokens += tokens * scale
-        self.token_error = math.hypot(self.token_error, _error(tokens, error, scale))
-        size, error = sample.of_total(sample.sizes)
-        self.dataset_bytes += size * scale
-        self.dataset_error = math.hypot(self.dataset_error, _error(size, error, scale))
-
-
-def _error(estimate: float, error: float, scale: float) -> float:
-    """By how much *scale* times an estimate may be off, where the rest is of files that nobody looked into."""
-    return error * scale + (estimate * (scale - 1) * UNSEEN if scale > 1 else 0)
 
 
 def check_writable(root: Store) -> None:

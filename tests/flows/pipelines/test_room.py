@@ -30,14 +30,15 @@ def test_plan_and_build_warn_when_the_disk_is_too_small(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free))
     settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "a.txt")}, "tokenizer": "bytes", "name": "a"}
     config = BuildConfig.model_validate(settings)
-    words = f"{tmp_path}/out: the build needs about {{}} kB, and {free / 1000:.1f} kB are free on its disk. Make room"
+    words = f"{tmp_path}/out: the build needs about "
     made = plan(config)
     assert (made.warning is not None) == is_told
     assert any(line.startswith("  warning ") for line in plan_text(made)) == is_told
     with caplog.at_level(logging.WARNING), Threads(1) as runner:
         build(config, runner)
     told = [line for line in caplog.messages if "the build needs" in line]
-    assert [line.startswith(words.format("800.0")) for line in told] == ([True] if is_told else [])
+    assert told == ([made.warning] if is_told else [])
+    assert all(line.startswith(words) for line in told)
     assert plan(config).warning is None  # there is nothing to build any more
 
 
