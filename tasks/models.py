@@ -20,6 +20,7 @@ from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
+from flat_tokens.tools.terminal import plural
 from tasks.rows import KEY, OF_PLACE, ROW
 
 FORMAT_SEMANTICS = "1"
@@ -163,7 +164,7 @@ class Slice(NamedTuple):
     @property
     def label(self) -> str:
         first, *more = self.ranges
-        return f"{first.file.name} and {len(more)} more files" if more else first.label
+        return f"{first.file.name} and {plural(len(more), 'more file')}" if more else first.label
 
 
 class PublishedLocation(Model):

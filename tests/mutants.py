@@ -98,7 +98,7 @@ def main() -> None:
     )
     options.add_argument("--count", type=int, default=300)
     options.add_argument("--seed", default="0")
-    options.add_argument("--seconds", type=int, default=120, help="a mutant that takes longer is killed, too")
+    options.add_argument("--seconds", type=int, default=120, help="for the tests of one mutant")
     options.add_argument("--most", type=int, default=150, help="tests that are tried for one mutant")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
@@ -128,7 +128,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
     every.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.name}".encode()).digest())
     there = set(pytest(place, 600, "--collect-only").stdout.splitlines())
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
-    counts = dict.fromkeys(("killed", "survived", "not reached"), 0)
+    counts = dict.fromkeys(("killed", "survived", "not reached", "out of time"), 0)
     for number, mutant in enumerate(every[: options.count]):
         path = Path(place) / mutant.path
         source = path.read_text("utf-8")
@@ -141,7 +141,8 @@ def try_all(place: str, options: argparse.Namespace) -> None:
             names.write_text("\n".join(tests), "utf-8")
             done = pytest(place, options.seconds, "-x", "--tb=no", f"@{names}")
             killers = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            fate = "survived" if done.returncode == 0 else f"killed by {killers[0].split()[1] if killers else done.returncode}"
+            fate = f"killed by {killers[0].split()[1] if killers else done.returncode}"
+            fate = {0: "survived", 124: "out of time"}.get(done.returncode, fate)
         path.write_text(source, "utf-8")
         counts[fate if fate in counts else "killed"] += 1
         instead = mutant.text.replace("|", "\\|")

@@ -100,7 +100,7 @@ class Remains:
             if kind is not None:
                 copies = np.frombuffer(store.read(stored["key"]), kind)
                 if gone := int(self._forgotten.those(copies["key"]).sum()):
-                    yield f"version {version}, {stored['key']}: names {gone:,} forgotten documents"
+                    yield f"version {version}, {stored['key']}: names {plural(gone, 'forgotten document')}"
 
     def of_others(self, versions: list[str]) -> Iterator[str]:
         """Sentences about everything that is in no version of *versions*: token shards, reserves, unfinished objects, records."""
@@ -160,7 +160,7 @@ class Remains:
         for start in range(0, array.length, AT_A_TIME):
             gone += int(self._forgotten.those(array.read(start, min(start + AT_A_TIME, array.length))).sum())
         if gone:
-            yield f"{where}: has {gone:,} forgotten documents"
+            yield f"{where}: has {plural(gone, 'forgotten document')}"
 
     def _in_bytes(self, key: str, size: int) -> int:
         """How many windows the bytes of an object have, wherever a token begins in them, as ids or as encoded tokens."""

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Protocol
 
 from flat_tokens.manifest import TOKEN_BYTES
+from flat_tokens.tools.terminal import plural
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import drop_duplicates
 from tasks.assemble.near_duplicates import gather_signatures, mark_near_duplicates
@@ -129,7 +130,7 @@ def _token_bytes(span: Span) -> int:
 DOWNLOAD = Stage(
     "download",
     cut_files,
-    label=lambda pack: pack[0].name if len(pack) == 1 else f"{pack[0].name} and {len(pack) - 1} more files",
+    label=lambda pack: pack[0].name if len(pack) == 1 else f"{pack[0].name} and {plural(len(pack) - 1, 'more file')}",
     retries=False,  # the fetching itself asks busy servers again
     size=lambda pack: sum(found.size or 0 for found in pack),
     pool=Pool(

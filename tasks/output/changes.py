@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from flat_tokens.manifest import SplitName, compare_files
-from flat_tokens.tools.terminal import markdown, source_called
+from flat_tokens.tools.terminal import markdown, plural, source_called
 from tasks.models import Model
 
 SHOWN_FILES = 20
@@ -179,7 +179,7 @@ def as_text(changes: Changes) -> list[str]:
     """Lines for a terminal: one for each file, the first ones of many, and one for each source."""
     lines = [f"  {change.kind:10} {_named(change)}" for change in changes.files[:SHOWN_FILES]]
     if len(changes.files) > SHOWN_FILES:
-        lines.append(f"  ...        and {len(changes.files) - SHOWN_FILES:,} more files")
+        lines.append(f"  ...        and {plural(len(changes.files) - SHOWN_FILES, 'more file')}")
     lines += [f"  setting    {sentence}" for sentence in changes.settings]
     lines += [
         f"  {source.name:10} documents {_step(source.documents)}, tokens {_step(source.tokens)}, files {_step(source.files)}"

@@ -419,7 +419,7 @@ def test_samples_have_nothing_to_do_with_how_validation_was_drawn() -> None:
     """Of the same seed, a tenth of the documents holds about a tenth of those that are validation."""
     keys = np.arange(200_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     sampled = sample_hashes(keys, 0) < np.uint64(2**64 // 10)
-    validation = SplitRule(fraction=0.1, seed=0).draws(keys)
+    validation = SplitRule(fraction=0.1, seed=0).numbers(keys)
     assert abs(int((sampled & validation).sum()) - 2000) < 250
 
 

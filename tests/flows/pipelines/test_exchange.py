@@ -103,7 +103,7 @@ def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
     exported(made(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
     imported(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
     found = read_docs(tmp_path / "back")
-    drawn = SplitRule(fraction=0.3, seed=2).draws(np.array(keys(sequences), np.uint64))
+    drawn = SplitRule(fraction=0.3, seed=2).numbers(np.array(keys(sequences), np.uint64))
     assert [list(doc.ids) for doc in found["validation"]] == [
         ids for ids, is_drawn in zip(sequences, drawn, strict=True) if is_drawn
     ]

@@ -1,0 +1,29 @@
+"""docs/api.md: every name has an example, and each example prints what is beneath it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.programs import ROOT, programs
+
+TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
+
+
+def test_every_name_has_an_example() -> None:
+    entries = re.split(r"^::: ", TEXT, flags=re.MULTILINE)[1:]
+    assert [entry.partition("\n")[0] for entry in entries if not programs(f"## a\n{entry}")] == []
+
+
+def test_examples_print_what_is_beneath_them(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo-output").symlink_to(demo)
+    for program in programs(TEXT):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program.source, "example", "exec"), {"__name__": "example"})
+        assert printed.getvalue() == program.printed, program.source
