@@ -27,6 +27,7 @@ from flat_tokens.arrays.layouts import LAYOUTS
 from flows.pipelines.stages import OF_A_BUILD, Step, do
 from tests.faults.support import ROOT, settings_of, write_notes
 from tests.made import small
+from tests.sources import write_rows
 
 Words = list[str]
 Command = Callable[..., None]
@@ -192,12 +193,6 @@ def talks_of(name: str, count: int) -> list[Row]:
     """Conversations of 40 to 130 bytes."""
     rows = rows_of(name, count)
     return [{**row, "talk": [{"role": "user", "content": "?"}, {"role": "assistant", "content": row["text"]}]} for row in rows]
-
-
-def write_rows(path: Path, rows: list[Row]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
 
 
 TEMPLATE = (

@@ -36,6 +36,7 @@ from tasks.models import digest_of
 from tests.examples import examples, first_fast
 from tests.faults.support import build_here, receipts, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
+from tests.sources import write_rows
 
 Document = tuple[int, int, str]
 """File, row and text."""
@@ -50,10 +51,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def put(path: Path, texts: list[str]) -> Path:
     """JSONL with ids of their own; no two documents have the same key."""
-    path.parent.mkdir(exist_ok=True, parents=True)
-    lines = (json.dumps({"id": f"{path}-{i}", "text": text}) for i, text in enumerate(texts))
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
+    return write_rows(path, [{"id": f"{path}-{i}", "text": text} for i, text in enumerate(texts)])
 
 
 def told(output: Path, *sources: Path, **more: Any) -> dict[str, Any]:
@@ -152,7 +150,7 @@ def test_counts_are_told_by_source(tmp_path: Path) -> None:
     assert "2 skipped: duplicate" in "\n".join(told_summary(result))
     shown = summary(BuildConfig.model_validate(settings), result, "x")
     assert "1 duplicate" in shown
-    assert "Duplicates: 2 documents have the text of an earlier one and are left out." in shown.splitlines()
+    assert "Duplicates: 2 documents with the text of an earlier one are left out." in shown.splitlines()
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
 

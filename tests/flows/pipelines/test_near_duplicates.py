@@ -32,6 +32,7 @@ from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
 from tests.faults.support import build_here, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
+from tests.sources import write_rows
 
 WORDS = 120
 
@@ -55,10 +56,7 @@ def texts_of(count: int, seed: int = 0) -> list[str]:
 
 
 def put(path: Path, texts: Iterable[str]) -> Path:
-    path.parent.mkdir(exist_ok=True, parents=True)
-    rows = ({"id": f"{path.name}-{i}", "text": text, "note": f"{path.stem}{i}"} for i, text in enumerate(texts))
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+    return write_rows(path, [{"id": f"{path.name}-{i}", "text": text, "note": f"{path.stem}{i}"} for i, text in enumerate(texts)])
 
 
 def told(output: Path, *sources: Path, action: str = "drop", **more: Any) -> dict[str, Any]:

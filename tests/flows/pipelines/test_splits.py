@@ -31,10 +31,10 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
-from tests.faults.cases import write_rows
 from tests.faults.support import build_here, refresh_here, shards_stay, version_digests
 from tests.flows.through_json import Elsewhere
 from tests.made import small
+from tests.sources import write_rows
 
 Row = dict[str, Any]
 Placed = dict[tuple[str, str], str]

@@ -23,6 +23,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import Elsewhere
+from tests.sources import write_rows
 
 Rows = list[dict[str, Any]]
 
@@ -71,12 +72,6 @@ def rows_of(count: int) -> Rows:
     ]
 
 
-def put(path: Path, rows: Rows) -> Path:
-    path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
 STEPS = [{"use": "words", "drop": "drop"}, {"use": "twice"}]
 
 
@@ -115,7 +110,7 @@ def kept(path: str | Path) -> dict[int, dict[str, Any]]:
 
 def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tmp_path: Path) -> None:
     rows = rows_of(60)
-    path = put(tmp_path / "a.jsonl", rows)
+    path = write_rows(tmp_path / "a.jsonl", rows)
     results = [build_here(told(tmp_path / f"out{n}", path), n) for n in (1, 2)]
     with shards_stay():
         results.append(build_here(told(tmp_path / "shards", path, slice_bytes=10**6)))
@@ -131,7 +126,7 @@ def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tm
 def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
     rows = rows_of(60)
     gates = {"gates": [{"of": "null_share", "column": "mean", "at_most": 0.9}]}
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates)
+    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates)
     train = flat_tokens.open(build_here(settings).path).train
     chosen = train.select(where="words >= 2 and twice != '4 1.75'")
     wanted = {number for number, one in naive(rows).items() if one["words"] >= 2 and one["twice"] != "4 1.75"}
@@ -146,7 +141,7 @@ def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
 
 def test_a_refresh_and_a_killed_build_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(40)
-    path = put(tmp_path / "in/a.jsonl", rows)
+    path = write_rows(tmp_path / "in/a.jsonl", rows)
     settings = told(tmp_path / "out", tmp_path / "in")
     add, count = tasks.assemble.assembler.Assembler.add, 0
 
@@ -163,7 +158,7 @@ def test_a_refresh_and_a_killed_build_keep_them(tmp_path: Path, monkeypatch: pyt
             build_here(settings, 1)
     assert kept(build_here(settings).path) == naive(rows)
     rows = [*rows, *rows_of(55)[40:]]
-    put(path, rows)
+    write_rows(path, rows)
     with Threads(2) as runner:
         result = refresh(BuildConfig.model_validate(settings), runner)
     assert result.build is not None
@@ -199,7 +194,7 @@ def test_columns_that_no_dataset_keeps_are_refused(
     tmp_path: Path, step: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"odd": step})
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows_of(9)), documents={"steps": [{"use": "odd"}]})
+    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(9)), documents={"steps": [{"use": "odd"}]})
     with pytest.raises(ValueError, match=message):
         build_here(settings)
 
@@ -222,7 +217,7 @@ def test_documents_on_which_a_step_fails_have_no_values(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"words": Failing, "twice": Twice})
     rows = rows_of(30)
-    settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", rows), documents={"steps": STEPS, "on_bad": "skip"})
+    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), documents={"steps": STEPS, "on_bad": "skip"})
     result = build_here(settings)
     assert result.totals["documents"]["skipped"]["words.failed"] > 0
     assert kept(result.path) == naive(rows)

@@ -27,6 +27,7 @@ from tasks.shards.receipts import read_receipt
 from tests.examples import first_fast
 from tests.faults.support import ROOT, Settings, build_here, command, receipts, settings_of, staged, version_digests
 from tests.made import small
+from tests.sources import write_rows
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -46,13 +47,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def put(path: Path, count: int, bad: int | None = None) -> Path:
     """A file of documents of some hundred bytes, one of which is not text."""
     drawn = random.Random(path.stem)
-    path.parent.mkdir(exist_ok=True)
     texts = [f"{path.stem} {i}: " + "salt wind " * drawn.randrange(40) for i in range(count)]
     rows = [{"id": f"{path.stem}-{i}", "text": text, "n": i} for i, text in enumerate(texts)]
     if bad is not None:
         rows[bad]["text"] = None
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 @pytest.fixture(params=first_fast(["mmap", "compact"]))
