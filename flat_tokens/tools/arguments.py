@@ -85,7 +85,8 @@ def existing(text: str) -> str:
     if "://" in text or kind_of(text) is not None:
         return text
     near = nearest_file(Path(text))
-    raise argparse.ArgumentTypeError(f"there is nothing at {text}.{near}" if near else str(no_dataset(Store.at(text))))
+    is_file = near or Path(text).suffix
+    raise argparse.ArgumentTypeError(f"there is nothing at {text}.{near}" if is_file else str(no_dataset(Store.at(text))))
 
 
 def existing_prefix(text: str) -> str:

@@ -347,7 +347,7 @@ def summary(result: BuildResult) -> list[str]:
             f"  leaks      {plural(apart, 'document')} outside train with a text that another split has; split.by text avoids it"
         )
     if not result.was_published:
-        particular.append(f"  reused     {result.slices_reused} of {result.slices} slices")
+        particular.append(f"  reused     {result.slices_reused} of {plural(result.slices, 'slice')}")
     return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", particular)
 
 

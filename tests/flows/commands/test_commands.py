@@ -40,7 +40,7 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
     second = lines("refresh", config)
     assert second[0].endswith(": 1 file added, 1 removed")
     assert "  source     documents 12 (+2), tokens" in "\n".join(second)
-    assert "  reused     0 of 1 slices" in second
+    assert "  reused     0 of 1 slice" in second
 
     table = lines("versions", output)
     assert table[0].split() == ["version", "made", "(UTC)", "documents", "tokens", "tokenizer", "layout", "size"]

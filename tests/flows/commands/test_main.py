@@ -115,7 +115,7 @@ def config(tmp_path: Path) -> Path:
 def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(config: Path, tmp_path: Path) -> None:
     first = command("build", config)
     assert first.returncode == 0, first.stderr
-    for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slices", "seconds", "(download"):
+    for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slice", "seconds", "(download"):
         assert words in first.stdout
     assert str(tmp_path / "out" / "versions") in first.stdout
     assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189

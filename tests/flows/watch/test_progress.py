@@ -235,7 +235,7 @@ def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
         assert tokenized.done.bytes >= 13
         assert (tokenized.done.stored, tokenized.work > 0) == ((tokenized.done.bytes, False) if seed else (0, True))
         (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": [f"dataset:twice-{seed}"]}}, limit=2)
-        assert run["state"]["message"] == f"version {result.version[:8]}, 13 tokens, {seed} of 1 slices reused"
+        assert run["state"]["message"] == f"version {result.version[:8]}, 13 tokens, {seed} of 1 slice reused"
 
 
 @pytest.mark.slow
