@@ -299,7 +299,7 @@ def _throw_away(root: Store, key: str) -> str:
 def _tidy(root: Store) -> None:
     """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
-        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED)
+        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.RESERVES, paths.SETS)
 
 
 def _remove(root: Store, item: Garbage) -> None:

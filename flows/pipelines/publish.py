@@ -224,18 +224,20 @@ class Publication:
                 logger.warning("Version %s is published all the same: %s", self.name, summary_of(self.findings))
                 why = self.output.anyway
                 self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
+                hold(root, self._candidate(pointer, before, gates))  # which keeps the reason if this process is killed
             case "stop":
                 raise ValueError(
                     f"version {self.name} is not published: {summary_of(self.findings, 'stop')}. Repair the sources, or change "
                     "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
                 )
             case "hold":
-                self._hold(pointer, before, gates)
+                self.held = hold(root, self._candidate(pointer, before, gates))
+                self._compared = True
 
-    def _hold(self, pointer: Pointer, before: str | None, gates: Sequence[Gate]) -> None:
+    def _candidate(self, pointer: Pointer, before: str | None, gates: Sequence[Gate]) -> Candidate:
         assert self.difference is not None
         totals, changes = self.difference.now.manifest["totals"], self.difference.documents
-        candidate = Candidate(
+        return Candidate(
             version=self.name,
             manifest_sha256=manifest_digest(self.output.root, self.name),
             before=before,
@@ -246,9 +248,8 @@ class Publication:
             documents=sum(totals[split]["seq_count"] for split in splits_of(totals)),
             tokens=sum(totals[split]["token_count"] for split in splits_of(totals)),
             changes=changes.total if changes else None,
+            decision=self.decision,
         )
-        self.held = hold(self.output.root, candidate)
-        self._compared = True
 
 
 @contextlib.contextmanager

@@ -222,6 +222,7 @@ def test_stored_sets_are_removed_as_garbage(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/_cache/sets").iterdir())) == 2
     collected = collect(Store.at(tmp_path / "out"), Policy(grace_days=0), delete=True)
     assert sum(item.name.startswith("_cache/sets/") for item in collected.garbage) == 2
+    assert not (tmp_path / "out/_cache/sets").exists()
     flat_tokens.verify(tmp_path / "out", "full")
 
 

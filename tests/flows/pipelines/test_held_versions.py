@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
+import flows.pipelines.publish
 import tasks.output.held
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
@@ -97,6 +99,20 @@ def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset: D
     told = [(one.decision.what, one.decision.why) for one in read_history(Store.at(dataset.output)) if one.decision]
     assert told == [("approved", "yes"), ("rejected", "no"), ("published anyway", "it is as it should be")]
     flat_tokens.verify(dataset.output, "full")
+
+
+def test_a_reason_is_kept_when_the_refresh_that_it_was_given_to_dies(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the pointer has moved, and after that."""
+    dataset.refresh()
+    for count, at in ((9, "publish"), (4, "put_run")):
+        dataset.write(b=rows(count, 100))
+        with monkeypatch.context() as patch:
+            patch.setattr(flows.pipelines.publish, at, lambda *_: sys.exit(1))
+            with pytest.raises(SystemExit):
+                dataset.refresh(anyway=f"because of {count}")
+        assert dataset.refresh().outcome in ("published", "unchanged")
+    told = [(one.decision.what, one.decision.why) for one in read_history(Store.at(dataset.output)) if one.decision]
+    assert told == [("published anyway", "because of 9"), ("published anyway", "because of 4")]
 
 
 def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Dataset) -> None:
