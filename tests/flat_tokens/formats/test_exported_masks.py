@@ -57,12 +57,6 @@ def test_arrow_has_labels(masked: Path, tmp_path: Path) -> None:
     assert rows["labels"][:] == LABELS
 
 
-def test_without_a_mask_there_are_no_labels(tmp_path: Path) -> None:
-    flat_tokens.write_dataset(tmp_path / "plain", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
-    exported(tmp_path / "plain", tmp_path / "out", "parquet")
-    assert pq.read_table(tmp_path / "out").column_names == ["input_ids"]
-
-
 def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In words and in JSON, also when there is nothing left to do."""
     assert main(["export", str(masked), str(tmp_path / "out"), "--to", "megatron"]) == 0

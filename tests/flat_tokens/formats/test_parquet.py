@@ -147,15 +147,6 @@ def test_datasets_loads_arrow_from_disk(tmp_path: Path) -> None:
     assert datasets.load_from_disk(str(tmp_path / "out/train"))["input_ids"][:] == EXAMPLE
 
 
-def test_the_lists_go_through_trl_style_packing(tmp_path: Path) -> None:
-    """TRL takes a dataset with input_ids as tokenized, and maps over it in batches of Arrow tables."""
-    datasets = pytest.importorskip("datasets", reason="needs datasets, on which TRL stands")
-    export(ARROW.name, splits_of(EXAMPLE), tmp_path / "out", Arrow())
-    loaded = datasets.load_from_disk(str(tmp_path / "out"))["train"].with_format("arrow")
-    table = loaded[:4]
-    assert table["input_ids"].combine_chunks().flatten().to_pylist() == [1, 2, 3, 4, 5, LARGEST]
-
-
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint16"])
 def test_what_datasets_saved_is_read(tmp_path: Path, dtype: str) -> None:
     datasets = pytest.importorskip("datasets", reason="needs datasets, which writes such directories")

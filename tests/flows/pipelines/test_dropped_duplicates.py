@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -311,36 +310,6 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "is not used" in caplog.text
     assert again.text_bytes_tokenized > 0
     assert documents_of(again) == documents_of(first)
-
-
-@pytest.mark.parametrize("output", ["disk", "store"])
-def test_what_is_kept_of_a_document_goes_with_it_through_the_reserve(tmp_path: Path, output: str) -> None:
-    """Columns, the column that decides on splits, loss masks: the bytes are those of a build from nothing."""
-    rows = [{"id": str(i), "prompt": f"p{i % 3}", "answer": f"a{i % 2}", "site": f"s{i % 5}", "n": i or None} for i in range(40)]
-    source = {"path": str(tmp_path / "in"), "prompt_column": "prompt", "completion_column": "answer"}
-    settings = {
-        "output": f"memory://{uuid.uuid4().hex}" if output == "store" else str(tmp_path / "out"),
-        "scratch": str(tmp_path / "scratch"),
-        "sources": [{**source, "keep_columns": ["site", "n"], "id_column": "id"}],
-        "documents": {"duplicates": "drop"},
-        "split": {"by": "site"},
-        "layout": "compact",
-        "tokenizer": "bytes",
-        "validation_fraction": 0.4,
-        "slice_bytes": 100,
-    }
-    (tmp_path / "in").mkdir()
-    for name, some in {"a": rows[:10], "b": rows[10:], "c": rows[5:25]}.items():
-        (tmp_path / f"in/{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
-    refresh_here(settings)
-    for gone in ("a", "b"):
-        (tmp_path / f"in/{gone}.jsonl").unlink()
-        result = refresh_here(settings)
-        assert result.text_bytes_tokenized == 0
-        anew = build_here({**settings, "output": str(tmp_path / f"anew-{gone}")})
-        store = Store.at(settings["output"]) / "versions" / result.version
-        found = {key: store.digest(key, "sha256").digest for key, _ in store.listing()}
-        assert found == version_digests(tmp_path / f"anew-{gone}", anew.version)
 
 
 def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path: Path) -> None:

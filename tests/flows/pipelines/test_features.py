@@ -163,9 +163,10 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     assert (first.text_bytes_tokenized > 0, other.text_bytes_tokenized) == (True, 0)
     assert held(output) == expected(files, seed=5, **wanted)
 
-    del files[2], settings["sources"][2]
-    files[0] = [*files[0][:3], *some_rows("new", 6), {**files[0][4], "url": "https://moved.example"}, *files[0][5:]]
-    write_rows(paths[0], files[0])
+    del files[0], settings["sources"][0]  # with the first copies: others take their place
+    last = files[-1]
+    files[-1] = [*last[:3], *some_rows("new", 3), {**last[4], "url": "https://moved.example"}, *last[5:]]
+    write_rows(paths[-1], files[-1])
     add, parts = Assembler.add, list[Any]()
 
     def die(assembler: Assembler, part: Any) -> None:
