@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date, time
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from flat_tokens.options import did_you_mean
+from flat_tokens.options import did_you_mean, nearest
 from tasks.config import BuildConfig
 
 
@@ -35,6 +36,9 @@ def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool =
             message += _shown(fault["input"])
         if fault["type"] in ("string_type", "literal_error") and (quotes := _quotes(fault["input"])):
             message += f". {quotes}"
+        elif fault["type"] == "literal_error":
+            near = nearest(str(fault["input"]), re.findall("'([^']+)'", fault["ctx"]["expected"]))
+            message += f". Did you mean {near!r}?" if near else ""
         sentences.append(f"{where}: {message}" if where else message)
     return sentences
 

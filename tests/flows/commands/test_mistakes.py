@@ -55,7 +55,7 @@ MISTAKES_OF_SERVICE = {
             "CONFIG --set source.path=HERE/inn/*.jsonl": "Did you mean HERE/in?",
             "CONFIG --set tokenizer=gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
             "CONFIG --set tokenizer=HERE/tokeniser.json": "Did you mean HERE/tokenizer.json?",
-            "CONFIG --set source.format=parqet": "source.format: should be 'auto', ",
+            "CONFIG --set source.format=parqet": "not 'parqet'. Did you mean 'parquet'?",
             "CONFIG --set name=a/b": "name: should be letters, digits, dots, dashes and underscores, of which",
         }.items()
     },
