@@ -112,10 +112,11 @@ def test_the_ends_that_a_view_adds_have_no_text(corpora: dict[str, Path]) -> Non
 
 def test_the_work_is_done_in_parts(corpora: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     view = flat_tokens.open(corpora["one"]).train.packed(7)
-    whole = tokens_seen(view).tolist(), bytes_seen(view, BYTES).tolist()
+    some = np.arange(len(view)) % 3 == 1
+    whole = [(tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()) for rows in (None, some)]
     monkeypatch.setattr("flat_tokens.rows.seen.ROWS_AT_A_TIME", 5)
     monkeypatch.setattr("flat_tokens.rows.seen.TOKENS_AT_A_TIME", 3)
-    assert (tokens_seen(view).tolist(), bytes_seen(view, BYTES).tolist()) == whole
+    assert [(tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()) for rows in (None, some)] == whole
 
 
 # Rows of epochs

@@ -519,6 +519,8 @@ def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
     assert [lists(row) for row in view.__getitems__([1, 0])] == [lists(view[1]), lists(view[0])]
     assert lists(train.documents(3, fields=["length", "loss_mask"])[0]) == {"length": 2, "loss_mask": [True, True, False]}
     assert lists(train.blocks(3, fields=["encoded"])[1]) == {"encoded": [7, 8, 10]}
+    every = [*view.row_type.keys(), *view.row_type._on_request]
+    assert list(train.packed(4, fields=every)[0]) == every
 
 
 # Refusals
