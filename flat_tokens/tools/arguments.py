@@ -240,7 +240,8 @@ def typed(kind: type[Any], option: str) -> dict[str, Any]:
     if get_origin(of) is Literal:
         return {"choices": get_args(of), "type": type(get_args(of)[0])}
     if of is bool:
-        return {"action": "store_true", "default": None}
+        is_flag = get_type_hints(kind)[option] is bool
+        return {"action": "store_true" if is_flag else argparse.BooleanOptionalAction, "default": None}
     return {"type": whole if of is int else of, "metavar": {int: "N", float: "F"}.get(of, "TEXT")}
 
 
