@@ -9,8 +9,7 @@ import pytest
 
 from flows.__main__ import C_MEMORY, TUNABLES
 from tests.docker.compose import COMPOSE, ROOT, run
-from tests.docker.dockerfile import Instruction, Stage, read_stages
-from tests.docker.rehearse import context_files
+from tests.docker.dockerfile import Instruction, Stage, context_files, read_stages
 
 PINNED = re.compile(r"[a-z0-9./-]+:[0-9]+\.[0-9]+(\.[0-9]+)?[a-z0-9.-]*@sha256:[0-9a-f]{64}")
 
@@ -57,9 +56,9 @@ def test_packages_come_by_their_hashes_as_wheels_and_without_pip(stages: list[St
         assert option in commands
     assert "venv --without-pip" in commands
     assert "pip --python /opt/venv check" in commands
-    assert not re.search(r"\b(apt|apt-get|gcc|curl|wget|sudo)\b", commands)
+    assert not re.search(r"\b(gcc|curl|wget|sudo)\b", commands)
     assert not [one for stage in stages for one in named(stage, "ADD")]
-    assert "pip" not in " ".join(one.value for one in named(stages[-1], "RUN"))
+    assert not re.search(r"\b(pip|apt|apt-get)\b", " ".join(one.value for one in named(stages[-1], "RUN")))
 
 
 def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages: list[Stage]) -> None:

@@ -1,5 +1,6 @@
-"""Every command of docker/compose.yaml as a process of this machine, with its environment, order and health checks: a build
-that is started through the API is spread over the workers and finishes. Host names become loopback, ports free ones.
+"""Every command of docker/compose.yaml with its environment, order and health checks, as a process of this machine, or in a
+container of the image that docker/try.sh makes: a build that is started through the API is spread over the workers and finishes,
+also if a worker is killed. Host names become loopback, ports free ones. PostgreSQL and Redis are this machine's.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ import pytest
 
 import flat_tokens
 from tests.docker.compose import ROOT, SECRETS, Service, read_services
-from tests.docker.dockerfile import Stage, read_stages
-from tests.docker.rehearse import Image, copy
-from tests.processes import free_port
+from tests.docker.dockerfile import Stage, context_files, read_stages
+from tests.processes import family, free_port
 
 DEADLINE = 300.0
 GRACE = 120.0
-NOBODY = 65534
+NOBODY, TOKENS = 65534, 10001
 
 # Debian keeps these off the PATH.
 _PLACES = os.pathsep.join([os.environ.get("PATH", ""), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
@@ -52,6 +52,8 @@ class Stack:
     stage: Stage
     ports: dict[str, int] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    container: list[str] = field(default_factory=list)
+    """The words before a command of ours that is to run in a container; else it runs in a copy of the image's files."""
 
     @property
     def api(self) -> str:
@@ -59,14 +61,15 @@ class Stack:
 
     def here(self, text: str, service: str) -> str:
         """A word of a command or a setting, as it is on this machine."""
-        own = {"postgres": "5432", "redis": "6379", "server": "4200"}
-        for name, port in own.items():
+        ports = {"postgres": "5432", "redis": "6379", "server": "4200"}
+        for name, port in ports.items():
             text = re.sub(rf"\b{name}:{port}\b", f"127.0.0.1:{self.ports[name]}", text)
             text = re.sub(rf"(?<=127\.0\.0\.1:){port}\b", str(self.ports[name]), text)
             text = str(self.ports[name]) if text == port else text
         text = re.sub(r"(?<=127\.0\.0\.1:)8080\b", str(self.ports.get(f"{service} health", 0)), text)
         text = "127.0.0.1" if text == "0.0.0.0" else text
-        return re.sub(r"(?:^|(?<=,))/(data|scratch|tmp|opt/flat-tokens)(?=[/,]|$)", f"{self.root}/\\1", text)
+        own = "data|scratch" if self.container else "data|scratch|tmp|opt/flat-tokens"
+        return re.sub(rf"(?:^|(?<=,))/({own})(?=[/,]|$)", f"{self.root}/\\1", text)
 
     def environment(self, name: str) -> dict[str, str]:
         """The image's settings and the service's own; nothing of this process's, but where programs are."""
@@ -103,12 +106,23 @@ class Stack:
         elif name == "redis":
             (self.root / "redis").mkdir()
             command += ["--port", str(self.ports["redis"]), "--bind", "127.0.0.1", "--dir", str(self.root / "redis")]
-        with (self.root / f"{name}.log").open("wb") as log:
+        if name in ("postgres", "redis"):
+            command[0] = program(command[0])
+        elif self.container:
+            settings = {key: value for key, value in environment.items() if key != "PATH"}
+            command = [
+                *self.container[:-1],
+                *(f"--env={key}={value}" for key, value in settings.items()),
+                self.container[-1],
+                "--",
+                *command,
+            ]
+            environment = dict(os.environ, STACK=str(self.root))
+        else:
+            command[0] = str(Path(sys.executable).parent / command[0])
+        with (self.root / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [
-                    str(program(command[0]) if name in ("postgres", "redis") else Path(sys.executable).parent / command[0]),
-                    *command[1:],
-                ],
+                command,
                 env=environment,
                 cwd=self.root / "opt" / "flat-tokens",
                 stdin=subprocess.DEVNULL,
@@ -144,13 +158,18 @@ class Stack:
     def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text("utf-8", "replace")
 
+    def own_process(self, name: str) -> int:
+        """The process of a service; in a container it is below those of the engine."""
+        pids = family(self.running[name].pid)
+        return next(pid for pid in pids if b"buildah" not in Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0])
+
     def stop(self, name: str) -> int:
         """As ``docker stop`` does: the image's signal, time to end, then death: a worker of Prefect's may wait for a run. The
         exit status.
         """
         process = self.running[name]
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            os.kill(self.own_process(name), signal.SIGTERM)
         try:
             return process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -213,7 +232,21 @@ def make_database(directory: Path, environment: dict[str, str], port: int) -> li
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """A container of the image that docker/try.sh makes and tries."""
+    scratch = tmp_path_factory.mktemp("image")
+    tried = subprocess.run([ROOT / "docker" / "try.sh", scratch], capture_output=True, text=True, timeout=1800, check=False)
+    if tried.returncode == 77:
+        pytest.skip(f"docker/try.sh {tried.stderr.strip()}")
+    assert tried.returncode == 0, tried.stderr[-5000:]
+    buildah = ["buildah", "--root", str(scratch / "images"), "--runroot", str(scratch / "run")]
+    made = subprocess.run([*buildah, "from", "flat-tokens:try"], capture_output=True, text=True, check=True).stdout.strip()
+    yield [*buildah, "run", "--isolation=chroot", f"--user={TOKENS}:{TOKENS}", made]
+    subprocess.run([*buildah, "rm", made], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="module", params=["processes", "containers"])
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     pytest.importorskip("prefect_redis", reason="several processes of a server need prefect-redis, which is not installed")
     for name in ("postgres", "initdb", "pg_ctl", "pg_isready", "redis-server", "redis-cli"):
         program(name)
@@ -222,13 +255,17 @@ def stack() -> Iterator[Stack]:
         root = Path(directory)
         root.chmod(0o755)
         stage = read_stages()[-1]
-        image = Image(root, directory="/opt/flat-tokens")
-        for instruction in stage.instructions:
-            if instruction.name == "COPY" and not instruction.value.startswith("--from="):
-                copy(instruction.words, image, {}, ROOT)
+        for name in context_files(ROOT):
+            (root / "opt" / "flat-tokens" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, root / "opt" / "flat-tokens" / name)
         for name in ("data", "scratch", "tmp"):
             (root / name).mkdir()
         made = Stack(root, read_services(SECRETS), stage)
+        if request.param == "containers":
+            *command, of = request.getfixturevalue("container")
+            made.container = [*command, f"--volume={root}:{root}", of]
+            for name in ("data", "scratch"):
+                os.chown(root / name, TOKENS, TOKENS)
         try:
             made.up()
             for name in ("builds", "groups"):
@@ -276,6 +313,9 @@ def wait_for(client: httpx.Client, run: str) -> dict[str, Any]:
         time.sleep(0.25)
 
 
+RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}}, "sort": "ID_DESC", "limit": 1}
+
+
 def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, client: httpx.Client) -> None:
     """Spread over the pool of groups; what became of it reaches the database by way of Redis."""
     texts = [f"text number {number} of the stack's test " * 20 for number in range(200)]
@@ -294,6 +334,13 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, 
     deployment = client.get("deployments/name/build-dataset/build").json()
     answer = client.post(f"deployments/{deployment['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 201, answer.text
+    until = time.monotonic() + DEADLINE
+    while not client.post("flow_runs/filter", json={"flows": {"name": {"any_": ["tokenize-group"]}}, **RUNNING}).json():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    os.kill(stack.own_process("groups"), signal.SIGKILL)  # its run goes on
+    stack.running["groups"].wait()
+    stack.start("groups")  # as the engine does
     run = wait_for(client, answer.json()["id"])
     assert run["state"]["type"] == "COMPLETED", (run["state"], stack.log("builds"), stack.log("groups"))
 
@@ -336,4 +383,4 @@ def test_every_service_ends_when_it_is_asked_to(stack: Stack) -> None:
     }
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # making an image takes minutes
