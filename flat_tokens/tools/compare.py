@@ -6,22 +6,24 @@ One pass over the tokens of each version. Text is counted in bytes by the versio
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.columns import columns_of
+from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
+from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.facts import recorded_of, values_of
 from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools import arguments, compare_page, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.diff import compare_documents
+from flat_tokens.tools.queries import query
 
 SUMMARY = "compare tokenizers by versions of the same documents: bytes per token, byte tokens, unused ids"
 EXAMPLES = """\
@@ -132,20 +134,6 @@ def columns_to_compare(corpora: Sequence[Corpus], by: Sequence[str] | None) -> l
     return list(dict.fromkeys(by)) if by else [name for name in LANGUAGES if all(name in its for its in kept)][:1]
 
 
-@dataclass
-class Values:
-    """Names of groups, each with a number."""
-
-    numbers: dict[str, int] = field(default_factory=dict)
-
-    def codes(self, names: Sequence[str]) -> Ints:
-        """The numbers of names: int64[n]. ValueError where there are too many different ones."""
-        codes = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in names], np.int64)
-        if len(self.numbers) > MOST_VALUES:
-            raise ValueError(f"has more than {MOST_VALUES:,} different values, too many for a table")
-        return codes
-
-
 class VersionCounts(NamedTuple):
     """Counts of a version. ``groups``: by kind and name, int64[3]: tokens, bytes, tokens of one byte. ``ids``: int64[ids]."""
 
@@ -156,30 +144,29 @@ class VersionCounts(NamedTuple):
 def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str | None) -> VersionCounts:
     """Count the tokens of a version, in one pass."""
     ids = np.zeros(len(table.lengths), np.int64)
-    sources = Values()
-    values = {"source": sources, **{name: Values() for name in columns}}
-    sums = {kind: np.zeros((3, 0), np.int64) for kind in values}
-    per_source = [(source.name, len(source.files)) for source in corpus.sources]
-    of_files = np.repeat(sources.codes([name for name, _ in per_source]), [files for _, files in per_source])
-    for name, read in corpus.chosen(split).items():
-        documents = corpus.documents(name)
-        assert documents is not None
-        coders = {"source": _by_source(documents.file, of_files, corpus.url)}
-        kept = columns_of(corpus.store, corpus.manifest, name) if columns else None
-        for column in columns:
-            assert kept is not None
-            coders[column] = _by_column(kept, column, values[column], corpus.url)
-        coded = {kind: _in_blocks(coder, read.seq_count) for kind, coder in coders.items()}
-        for first, counts in _counts(read, table, ids):
-            for kind, codes in coded.items():
-                mine = codes(first, first + counts.shape[1])
-                size = len(values[kind].numbers)
-                wide = np.zeros((3, size), np.int64)
-                wide[:, : sums[kind].shape[1]] = sums[kind]
-                for row, of_row in zip(wide, counts, strict=True):
-                    row += np.bincount(mine, of_row, size).astype(np.int64)  # exact below 2**53
-                sums[kind] = wide
-    groups = {kind: dict(zip(values[kind].numbers, sums[kind].T, strict=False)) for kind in values}
+    groups = {
+        kind: {source.name: np.zeros(3, np.int64) for source in corpus.sources if kind == "source"}
+        for kind in ("source", *columns)
+    }
+    recorded = functools.cache(lambda: recorded_of(corpus.store))
+    for read in corpus.chosen(split).values():
+        counts = np.zeros((3, read.seq_count), np.int64)
+        for first, some in _counts(read, table, ids):
+            counts[:, first : first + some.shape[1]] += some
+        for kind, sums in groups.items():
+            assert isinstance(read, FlatTokens)
+            names = values_of(read, kind, 0, read.seq_count, recorded)
+            documents = pa.table([names, *map(pa.array, counts)], ["name", "tokens", "bytes", "single"])
+            found = query(
+                documents, "SELECT name, sum(tokens), sum(bytes), sum(single) FROM documents GROUP BY name ORDER BY name"
+            )
+            for name, *of_name in found:
+                sums[_name(name)] = sums.get(_name(name), 0) + np.array(of_name, np.int64)
+            if len(sums) > MOST_VALUES:
+                raise ValueError(
+                    f"{corpus.url}: column {kind!r} has more than {MOST_VALUES:,} different values, too many for a table. Name "
+                    "another with --by"
+                )
     return VersionCounts(groups, ids)
 
 
@@ -204,49 +191,8 @@ def _counts(split: Readable, table: TokenBytes, ids: Ints) -> Iterator[tuple[int
             yield 0, counts[:, 1:]
 
 
-Codes = Callable[[int, int], Ints]
-"""The groups of documents ``first:stop`` of a split: int64[stop - first]."""
-
-
-def _by_source(file: StoredArray, of_files: Ints, url: str) -> Codes:
-    def codes(first: int, stop: int) -> Ints:
-        files = file.read(first, stop).astype(np.int64)
-        if len(files) and files.max() >= len(of_files):
-            raise ValueError(f"{url}: a document is of file {files.max()}, but there are {len(of_files)}. Run flat-tokens verify")
-        return of_files[files]
-
-    return codes
-
-
-def _by_column(kept: Any, column: str, values: Values, url: str) -> Codes:
-    def codes(first: int, stop: int) -> Ints:
-        found = kept.take(np.arange(first, stop), [column]).column(0).dictionary_encode("encode")
-        names = list(map(_name, found.dictionary.to_pylist()))
-        try:
-            of_names = values.codes(names)
-        except ValueError as error:
-            raise ValueError(f"{url}: column {column!r} {error}. Name another with --by") from error
-        codes_of_documents: Ints = of_names[np.asarray(found.indices)]
-        return codes_of_documents
-
-    return codes
-
-
 def _name(value: Any) -> str:
     return NO_VALUE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _in_blocks(codes: Codes, count: int) -> Codes:
-    """The same, for ranges in order: read in blocks, of which one is kept."""
-    start, block = 0, np.empty(0, np.int64)
-
-    def read(first: int, stop: int) -> Ints:
-        nonlocal start, block
-        if first < start or stop > start + len(block):
-            start, block = first, codes(first, min(max(stop, first + CODES_AT_A_TIME), count))
-        return block[first - start : stop - start]
-
-    return read
 
 
 def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCounts], exact: Sequence[int]) -> list[dict[str, Any]]:

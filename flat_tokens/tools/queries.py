@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flat_tokens.extras import LazyModule
@@ -40,6 +40,14 @@ def connection() -> Iterator[Any]:
             except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
                 why = " ".join(str(error).split())
                 raise OSError(f"{scratch}: has no room for a query ({why}). Make room, or set TMPDIR to another disk") from error
+
+
+def query(documents: Any, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """The rows that a query of a table ``documents`` gives."""
+    with connection() as opened:
+        opened.register("documents", documents)
+        found: list[tuple[Any, ...]] = opened.execute(sql, values).fetchall()
+        return found
 
 
 REPEATED = """
