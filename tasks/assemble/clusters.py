@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.formats.contract import ahead
 from tasks.text.signatures import BYTES, NO_SHINGLE, NUMBERS, similarity
 
 WIDE_FROM = 0.9
@@ -41,8 +42,8 @@ def clusters(signatures: UInt64s, threshold: float) -> Int64s:
     words are alone.
     """
     forest, least = _Forest(len(signatures)), least_similarity(threshold)
-    for band in _bands(signatures, threshold):
-        for one, other in _candidates(band, forest):
+    for texts, first in ahead(map(_runs, _bands(signatures, threshold))):
+        for one, other in _candidates(texts, first, forest):
             for start in range(0, len(one), PAIRS):
                 a, b = one[start : start + PAIRS], other[start : start + PAIRS]
                 apart = forest.roots(a) != forest.roots(b)
@@ -61,20 +62,25 @@ def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.uns
             yield from (numbers,) if threshold >= WIDE_FROM else np.ascontiguousarray(numbers.view("<u4").reshape(-1, 2).T)
 
 
-def _candidates(band: npt.NDArray[np.unsignedinteger], forest: _Forest) -> Iterator[tuple[Int64s, Int64s]]:
-    """Pairs of texts that agree in a band, as far as they are near each other in it."""
-    order = np.argsort(band, kind="stable")
+def _runs(band: npt.NDArray[np.unsignedinteger]) -> tuple[Int64s, Int64s]:
+    """The texts that agree in a band with others, run after run, in order; and where each one's run begins: int64[m] each."""
+    order = np.argsort(band)  # which does not keep equal ones in order, and takes a fifth of the time
     ordered = band[order]
     same = np.zeros(len(band) + 1, bool)
     same[1:-1] = (ordered[1:] == ordered[:-1]) & (
         ordered[1:] != ordered.dtype.type(NO_SHINGLE & np.uint64(np.iinfo(band.dtype).max))
     )
     members = np.flatnonzero(same[1:] | same[:-1])
-    if not len(members):
-        return
     begins = ~same[members]
-    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]  # of each one's run
-    texts = order[members]
+    run = np.cumsum(begins) - 1
+    texts = np.sort(run * len(band) + order[members]) - run * len(band)
+    return texts, np.flatnonzero(begins)[run]
+
+
+def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[tuple[Int64s, Int64s]]:
+    """Pairs of texts that agree in a band, as far as they are near each other in it."""
+    if not len(texts):
+        return
     for back in range(1, NEIGHBOURS + 1):
         at = np.flatnonzero(np.arange(len(texts)) - back >= first)
         if not len(at):
