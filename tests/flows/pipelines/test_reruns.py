@@ -177,7 +177,7 @@ def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Pat
 
 def test_a_setting_that_changes_bytes_is_a_change(settings: Settings) -> None:
     refresh_here(settings)
-    result = refresh_here({**settings, "split_seed": 1})
+    result = refresh_here({**settings, "split_seed": 1, "publish": {"max_split_changes": 999}})
     assert (result.outcome, result.changes.headline) == ("published", "split.seed 0 -> 1")
     assert result.build is not None
     assert result.build.slices_reused == result.build.slices

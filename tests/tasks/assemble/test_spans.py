@@ -20,7 +20,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metada
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.checker import check_split
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import SPLITS, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
@@ -159,7 +159,10 @@ def finish(spans: list[Span], layout: LayoutName, place: Workspace) -> None:
         put_metadata(store, f"{split}/seq_starts", spec.seq_starts.metadata(seqs + 1))
         for name in ("key", "file", "row"):
             put_metadata(store, f"documents/{split}/{name}", document_spec(spec).metadata(seqs))
-        put_metadata(store, split, group_metadata(spec.zarr_format, {"max_token_id": 2**31 - 1}))
+        masks = [LOSS_MASK] if store.exists(f"{split}/{LOSS_MASK}") else []
+        for name in masks:
+            put_metadata(store, f"{split}/{name}", spec.token_array(name).metadata(tokens))
+        put_metadata(store, split, group_metadata(spec.zarr_format, split_attributes(2**31 - 1, masks)))
 
 
 def expected_objects(rows: dict[Split, list[Row]], layout: Layout) -> set[str]:
