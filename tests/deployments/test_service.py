@@ -423,7 +423,7 @@ def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
 def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service: Service, home: Path) -> None:
     """In a shell, as printed. Without the secret the server lets no build in."""
     (line,) = (line for line in service.output.splitlines() if line.startswith("  from a shell "))
-    assert f"Run builds at http://127.0.0.1:{service.port}/deployments" in service.output
+    assert f"Run builds at http://127.0.0.1:{service.port} under Deployments" in service.output
     assert str(service.secret_file) in service.output
     assert re.search(r"datasets       refresh-dataset/fruit \(next run \d{4}-\d\d-\d\d \d\d:\d\d UTC\)", service.output)
     assert "notifications  off: a failing run shows in the UI alone. Turn them on: --notify TYPE/NAME" in service.output
