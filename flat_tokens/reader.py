@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from flat_tokens.rows.middle import FillInMiddle, with_middle
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
 from flat_tokens.rows.selection import selected
+from flat_tokens.rows.table import DocumentTable
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
@@ -318,6 +320,17 @@ class Dataset:
         is not valid.
         """
         return read_manifest(self.store)
+
+    @property
+    def documents(self) -> Any:
+        """Every document that was read, a row each: a pyarrow.RecordBatchReader, which duckdb, polars and pandas take. ``split``
+        and ``place``: where it is; ``reason``: why it is in no split; ``of``: the key of the document that stayed. It warns if
+        the dataset does not know what it left out. It needs pyarrow.
+        """
+        table = DocumentTable(self.store, self.splits)
+        if table.unknown:
+            warnings.warn(table.unknown, stacklevel=2)
+        return table.read()
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:

@@ -80,7 +80,7 @@ def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Ca
     try:
         if name == "row":
             return pa.array(entries("row").astype(np.int64))
-        return _hexadecimal(entries("key")) if name == "key" else _named(name, entries("file"), recorded().sources)
+        return hexadecimal(entries("key")) if name == "key" else named(name, entries("file"), recorded().sources)
     except FileNotFoundError as error:
         raise ValueError(f"there is no column {name!r}: {dataset.url} has no record of its documents") from error
 
@@ -106,7 +106,7 @@ def kept_columns(tokens: FlatTokens) -> Columns | None:
     return found if found is not None and found.kinds else None
 
 
-def _named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
+def named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
     """The name of each document's source, or of its file. *files*: numbers through all sources."""
     names = [source if name == "source" else file for source, its in sources for file in its]
     if len(files) and int(files.max()) >= len(names):
@@ -114,7 +114,7 @@ def _named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
     return pa.array(names, pa.large_string()).take(pa.array(files.astype(np.int64)))
 
 
-def _hexadecimal(keys: npt.NDArray[np.uint64]) -> Any:
+def hexadecimal(keys: npt.NDArray[np.uint64]) -> Any:
     """Keys as 16 hexadecimal digits each."""
     digits = HEXADECIMAL[keys.astype(">u8").view(np.uint8)].reshape(-1)
     offsets = np.arange(len(keys) + 1, dtype=np.int64) * 16

@@ -13,7 +13,7 @@ from flat_tokens.tools.terminal import one_line
 
 COMMANDS = (
     *("inspect", "stats", "verify", "trace", "seen", "record"),
-    *("duplicates", "diff", "compare", "export", "import", "completion"),
+    *("documents", "diff", "compare", "export", "import", "completion"),
 )
 """Each is a module of this folder, with SUMMARY, EXAMPLES, ``add_arguments(parser)`` and ``run(options) -> exit status``."""
 

@@ -20,12 +20,12 @@ from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.table import DocumentTable
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
-from flat_tokens.tools.queries import CHANGES, REPEATED, connection
+from flat_tokens.tools.queries import CHANGES, REPEATED, connection, query
 from flat_tokens.tools.sources import document_of
-from flat_tokens.tools.stats import count_files, source_counts
 
 SUMMARY = "say what changed between two datasets or versions"
 EXAMPLES = """\
@@ -142,18 +142,13 @@ def totals_of(corpus: Corpus) -> dict[str, Any]:
 
 def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
     """Tokens and documents of each source, from the indexes alone. Empty if there is no record of sources."""
-    files = sum(len(source.files) for source in corpus.sources)
-    if not files:
+    recorded = (corpus.documents(name) is not None and isinstance(of, FlatTokens) for name, of in corpus.splits.items())
+    if not corpus.sources or not all(recorded):
         return {}
-    counts = np.zeros((2, files + 1), np.int64)
-    for name, split in corpus.splits.items():
-        recorded = corpus.documents(name)
-        if recorded is None or not isinstance(split, FlatTokens):
-            return {}
-        for start in range(0, split.seq_count, KEYS_AT_A_TIME):
-            starts = split.seq_starts.read(start, min(start + KEYS_AT_A_TIME, split.seq_count) + 1)
-            counts += count_files(recorded.file, files, start, np.diff(starts).astype(np.int64))
-    return {source.name: source_counts(counts, source) for source in corpus.sources}
+    sums = "SELECT source, sum(tokens), count(*) FROM documents WHERE split IS NOT NULL GROUP BY source"
+    table = DocumentTable(corpus.store, corpus.splits)
+    found = {name: of for name, *of in query(table.read(("split", "source", "tokens")), sums)}
+    return {source.name: tuple(found.get(source.name, (0, 0))) for source in corpus.sources}
 
 
 class Side(NamedTuple):

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from flat_tokens.keys import mix
 from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
+from flat_tokens.rows.table import lists_of
 from flat_tokens.tools import markup, terminal
 from flat_tokens.tools.corpus import Corpus
-from flat_tokens.tools.duplicates import lists_of
 from flat_tokens.tools.sources import Locator, Place, texts_of
 
 SAMPLE = 10
@@ -41,9 +41,8 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> dict[str, Any] | None:
     policy = (corpus.provenance.get("documents") or {}).get("near_duplicates")
     if not policy:
         return None
-    found = np.concatenate(
-        [np.empty(0, NEAR_DUPLICATE), *(some for _, some in lists_of(corpus, NEAR_DUPLICATES, NEAR_DUPLICATE))]
-    )
+    lists = lists_of(corpus.store, corpus.manifest, NEAR_DUPLICATES, sum(len(source.files) for source in corpus.sources))
+    found = np.concatenate([np.empty(0, NEAR_DUPLICATE), *(some for _, some in lists)])
     found = found[(found["file"] != found["of_file"]) | (found["row"] != found["of_row"])]
     _, cluster, later = np.unique(found[["of_file", "of_row"]], return_inverse=True, return_counts=True)
     cluster, sizes = cluster.reshape(-1), later + 1

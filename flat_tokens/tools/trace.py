@@ -9,18 +9,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
 from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.ends import ends_of
 from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.lookup import key_of
 from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
+from flat_tokens.tools.documents import table_of
 from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, kept_of, places_of, texts_of
 from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.where import parse
 
 SUMMARY = "find the documents that a token, a sequence or a training step comes from"
 EXAMPLES = """\
@@ -28,6 +32,7 @@ examples:
   flat-tokens trace out/web --sequence 7             key, source file and row of sequence 7, and its text
   flat-tokens trace out/web --token 123456789        the same for the sequence that holds a token of the split
   flat-tokens trace out/web --sequence 7 --source /mnt/corpus
+  flat-tokens trace out/web --document 9f1c0a3b5d7e2468  a document by its key, or why it is in no split
   flat-tokens trace out/web --step 5000 --length 2048 --batch-size 64 --seed 1 --row 3
                                                      every document in row 3 of that batch; without --row, in all rows
   flat-tokens trace run.json --step 5000 --row 3     the same for a run with a ledger, which has its settings
@@ -45,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--token", type=int, metavar="K", help="token K of the split, counted through all of its sequences")
     what.add_argument("--sequence", type=int, metavar="N", help="sequence N of the split; -1 is the last")
+    document = "the document with this key, 16 hexadecimal digits; of one that is in no split, why it is not"
+    what.add_argument("--document", metavar="KEY", help=document)
     what.add_argument("--step", type=arguments.at_least(0), metavar="S", help="step S of a ShuffledLoader over the split")
     parser.add_argument("--split", metavar="NAME", help="train, validation or test (default: the first)")
     characters = "show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)"
@@ -79,6 +86,13 @@ def run(options: argparse.Namespace) -> int:
     vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
     color = terminal.wants_color(options.color)
     locator = Locator(corpus, options.source, options.trust_records)
+    if options.document is not None:
+        found = find_document(corpus, options.document)
+        if not isinstance(found, tuple):
+            facts = [[name, str(value)] for name, value in found.items() if value is not None]
+            terminal.show(options, found, ["not in the dataset: it was left out", *terminal.table(facts, "<<")])
+            return arguments.SAME
+        (name, options.sequence), split = found, corpus.splits[found[0]]
     if options.step is not None:
         traced: dict[str, Any] = trace_step(corpus, name, split, options, locator, vocabulary)
         shown = step_lines(traced, 160 if options.characters is None else options.characters, color)
@@ -113,6 +127,23 @@ def run_ledger(options: argparse.Namespace) -> int:
     color = terminal.wants_color(options.color)
     terminal.show(options, traced, step_lines(traced, 160 if options.characters is None else options.characters, color))
     return arguments.SAME
+
+
+def find_document(corpus: Corpus, key: str) -> tuple[str, int] | dict[str, Any]:
+    """The split and the sequence of the document with a key, or its row in the table of documents. That of one that was forgotten
+    has nothing but its key and the reason. LookupError if there is none.
+    """
+    wanted, table = np.array([key_of(key)], np.uint64), table_of(corpus.store.url)
+    for name, split in table.splits.items():
+        if (number := int(split.by_keys(wanted)[0])) >= 0:
+            return name, number
+    for batch in table.batches(where=parse(f"key = '{key}'")):
+        row: dict[str, Any]
+        for row in batch.to_pylist():
+            return row
+    if corpus.output is not None and read_forgotten(corpus.output).those(wanted)[0]:
+        return {"key": key, "reason": "forgotten"}
+    raise LookupError(f"{corpus.url}: has no document with key {key}. Of one that a step left out the key is not known")
 
 
 def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:

@@ -20,8 +20,10 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
 from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.rows.table import DocumentTable
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, changes, token_digests
+from flat_tokens.tools.queries import query
 from tasks.models import Split, TokenShard
 from tasks.output.changes import DocumentChangeCounts, DocumentChanges, SplitChange
 from tasks.output.paths import DOCUMENTS, version_store
@@ -132,15 +134,6 @@ class _Version(NamedTuple):
         found["digest"] = np.concatenate([*self.segments, np.empty(0, STORED)])["digest"]
         return found.view(f"S{KNOWN.itemsize}")
 
-    def counts(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """(split, source) and how many documents, all of them."""
-        for i, name in enumerate(self.split_names):
-            total, length = np.zeros(len(self.names), np.int64), self.splits[i].file.length
-            for start in range(0, length, KEYS_AT_A_TIME):
-                files = self.splits[i].file.read(start, min(start + KEYS_AT_A_TIME, length))
-                total += np.bincount(self._sources_of(i, files), minlength=len(self.names))
-            yield from (((name, source), count) for source, count in zip(self.names, total.tolist(), strict=True))
-
     def documents(self, split: int, is_passed_over: npt.NDArray[np.bool_]) -> Iterator[tuple[Int64s, Int64s]]:
         """Numbers of the documents to compare in a split, some at a time, and their sources. *is_passed_over*: bool[segments]."""
         covered, at = [(0, 0)], 0
@@ -197,7 +190,11 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     """
     b = _Version.opened(root, after)
     if before is None:
-        return summed({place: Counter(added=count) for place, count in b.counts() if count}, b.names)
+        store = version_store(root, after)
+        table = DocumentTable(store, {name: open_split(store / name) for name in b.split_names})
+        sql = "SELECT split, source, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL"
+        found = query(table.read(("split", "source")), sql)
+        return summed({(split, source): Counter(added=count) for split, source, count in found}, b.names)
     a = _Version.opened(root, before)
     names = tuple(dict.fromkeys((*b.names, *a.names)))
     numbers = {name: i for i, name in enumerate(names, 1)}

@@ -12,28 +12,24 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import columns_of
-from flat_tokens.extras import pa
-from flat_tokens.keys import document_keys
 from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
+from flat_tokens.rows.table import DocumentTable
 from flat_tokens.stores.store import Store
-from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import read_token_bytes
-from flat_tokens.tools.stats import Counts, Tally
+from flat_tokens.tools.queries import query
+from flat_tokens.tools.stats import Counts
 from tasks.finalize.document_changes import document_changes
 from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Subject
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
-from tasks.output.paths import DOCUMENTS, version_store
+from tasks.output.paths import version_store
 from tasks.parts.part import NEAR_DUPLICATE_REASON
 
 logger = logging.getLogger(__name__)
 
-ENTRIES_AT_ONCE, ROWS_AT_ONCE = 1 << 22, 1 << 14
+ENTRIES_AT_ONCE = 1 << 22
 ALL = Subject()
 
 
@@ -96,34 +92,22 @@ class VersionFacts:
         return {one["name"]: one for one in self.documents.get("by_source") or ()}
 
     @cached_property
-    def lengths(self) -> dict[tuple[str, str], Counts]:
-        """How many documents have how many tokens, by (split, source)."""
-        sources = self.manifest["provenance"].get("sources") or ()
-        source_of = np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources])
-        tallies: dict[tuple[str, str], Tally] = {}
-        for name in self.splits:
-            split = open_split(self.store / name)
-            file = open_array(self.store / f"{DOCUMENTS}/{name}/file", "uint64")
-            for start in range(0, split.seq_count, ENTRIES_AT_ONCE):
-                stop = min(start + ENTRIES_AT_ONCE, split.seq_count)
-                ends = split.seq_starts.read(start, stop + 1).astype(np.int64)
-                files = file.read(start, stop)
-                if len(files) and int(files.max()) >= len(source_of):
-                    raise ValueError(f"{self.store.url}: is damaged: it has file {files.max()} of {len(source_of)}")
-                of, lengths = source_of[files], np.diff(ends)
-                for number in np.unique(of).tolist():
-                    tally = tallies.setdefault((name, sources[number]["name"]), Tally())
-                    tally.add(lengths[of == number])
-        return {place: tally.counts() for place, tally in tallies.items()}
+    def _table(self) -> DocumentTable:
+        return DocumentTable(self.store, {name: open_split(self.store / name) for name in self.splits})
+
+    @cached_property
+    def lengths(self) -> list[tuple[str, str, int, int]]:
+        """How many documents of each split and source have how many tokens."""
+        return query(
+            self._table.read(("split", "source", "tokens")),
+            "SELECT *, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL",
+        )
 
     def lengths_of(self, place: Subject = ALL) -> Counts:
-        """The same, of a source, of a split or of all."""
-        some = [
-            counts
-            for (split, source), counts in self.lengths.items()
-            if place.split in ("", split) and place.source in ("", source)
-        ]
-        return Counts.together(some or [Counts(np.empty(0, np.int64), np.empty(0, np.int64))])
+        """How many documents have how many tokens, of a source, of a split or of all."""
+        some = [of[2:] for of in self.lengths if place.split in ("", of[0]) and place.source in ("", of[1])]
+        values, counts = np.array(some, np.int64).reshape(-1, 2).T
+        return Counts.together([Counts(values, counts)])
 
     def text_bytes(self, name: SplitName) -> int | None:
         """Bytes of text that the tokens of a split stand for. None if the bytes of its tokenizer's tokens are not known, or it
@@ -139,31 +123,13 @@ class VersionFacts:
         return sum(int(part.sum(dtype=np.int64)) for part in parts) if known.is_exact else None
 
     def column(self, place: Subject) -> tuple[int, int, int]:
-        """Rows of a kept column, how many of them are null, and how many different values the others have, by 64 bits of each."""
-        rows, nulls = 0, 0
-        seen, fresh = np.empty(0, np.uint64), list[npt.NDArray[np.uint64]]()
-        for name in self.splits:
-            for values in self._values(name, place.column) if place.split in ("", name) else ():
-                rows, nulls = rows + len(values), nulls + values.null_count
-                fresh.append(value_digests(values))
-                if sum(map(len, fresh)) > max(len(seen), ENTRIES_AT_ONCE):
-                    seen, fresh = np.unique(np.concatenate([seen, *fresh])), []
-        return rows, nulls, len(np.unique(np.concatenate([seen, *fresh])))
-
-    def _values(self, split: str, column: str) -> Iterator[Any]:
-        """The values of a kept column, some at a time. ValueError if there is no such column."""
-        columns = columns_of(self.store, self.manifest, split)
-        if column not in columns.kinds:
-            raise ValueError(f"{self.store.url}: keeps no column {column!r}")
-        count = self.manifest["totals"][split]["seq_count"]
-        for start in range(0, count, ROWS_AT_ONCE):
-            yield columns.take(np.arange(start, min(start + ROWS_AT_ONCE, count)), [column]).column(0)
-
-
-def value_digests(values: Any) -> npt.NDArray[np.uint64]:
-    """Digests of the different values of a column that are not null: uint64[n]."""
-    data, offsets = text_buffers(pa.compute.unique(values.drop_null()).cast(pa.large_string()))
-    return document_keys(data, offsets)
+        """Rows of a kept column, how many of them are null, and how many different values the others have."""
+        if place.column not in (self.manifest.get("columns") or {}):
+            raise ValueError(f"{self.store.url}: keeps no column {place.column!r}")
+        value = '"' + place.column.replace('"', '""') + '"'
+        counts = f"SELECT count(*), count(*) - count({value}), count(DISTINCT {value}) FROM documents WHERE split LIKE ?"  # noqa: S608  # quoted
+        ((rows, nulls, distinct),) = query(self._table.read(("split", place.column)), counts, [place.split or "%"])
+        return rows, nulls, distinct
 
 
 class Difference:
@@ -248,13 +214,10 @@ def _in_ranges(before: VersionFacts | None, now: VersionFacts) -> Iterator[Lengt
         found = Counter[int]()
         if one is not None:
             try:
-                lengths = one.lengths_of()
+                for *_, tokens, count in one.lengths:
+                    found[tokens.bit_length()] += count
             except (OSError, ValueError) as error:
                 logger.warning("The lengths of version %s is unknown: %s", one.version, error)
-            else:
-                bits = np.ceil(np.log2(lengths.values.astype(np.float64) + 1)).astype(np.int64)
-                for bit, count in zip(bits.tolist(), lengths.counts.tolist(), strict=True):
-                    found[bit] += count
         counts.append(found)
     there = {*counts[0], *counts[1]}
     for bit in range(min(there, default=0), max(there, default=-1) + 1):

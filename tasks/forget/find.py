@@ -12,10 +12,11 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
 from flat_tokens.keys import document_keys
-from flat_tokens.manifest import DUPLICATE, DUPLICATES, NEAR_DUPLICATE, NEAR_DUPLICATES, read_manifest, splits_at
+from flat_tokens.manifest import DUPLICATES, NEAR_DUPLICATES, read_manifest, splits_at
 from flat_tokens.reader import open_split
 from flat_tokens.rows.facts import check, matching, recorded_of
-from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.rows.table import DocumentTable, lists_of
+from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
 from tasks.models import Split
 from tasks.output.paths import DOCUMENTS, VERSIONS, version_store
@@ -95,9 +96,9 @@ def entries_of(store: Store) -> Iterator[Entries]:
 
 
 class ListOfCopies(NamedTuple):
-    """A list of copies of a version, its object, and the reason for which they are skipped; None where they are kept."""
+    """A list of copies of a version, its name, and the reason for which they are skipped; None where they are kept."""
 
-    stored: StoredObject
+    key: str
     entries: npt.NDArray[np.void]
     reason: str | None
 
@@ -108,18 +109,10 @@ def duplicates_of(store: Store) -> list[ListOfCopies]:
     """
     manifest = read_manifest(store)
     near = (manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}
-    kinds = {
-        DUPLICATES: (DUPLICATE, "duplicate"),
-        NEAR_DUPLICATES: (NEAR_DUPLICATE, None if near.get("action") == "keep" else NEAR_DUPLICATE_REASON),
-    }
-    found = []
-    for stored in map(stored_object, manifest["objects"]):
-        if (kind := kinds.get(stored.key.rpartition("/")[0])) is not None:
-            data = store.read(stored.key)
-            if not stored.is_of(data):
-                raise ValueError(f"{store.path(stored.key)}: is not what the manifest says. Find out: flat-tokens verify")
-            found.append(ListOfCopies(stored, np.frombuffer(data, kind[0]), kind[1]))
-    return found
+    reasons = {DUPLICATES: "duplicate", NEAR_DUPLICATES: None if near.get("action") == "keep" else NEAR_DUPLICATE_REASON}
+    files = len(sources_of_files(manifest))
+    lists = ((kind, some) for kind in reasons for some in lists_of(store, manifest, kind, files))
+    return [ListOfCopies(key, entries, reasons[kind]) for kind, (key, entries) in lists]
 
 
 def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -158,31 +151,12 @@ def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
     would take the place of a document that is forgotten.
     """
     store = version_store(root, version)
-    lists = [copies for _, copies, reason in duplicates_of(store) if reason is not None]
-    if not lists:
-        return keys
-    copies = {name: np.concatenate([some[name] for some in lists]) for name in ("key", "of_file", "of_row")}
-    places = np.unique(numbered(copies["of_file"], copies["of_row"]))
-    stayed = [(np.empty(0, places.dtype), np.empty(0, np.uint64))]
-    for some in entries_of(store):
-        row = open_array(store / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
-        here = numbered(some.file, row)
-        mine = np.isin(here, places)
-        stayed.append((here[mine], some.key[mine]))
-    # (place of the document that stayed) -> keys of all that have its text
-    place = np.concatenate([numbered(copies["of_file"], copies["of_row"]), *(places for places, _ in stayed)])
-    key = np.concatenate([copies["key"], *(keys for _, keys in stayed)])
+    key, of = DocumentTable(store, dict.fromkeys(splits_at(store))).copies
     while True:
-        groups = np.unique(place[np.isin(key, keys)])
-        more = np.union1d(keys, key[np.isin(place, groups)])
-        if len(more) == len(keys):
-            return more
+        more = np.unique(np.concatenate([keys, key[np.isin(of, keys)], of[np.isin(key, keys)]]))
+        if len(more) == len(np.unique(keys)):
+            return keys if len(more) == len(keys) else more
         keys = more
-
-
-def numbered(file: UInt64s, row: UInt64s) -> npt.NDArray[np.uint64]:
-    """A number for each place: files are fewer than 2**24, rows of one fewer than 2**40."""
-    return file.astype(np.uint64) << np.uint64(40) | row.astype(np.uint64)
 
 
 def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:

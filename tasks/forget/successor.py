@@ -14,6 +14,7 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
+from flat_tokens.rows.table import numbered
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from tasks.derive.pieces import Counted
@@ -22,7 +23,7 @@ from tasks.derive.provenance import card as card_of_derived
 from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
-from tasks.forget.find import duplicates_of, entries_of, numbered
+from tasks.forget.find import duplicates_of, entries_of
 from tasks.models import PublishedLocation, TokenShard
 from tasks.output.paths import DOCUMENTS, origin_key, version_store
 from tasks.output.pointer import pointer_lock
@@ -130,20 +131,9 @@ def write_duplicates(
     lists, objects, lost = duplicates_of(of), list[StoredObject](), Counter[tuple[int, str | None]]()
     if not lists:
         return (), lost
-    # Those that are kept are among the version's documents.
-    everything = [copies for _, copies, reason in lists if reason is not None]
-    place = [numbered(copies["file"], copies["row"]) for copies in everything]
-    key = [copies["key"] for copies in everything]
-    for some in entries_of(of):
-        row = open_array(of / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
-        place.append(numbered(some.file, row))
-        key.append(some.key)
-    order = np.argsort(np.concatenate(place), kind="stable")
-    places = np.concatenate(place)[order]
-    gone_before = np.concatenate([[0], np.cumsum(forgotten.those(np.concatenate(key)[order]))])
     clusters, in_clusters = clusters_without(_all_of([copies for _, copies, reason in lists if reason is None]), forgotten)
     begin = 0
-    for stored, copies, reason in lists:
+    for name, copies, reason in lists:
         now, stays = copies, ~forgotten.those(copies["key"])
         counted = np.ones((2, len(copies)), bool)
         if reason is None:
@@ -151,12 +141,8 @@ def write_duplicates(
             begin += len(copies)
             counted = np.array([_places(some) != numbered(some["of_file"], some["of_row"]) for some in (copies, now)])
         lost.update((file, reason) for file in copies["file"][counted[0] & ~(stays & counted[1])].tolist())
-        kept = now[stays]
-        # (slice, document) -> (slice, document): as many fewer as are forgotten of those before it in the slice
-        at, number = np.searchsorted(places, numbered(kept["file"], kept["row"])), kept["document"].astype(np.int64)
-        kept["document"] -= (gone_before[at] - gone_before[np.maximum(at - number, 0)]).astype(np.uint64)
-        if len(kept):
-            objects.append(target.store.put(stored.key, kept.tobytes()))
+        if stays.any():
+            objects.append(target.store.put(name, now[stays].tobytes()))
     return tuple(objects), lost
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flat_tokens.tools.corpus import open_corpus
-from flat_tokens.tools.duplicates import copies_of
+from flat_tokens.tools.documents import table_of
 from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, Grid, Whole, python, spread
 from tests.benchmarks.peers import installed
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
@@ -134,9 +134,10 @@ def _clusters(name: str, run: Whole, output: Path, theirs: Path, directory: Path
             for document, cluster in np.fromfile(path, "<u4").reshape(-1, 2).tolist() if path.exists() else ():
                 found.setdefault(cluster, set()).add(first + document)
     else:
-        for copy in copies_of(open_corpus(str(output))):
-            assert copy.place.file is not None
-            assert copy.of.file is not None
-            of = firsts[copy.of.file.number] + copy.of.row
-            found.setdefault(of, {of}).add(firsts[copy.place.file.number] + copy.place.row)
+        files = [file.name for source in open_corpus(str(output)).sources for file in source.files]
+        first_of = dict(zip(files, firsts, strict=False))
+        rows = table_of(str(output)).read().read_all().to_pylist()
+        place = {row["key"]: first_of[row["file"]] + row["row"] for row in rows}
+        for row in (row for row in rows if row["of"] is not None):
+            found.setdefault(place[row["of"]], {place[row["of"]]}).add(place[row["key"]])
     return [sorted(mine) for mine in found.values() if len(mine) > 1]

@@ -88,17 +88,12 @@ def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, 
     return stay, copies
 
 
-def listed(result: BuildResult, capsys: pytest.CaptureFixture[str]) -> list[tuple[int, int, int, int]]:
-    """What the command lists, its files by their numbers."""
+def listed(result: BuildResult) -> list[tuple[int, int, int, int]]:
+    """The duplicates in the table of documents, with those that stayed; files by their numbers."""
     files = [(source["name"], file["name"]) for source in sources_of(result) for file in source["files"]]
-    capsys.readouterr()
-    assert main(["duplicates", result.path, "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    numbers = {name: i for i, name in enumerate(files)}
-    return [
-        (numbers[one["source"], one["file"]], one["row"], numbers[one["of"]["source"], one["of"]["file"]], one["of"]["row"])
-        for one in found
-    ]
+    rows = flat_tokens.open(result.path).documents.read_all().to_pylist()
+    place = {row["key"]: (files.index((row["source"], row["file"])), row["row"]) for row in rows}
+    return sorted(place[row["key"]] + place[row["of"]] for row in rows if row["reason"] == "duplicate")
 
 
 def sources_of(result: BuildResult) -> list[dict[str, Any]]:
@@ -116,7 +111,7 @@ def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize(("count", "workers"), first_fast([(25, (1, 4)), (60, (1, 2, 4))], several=True))
 def test_the_first_of_equal_texts_stays_with_any_workers_and_through_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, workers: tuple[int, ...]
+    tmp_path: Path, count: int, workers: tuple[int, ...]
 ) -> None:
     one, other = planted(count)
     paths = put(tmp_path / "a.jsonl", one), put(tmp_path / "b.jsonl", other)
@@ -126,7 +121,7 @@ def test_the_first_of_equal_texts_stays_with_any_workers_and_through_groups(
     results.append(build(config, Elsewhere(config)))
     for result in results:
         assert documents_of(result) == stay
-        assert listed(result, capsys) == copies
+        assert listed(result) == copies
         flat_tokens.verify(result.path, "full")
     assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
     assert results[0].slices > 10
@@ -398,7 +393,7 @@ def test_the_corpus_with_three_in_ten_planted_copies(
         assert result.totals["documents"]["skipped"] == {"duplicate": len(copies)}
         places = [zip(entries(result, split, "file"), entries(result, split, "row"), strict=True) for split in SPLITS]
         assert sorted(place for split in places for place in split) == [(file, row) for file, row, _ in stay]
-        assert listed(result, capsys) == copies
+        assert listed(result) == copies
         if workers is None:
             where = [word for source in sources for word in ("--source", str(source))]
             assert main(["verify", result.path, "--sample", "1/1", "--documents", "500", *where]) == 0

@@ -270,15 +270,13 @@ def test_datasets_without_them_are_as_before_and_share_segments(tmp_path: Path, 
     assert build_here(told(tmp_path / "out", *paths)).text_bytes_tokenized == 0
 
 
-def test_the_command_lists_them(tmp_path: Path, paths: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[Path, Path]) -> None:
     result = build_here(told(tmp_path / "out", *paths))
-    capsys.readouterr()
-    assert main(["duplicates", result.path, "--json"]) == 0
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(listed) == result.totals["documents"]["skipped"]["near_duplicate"]
-    assert [listed[-1][name] for name in ("source", "file", "row")] == ["b", "b.jsonl", 9]
-    assert listed[-1]["of"]["file"] == "a.jsonl"
-    assert all(0.6 < one["similarity"] <= 1 for one in listed)
+    rows = flat_tokens.open(result.path).documents.read_all().to_pylist()
+    place = {row["key"]: ("ab".index(row["source"]), row["row"]) for row in rows}
+    pairs = {place[row["key"]]: place[row["of"]] for row in rows if row["of"] is not None}
+    assert pairs == {later: mine[0] for mine in naive(ONE, OTHER) for later in mine[1:]}
+    assert all((row["of"] is None) or 0.6 < row["similarity"] <= 1 for row in rows)
 
 
 @pytest.mark.slow

@@ -1,0 +1,146 @@
+"""The table of documents: every document that was read, where it is, and why it is in no split. Counts are those of manifests."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+from flat_tokens.tools.cli import main
+from flows.pipelines.forget import ForgetRequest, forget
+from tests.faults.support import build_here, refresh_here
+
+TEXTS = [
+    "salt and wind " * 9,
+    "",
+    "salt and wind " * 9,
+    "x",
+    "the harbour wall in the morning",
+    None,
+    "the harbour wall in the evening",
+]
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "duplicates": {"duplicates": "drop"},
+    "near-duplicates": {"near_duplicates": {"threshold": 0.5, "words": 2}},
+    "both": {"duplicates": "drop", "near_duplicates": {"threshold": 0.5, "words": 2}},
+    "kept clusters": {"near_duplicates": {"threshold": 0.5, "words": 2, "action": "keep"}},
+    "steps": {"steps": [{"use": "length", "min_bytes": 3}]},
+}
+
+
+def told(home: Path, policy: str, **more: Any) -> dict[str, Any]:
+    """Three files of two sources, one of which has no ids."""
+    for name, texts in (("a/1", TEXTS[:4]), ("a/2", TEXTS[2:]), ("b/3", TEXTS)):
+        rows = [json.dumps({"id": f"{name}-{i}", "text": text, "note": f"n{i}"}) for i, text in enumerate(texts)]
+        rows = [row for row in rows if '"text": null' not in row]
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    sources = [{"name": name, "path": str(home / name), "keep_columns": ["note"]} for name in "ab"]
+    settings = {"sources": [sources[0] | {"id_column": "id"}, sources[1]], "documents": POLICIES[policy], "tokenizer": "bytes"}
+    return {"output": str(home / "out"), "validation_fraction": 0.3, "slice_bytes": 150, **settings, **more}
+
+
+def rows_of(output: Path | str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = flat_tokens.open(output).documents.read_all().to_pylist()
+    return found
+
+
+def check_counts(output: Path | str) -> None:
+    """The counts of the table are those of the manifest: in all, by source, split and reason."""
+    totals, rows = flat_tokens.open(output).manifest["totals"], rows_of(output)
+    documents = totals["documents"]
+    splits = {name: of["seq_count"] for name, of in totals.items() if name != "documents" and of["seq_count"]}
+    assert Counter(row["split"] for row in rows if row["split"]) == splits
+    assert Counter(row["reason"] for row in rows if row["reason"]) == documents["skipped"]
+    assert len(rows) == documents["read"]
+    for source in documents["by_source"]:
+        mine = [row for row in rows if row["source"] == source["name"]]
+        assert (len(mine), sum(row["split"] is not None for row in mine)) == (source["read"], source["written"])
+        assert Counter(row["reason"] for row in mine if row["reason"]) == source["skipped"]
+        assert sum(row["tokens"] or 0 for row in mine) == source["token_count"]
+    places = [(row["source"], row["file"], row["row"]) for row in rows]
+    assert len(set(places)) == len(places)
+    assert all((row["split"] is None) != (row["reason"] is None) for row in rows)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "steps"])
+def test_counts_are_those_of_the_manifest(tmp_path: Path, policy: str) -> None:
+    """Of a build, of one that takes its tokens from there, and of a refresh."""
+    settings = told(tmp_path, policy)
+    check_counts(build_here(settings).path)
+    again = build_here({**settings, "split_seed": 7})
+    assert again.text_bytes_tokenized == 0
+    check_counts(again.path)
+    (tmp_path / "a/2.jsonl").write_text(json.dumps({"id": "new", "text": "something else", "note": "n0"}) + "\n")
+    refreshed = refresh_here({**settings, "split_seed": 7}).build
+    assert refreshed is not None
+    check_counts(refreshed.path)
+
+
+def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = told(tmp_path, "duplicates")["output"]
+    build_here(told(tmp_path, "duplicates"))
+    capsys.readouterr()
+    where = ["documents", output, "--where", "reason = 'duplicate' and source = 'a'"]
+    assert main([*where, "--columns", "file,row,note"]) == 0
+    assert capsys.readouterr().out == "file\trow\tnote\n1.jsonl\t2\t\n2.jsonl\t0\t\n2.jsonl\t1\t\n"
+    assert main([*where, "--json", "--columns", "row"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"row": 2}, {"row": 0}, {"row": 1}]
+    path = tmp_path / "documents.parquet"
+    assert main(["documents", output, "--to", str(path)]) == 0
+    assert pq.read_table(path).to_pylist() == rows_of(output)
+    assert main(["documents", output, "--to", str(path)]) == 2
+    assert main(["documents", output, "--where", "split = 'test'"]) == 1
+    assert main(["documents", output, "--columns", "nothing"]) == 2
+    assert "there is no column 'nothing'; there are key, source" in capsys.readouterr().err
+
+
+def test_trace_says_why_a_document_is_not_in_the_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = told(tmp_path, "duplicates")["output"]
+    build_here(told(tmp_path, "duplicates"))
+    rows = rows_of(output)
+    (copy,) = [row for row in rows if (row["file"], row["row"]) == ("2.jsonl", 0)]
+    kept = next(row for row in rows if row["split"] == "train")
+    capsys.readouterr()
+    assert main(["trace", output, "--document", copy["key"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == copy
+    assert main(["trace", output, "--document", copy["key"]]) == 0
+    shown = capsys.readouterr().out
+    assert "not in the dataset" in shown
+    assert copy["of"] in shown
+    assert main(["trace", output, "--document", kept["key"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["document"]["key"] == kept["key"]
+    assert main(["trace", output, "--document", "f" * 16]) == 2
+    (tmp_path / "keys").write_text(kept["key"])
+    forget(ForgetRequest(output=output, reason="asked", key_list=str(tmp_path / "keys")))
+    capsys.readouterr()
+    assert main(["trace", output, "--document", kept["key"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"key": kept["key"], "reason": "forgotten"}
+
+
+def test_documents_that_are_not_listed_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = build_here(told(tmp_path, "steps")).path
+    capsys.readouterr()
+    assert main(["documents", path, "--columns", "split"]) == 0
+    said = capsys.readouterr()
+    assert set(said.out.splitlines()[1:]) <= {"train", "validation"}
+    assert "documents that it left out are not listed" in said.err
+    with pytest.warns(UserWarning, match="are not listed"):
+        assert len(rows_of(path)) == flat_tokens.open(path).manifest["totals"]["documents"]["written"]
+
+
+def test_a_token_shard_and_a_directory_of_another_format_have_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    pq.write_table(pa.table({"input_ids": [[1, 2]]}), tmp_path / "x.parquet")
+    assert main(["documents", str(tmp_path / "x.parquet")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
