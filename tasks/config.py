@@ -670,8 +670,8 @@ class BuildConfig(Model):
         masked = [source.name for source in self.sources if source.masked]
         if masked and self.documents.opened().gives_spans:
             raise ValueError(
-                "a step of documents.steps says which characters count for the loss, and so do the columns of source "
-                f"{masked[0]!r}. Leave one of them out."
+                "a step of documents.steps says which characters count for the loss, and so do the columns of "
+                f"{source_called(masked[0])}. Leave one of them out."
             )
         return self
 

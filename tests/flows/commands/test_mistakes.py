@@ -33,7 +33,7 @@ MISTAKES = {
     "inspect OUT --format parqet": "argument --format: there is no 'parqet'. Did you mean 'parquet'?",
     "export OUT NEW --to megatrn": "argument --to: there is no 'megatrn'. Did you mean 'megatron'?",
     "import OUTT NEW": "there is nothing here. Did you mean: OUT?",
-    **{f"{name} OUTT": "there is nothing here. Did you mean: OUT?" for name in ("inspect", "stats", "verify", "duplicates")},
+    **{f"{name} OUTT": "there is nothing here. Did you mean: OUT?" for name in ("inspect", "stats", "verify", "documents")},
     "completion bsh": "there is no 'bsh'. Did you mean 'bash'?",
 }
 MISTAKES_OF_SERVICE = {

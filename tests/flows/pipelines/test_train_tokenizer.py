@@ -327,7 +327,14 @@ def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, capsys: 
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "y", "x.json"):
+        (tmp_path / name).mkdir()
     assert main(["train-tokenizer", *arguments, "--no-server"]) == 2
     assert message in capsys.readouterr().err
