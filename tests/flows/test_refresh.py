@@ -52,7 +52,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     assert [description for description, _ in seen] == [result.headline for result in (first, second, third)]
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
-    assert "- source notes: documents 8 (+3), " in summary
+    assert "- source 'notes': documents 8 (+3), " in summary
     assert "- added: notes, `b.jsonl`, " in summary
     assert f"Removed: `{first.version}`." in summary
     assert "- all documents: 3 added, 0 removed, 0 changed, 0 moved to another source" in summary
