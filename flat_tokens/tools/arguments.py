@@ -82,9 +82,12 @@ def add_command(commands: Any, name: str, about: str, examples: str, status: str
 
 def existing(text: str) -> str:
     """A URL, or a path at which something is."""
-    if "://" in text or kind_of(text) is not None:
-        return text
-    near = nearest_file(Path(text))
+    try:
+        if "://" in text or kind_of(text) is not None:
+            return text
+        near = nearest_file(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(terminal.one_line(error)) from error
     is_file = near or Path(text).suffix
     raise argparse.ArgumentTypeError(f"there is nothing at {text}.{near}" if is_file else str(no_dataset(Store.at(text))))
 

@@ -167,7 +167,8 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
             if is_much(unknown(found, known)):
                 return None
             text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
-        tokenizer, layout = loading.result(), layout_of(config, output.root)
+            tokenizer = after_trial(loading, output.seconds)
+        layout = layout_of(config, output.root)
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         make = partial(provenance, pinned=pinned, files=text.files, tokenizer=tokenizer, chats=chats, has_runs=text.has_runs)
         config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)

@@ -697,7 +697,7 @@ def test_a_taken_port_is_refused(service: Service, home: Path) -> None:
         text=True,
         timeout=300,
     )
-    assert (told.returncode, told.stdout) == (1, "")
+    assert told.returncode == 1
     assert told.stderr.startswith(f"Port {service.port} cannot be had (Address already in use).")
 
 

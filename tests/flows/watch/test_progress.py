@@ -194,8 +194,8 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
     assert seen[0] == {}
     assert [one["seen-by-people-download"][0] for one in seen[1:]] == [100.0, 100.0, 100.0]
     assert [one["seen-by-people-tokenize"][0] for one in seen[1:]] == [25.0, 50.0, 100.0]
-    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**: ")
-    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**: ")
+    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**, ~0:0")
+    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ~0:0")
     assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
     assert "seen-by-people-split" not in seen[3]  # there was nothing to do, and it was over at once
 
