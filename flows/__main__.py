@@ -18,8 +18,6 @@ ARROW_MEMORY = {
 """Arrow's memory in one arena for all threads, in large pages: what one thread gives back another one takes. Its usual allocator
 holds three times what is in use.
 """
-SWITCH_SECONDS = 0.0005
-"""A thread that comes back from a library waits so long, at most, for one that does not: Python's 5 ms are a whole batch."""
 NO_MORE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's linear algebra starts a thread for every core when it is imported, which takes some 80 ms of the processors. A build's
 own threads keep them all busy.
@@ -34,7 +32,6 @@ def run() -> None:
     if sys.argv[1:2] and sys.argv[1] in BUILDING:
         begin_with_large_pages()
     gc.set_threshold(NEW_OBJECTS)
-    sys.setswitchinterval(SWITCH_SECONDS)
     from flows.commands.main import main  # takes longer than to begin again
 
     status = main(sys.argv[1:])
