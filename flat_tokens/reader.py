@@ -323,9 +323,9 @@ class Dataset:
 
     @property
     def documents(self) -> Any:
-        """Every document that was read, a row each: a pyarrow.RecordBatchReader, which duckdb, polars and pandas take. ``split``
-        and ``place``: where it is; ``reason``: why it is in no split; ``of``: the key of the document that stayed. It warns if
-        the dataset does not know what it left out. It needs pyarrow.
+        """The documents, and the duplicates that were left out, a row each: a pyarrow.RecordBatchReader, which duckdb, polars and
+        pandas take. ``split`` and ``place``: where it is; ``reason``: why it is in no split; ``of``: the key of the document that
+        stayed. It warns if the dataset does not know all that it left out. It needs pyarrow.
         """
         table = DocumentTable(self.store, self.splits)
         if table.unknown:

@@ -34,6 +34,11 @@ Column = Callable[[str], Any]
 UInt64s = npt.NDArray[np.uint64]
 
 
+def name_of_kept(column: str) -> str:
+    """The name that a kept column has in the table."""
+    return f"columns.{column}" if column in FACTS else column
+
+
 def numbered(file: UInt64s, row: UInt64s) -> UInt64s:
     """A number for each place: files are fewer than 2**24, rows of one fewer than 2**40."""
     return file.astype(np.uint64) << np.uint64(40) | row.astype(np.uint64)
@@ -83,7 +88,7 @@ class DocumentTable:
     @cached_property
     def _kept(self) -> dict[str, str]:
         """The kept columns, by their names in the table."""
-        return {f"columns.{name}" if name in FACTS else name: name for name in self._manifest.get("columns") or {}}
+        return {name_of_kept(name): name for name in self._manifest.get("columns") or {}}
 
     @cached_property
     def schema(self) -> Any:

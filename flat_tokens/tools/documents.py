@@ -1,4 +1,4 @@
-"""``flat-tokens documents``: the documents that a dataset was made of: where each is, and why it is in no split."""
+"""``flat-tokens documents``: the documents of a dataset, where each is, and the duplicates that it left out."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.where import pa, parse
 
-SUMMARY = "list every document that was read: its split and place, or why it was left out"
+SUMMARY = "list the documents of a dataset with their splits and places, and the duplicates that it left out"
 EXAMPLES = """\
 examples:
   flat-tokens documents out/web                                   a line for each document
   flat-tokens documents out/web --where "reason = 'duplicate'" --columns key,file,row,of
-  flat-tokens documents out/web --where "of is not null" --json   duplicates and near-duplicates, kept ones among them
+  flat-tokens documents out/web --where "of is not null" --json   duplicates and near-duplicates that were left out
   flat-tokens documents out/web --to documents.parquet            the table, for duckdb, polars, pandas
 """
 

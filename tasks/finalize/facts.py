@@ -15,7 +15,7 @@ import numpy as np
 
 from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
-from flat_tokens.rows.table import DocumentTable
+from flat_tokens.rows.table import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.queries import query
@@ -126,9 +126,10 @@ class VersionFacts:
         """Rows of a kept column, how many of them are null, and how many different values the others have."""
         if place.column not in (self.manifest.get("columns") or {}):
             raise ValueError(f"{self.store.url}: keeps no column {place.column!r}")
-        value = '"' + place.column.replace('"', '""') + '"'
+        name = name_of_kept(place.column)
+        value = '"' + name.replace('"', '""') + '"'
         counts = f"SELECT count(*), count(*) - count({value}), count(DISTINCT {value}) FROM documents WHERE split LIKE ?"  # noqa: S608  # quoted
-        ((rows, nulls, distinct),) = query(self._table.read(("split", place.column)), counts, [place.split or "%"])
+        ((rows, nulls, distinct),) = query(self._table.read(("split", name)), counts, [place.split or "%"])
         return rows, nulls, distinct
 
 

@@ -538,7 +538,7 @@ def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wro
         flat_tokens.open(tmp_path / "dataset")
 
 
-@pytest.mark.parametrize("wrong", [None, 1, "true", False, "missing"])
+@pytest.mark.parametrize("wrong", [None, "true", "missing"])
 def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: object) -> None:
     batch = TokenBatch.from_sequences(SEQUENCES)._replace(loss_mask=np.ones(8, np.uint8))
     write_dataset(tmp_path / "dataset", [batch])

@@ -28,6 +28,8 @@ from tasks.gates import Gate, Subject
 from tasks.output.held import approve, read_held, reject
 from tasks.output.history import read_history
 from tasks.output.pointer import read_pointer
+from tests.faults.cases import write_rows
+from tests.faults.support import build_here
 
 ALL = Subject()
 NOTHING = [{"id": "none", "text": "", "url": None}]
@@ -185,6 +187,16 @@ def test_an_approval_that_was_killed_before_it_was_recorded_is_recorded_by_a_ref
         assert told.count(at) == 1
         dataset.write(b=rows(6, 100))
         dataset.refresh()
+
+
+@pytest.mark.parametrize("name", ["split", "reason"])
+def test_a_gate_looks_at_the_kept_column_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    """Documents have facts of some of these names, too."""
+    path = write_rows(tmp_path / "a.jsonl", [{"text": f"text {i}", name: ("x", "y", None)[i % 3]} for i in range(9)])
+    made = build_here(
+        {"output": str(tmp_path / "out"), "source": {"path": str(path), "keep_columns": [name]}, "tokenizer": "bytes"}
+    )
+    assert VersionFacts(Store.at(tmp_path / "out"), made.version).column(Subject(column=name)) == (9, 3, 2)
 
 
 def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
