@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from flat_tokens.array_types import AnyArray, Int64s, UInt8s, UInt32s, UInt64s
 
 MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""
 
 
 TOKENS, LOSS_MASK = "encoded_tokens", "loss_mask"
-TokenArrays = Mapping[str, npt.NDArray[Any]]
+TokenArrays = Mapping[str, AnyArray]
 """Items of token arrays, by the arrays' names."""
 
 
@@ -23,7 +25,7 @@ class TokenArray(NamedTuple):
     dtype: Literal["uint32", "uint8"]
     absent: int = 0
 
-    def all_absent(self, count: int) -> npt.NDArray[Any]:
+    def all_absent(self, count: int) -> AnyArray:
         """The items of tokens of which nothing is known: dtype[count]."""
         return np.full(count, self.absent, self.dtype)
 
@@ -44,10 +46,10 @@ class TokenBatch(NamedTuple):
     ``loss_mask``: uint8[token_count], 1 where the token counts for the loss, else 0; None: all count.
     """
 
-    encoded_tokens: npt.NDArray[np.uint32]
-    seq_starts: npt.NDArray[np.uint64]
+    encoded_tokens: UInt32s
+    seq_starts: UInt64s
     max_token_id: int
-    loss_mask: npt.NDArray[np.uint8] | None = None
+    loss_mask: UInt8s | None = None
 
     @classmethod
     def from_sequences(cls, sequences: Iterable[Sequence[int] | npt.NDArray[np.integer]]) -> Self:
@@ -61,7 +63,7 @@ class TokenBatch(NamedTuple):
         return cls.from_flat(tokens.astype(np.uint32), seq_starts)
 
     @classmethod
-    def from_flat(cls, tokens: npt.NDArray[np.uint32], seq_starts: npt.NDArray[np.uint64]) -> Self:
+    def from_flat(cls, tokens: UInt32s, seq_starts: UInt64s) -> Self:
         """Encode flat token ids **in place** (uint32[n], writable) with their ``seq_starts`` (uint64[m + 1]).
 
         ValueError for an id above 2**31 - 1, before anything is changed.
@@ -75,7 +77,7 @@ class TokenBatch(NamedTuple):
         return cls(tokens, seq_starts, max_token_id)
 
     @classmethod
-    def of_arrays(cls, arrays: TokenArrays, seq_starts: npt.NDArray[np.uint64], max_token_id: int) -> Self:
+    def of_arrays(cls, arrays: TokenArrays, seq_starts: UInt64s, max_token_id: int) -> Self:
         """A batch of the items of token arrays."""
         return cls(arrays[TOKENS], seq_starts, max_token_id, arrays.get(LOSS_MASK))
 
@@ -84,7 +86,7 @@ class TokenBatch(NamedTuple):
         """The items of its token arrays, as far as it has them."""
         return {TOKENS: self.encoded_tokens} | ({} if self.loss_mask is None else {LOSS_MASK: self.loss_mask})
 
-    def items(self, name: str) -> npt.NDArray[Any]:
+    def items(self, name: str) -> AnyArray:
         """The items of a token array: dtype[token_count]."""
         found = self.arrays.get(name)
         return TOKEN_ARRAYS[name].all_absent(self.token_count) if found is None else found
@@ -97,16 +99,16 @@ class TokenBatch(NamedTuple):
     def seq_count(self) -> int:
         return len(self.seq_starts) - 1
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         """Sequence *i*, decoded: uint32[length]."""
         return self.encoded_tokens[int(self.seq_starts[i]) : int(self.seq_starts[i + 1])] >> np.uint32(1)
 
-    def sequences(self) -> list[npt.NDArray[np.uint32]]:
+    def sequences(self) -> list[UInt32s]:
         """Every sequence, decoded."""
         return np.split(self.encoded_tokens >> np.uint32(1), self.seq_starts[1:-1].astype(np.int64)) if self.seq_count else []
 
 
-def _int64(sequence: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+def _int64(sequence: Sequence[int] | npt.NDArray[np.integer]) -> Int64s:
     ids = np.asarray(sequence)
     if len(ids) and ids.dtype.kind not in "iu":  # a value without an integer type in numpy is a fraction or far too large
         raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.columns import columns_of
@@ -396,7 +396,7 @@ def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:
                 return
 
 
-def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[npt.NDArray[Any]]:
+def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[AnyArray]:
     for start in range(0, length, BLOCK_TOKENS):
         block = read(start, min(start + BLOCK_TOKENS, length))
         yield block

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.extras import LazyModule
 from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
@@ -311,7 +311,7 @@ class Columns:
     kinds: Kinds
     parts: tuple[Part, ...]
 
-    def take(self, numbers: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
+    def take(self, numbers: Int64s, names: Sequence[str]) -> pa.RecordBatch:
         """Columns *names* of documents *numbers*: int64[n], in any order. ValueError where an object is not what it should be."""
         kinds = {name: self.kinds[name] for name in names}
         order = np.argsort(numbers, kind="stable")
@@ -340,7 +340,7 @@ class Columns:
         batches: list[pa.RecordBatch] = rows.to_batches()
         return batches[0] if batches else found[0]
 
-    def _of_part(self, part: Part, rows: npt.NDArray[np.int64], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _of_part(self, part: Part, rows: Int64s, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some rows of a part, ascending, a few at a time. Texts may be dictionaries."""
         with self._opened(part) as opened:
             if missing := [name for name in names if name not in opened.parquet.schema_arrow.names]:

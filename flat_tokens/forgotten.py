@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
@@ -38,7 +39,6 @@ WINDOWS = 64
 TABLE = 1 << 22
 """Entries of a table by which most hashes are seen to be of no window."""
 
-UInt64s = npt.NDArray[np.uint64]
 Digests = npt.NDArray[np.bytes_]
 NO_DIGESTS: Digests = np.empty(0, f"S{DIGEST_BYTES}")
 NO_KEYS: UInt64s = np.empty(0, np.uint64)
@@ -73,15 +73,15 @@ class Forgotten:
         """A digest of the documents' digests, in hexadecimal; empty if there are none."""
         return hashlib.sha256(self.salt + self.digests.tobytes()).hexdigest() if len(self.digests) else ""
 
-    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+    def those(self, keys: UInt64s) -> Bools:
         """Which of the documents with these *keys*, uint64[n], are forgotten: bool[n]."""
         return self._keys.those(keys)
 
-    def with_text(self, token_keys: UInt64s) -> npt.NDArray[np.bool_]:
+    def with_text(self, token_keys: UInt64s) -> Bools:
         """Which of the documents with these *token_keys*, uint64[n], have just the tokens of a forgotten one: bool[n]."""
         return self._texts.those(token_keys)
 
-    def those_or_text(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+    def those_or_text(self, keys: UInt64s) -> Bools:
         """Which of the documents are forgotten, where the *keys* of imported ones are of their tokens: bool[n]."""
         return self.those(keys) | self.with_text(keys)
 
@@ -129,7 +129,7 @@ class _Known:
         heads = digests.view(np.uint8).reshape(-1, DIGEST_BYTES)[:, : HEAD.itemsize]
         self._heads = np.sort(np.ascontiguousarray(heads).view(HEAD).reshape(-1))
 
-    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+    def those(self, keys: UInt64s) -> Bools:
         """Which *keys*, uint64[n], have one of the digests: bool[n]."""
         found = np.zeros(len(keys), bool)
         if len(self._digests):
@@ -138,7 +138,7 @@ class _Known:
         return found
 
 
-def _among(values: npt.NDArray[Any], known: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _among(values: AnyArray, known: AnyArray) -> Bools:
     """Which *values* are among those that are *known*, in order, at least one: bool[n]."""
     return np.asarray(known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values)
 
@@ -183,7 +183,7 @@ def check_certificates(root: Store, found: Forgotten) -> None:
         )
 
 
-def _heads(keys: UInt64s, salt: bytes) -> npt.NDArray[np.uint32]:
+def _heads(keys: UInt64s, salt: bytes) -> UInt32s:
     return mix(keys ^ np.frombuffer(salt, "<u8")[0]).astype(HEAD)
 
 
@@ -197,7 +197,7 @@ def digests_of(keys: UInt64s, salt: bytes) -> npt.NDArray[np.bytes_]:
     return found.reshape(-1).view(f"S{DIGEST_BYTES}")
 
 
-def hashes(ids: npt.NDArray[np.uint32], salt: bytes) -> UInt64s:
+def hashes(ids: UInt32s, salt: bytes) -> UInt64s:
     """The hash of each window of consecutive token *ids*, uint32[n]: uint64[n - WINDOW + 1]."""
     if len(ids) < WINDOW:
         return np.empty(0, np.uint64)
@@ -211,7 +211,7 @@ def hashes(ids: npt.NDArray[np.uint32], salt: bytes) -> UInt64s:
     return found ^ (found >> np.uint64(29))
 
 
-def windows_of(ids: npt.NDArray[np.uint32], salt: bytes) -> UInt64s:
+def windows_of(ids: UInt32s, salt: bytes) -> UInt64s:
     """Hashes of some windows of a document, uint64[up to WINDOWS]; none of one that is shorter than a window."""
     found = hashes(ids, salt)
     count = min(WINDOWS, -(-(len(found) - 1) // STEP) + 1) if len(found) else 0
@@ -226,7 +226,7 @@ class Scan:
         self._table = np.zeros(TABLE, bool)
         self._table[(self._windows % np.uint64(TABLE)).astype(np.int64)] = True
 
-    def of(self, parts: Iterable[npt.NDArray[np.uint32]]) -> Iterator[tuple[npt.NDArray[np.int64], UInt64s]]:
+    def of(self, parts: Iterable[UInt32s]) -> Iterator[tuple[Int64s, UInt64s]]:
         """Windows that consecutive arrays of token ids have: the numbers of the tokens with which they begin, int64[n], and their
         hashes. An array without any is left out.
         """

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt64s
 from flat_tokens.batch import TokenBatch
 
 A = np.uint64(0x9E3779B97F4A7C15)
@@ -26,7 +26,7 @@ BLOCK_BYTES = 1 << 18
 """Bytes hashed at a time: the temporaries of one block stay in the processor's second-level cache."""
 
 
-def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def document_keys(data: UInt8s, offsets: Int64s) -> UInt64s:
     """The keys of many byte strings: uint64[n]; string i is ``data[offsets[i]:offsets[i + 1]]``."""
     lengths = np.diff(offsets)
     sums = np.zeros(len(lengths), np.uint64)
@@ -42,7 +42,7 @@ def document_keys(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -
     return mix(lengths.astype(np.uint64) * A + sums)
 
 
-def token_keys(batches: Iterable[TokenBatch]) -> Iterator[npt.NDArray[np.uint64]]:
+def token_keys(batches: Iterable[TokenBatch]) -> Iterator[UInt64s]:
     """The keys of sequences that have only their tokens for an identity: of the ids as little-endian uint32. Arrays uint64[n]
     with one key for each sequence, in order. Batches may end within a sequence; see ``Readable.batches``.
     """
@@ -68,7 +68,7 @@ class _Sum:
         self._size = self._words = 0
         self._sum, self._rest = np.zeros(1, np.uint64), np.empty(0, np.uint8)
 
-    def add(self, data: npt.NDArray[np.uint8]) -> Self:
+    def add(self, data: UInt8s) -> Self:
         self._size += len(data)
         if len(self._rest):
             data = np.concatenate([self._rest, data])
@@ -78,17 +78,17 @@ class _Sum:
         self._rest = data[whole:].copy()
         return self
 
-    def total(self) -> npt.NDArray[np.uint64]:
+    def total(self) -> UInt64s:
         """uint64[1]. Nothing is added afterwards."""
         if len(self._rest):
             self._add_words(np.pad(self._rest, (0, 8 - len(self._rest))).view(np.uint64))
         return self._sum
 
-    def key(self) -> npt.NDArray[np.uint64]:
+    def key(self) -> UInt64s:
         """The string's key: uint64[1]. Nothing is added afterwards."""
         return mix(np.array([self._size], np.uint64) * A + self.total())
 
-    def _add_words(self, words: npt.NDArray[np.uint64]) -> None:
+    def _add_words(self, words: UInt64s) -> None:
         positions = np.arange(self._words + 1, self._words + 1 + len(words), dtype=np.uint64)
         positions *= B
         words ^= positions
@@ -96,7 +96,7 @@ class _Sum:
         self._words += len(words)
 
 
-def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(x: UInt64s) -> UInt64s:
     """Scatter the bits of each element; changes *x*."""
     x *= C
     x ^= x >> SHIFT
@@ -104,7 +104,7 @@ def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x
 
 
-def _block_sums(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def _block_sums(data: UInt8s, offsets: Int64s) -> UInt64s:
     begin, end = int(offsets[0]), int(offsets[-1])
     padded = np.zeros(end - begin + 8, np.uint8)
     padded[: end - begin] = data[begin:end]

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int32s, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
@@ -71,7 +72,7 @@ class FlatTokens:
     encoded_tokens: StoredArray
     seq_starts: StoredArray
     loss_mask: StoredArray | None = None
-    numbers: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    numbers: Int64s | None = field(default=None, compare=False)
 
     @property
     def arrays(self) -> dict[str, StoredArray]:
@@ -93,7 +94,7 @@ class FlatTokens:
         chosen = "" if self.numbers is None else " selected"
         return f"FlatTokens({self.store.url!r}: {self.seq_count:,}{chosen} sequences, {self.token_count:,} tokens)"
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         """Sequence *i*, decoded: uint32[length]. One index read and one token read. Negative *i* counts from the end."""
         return self.slice(*self.span(i)) >> np.uint32(1)
 
@@ -108,19 +109,19 @@ class FlatTokens:
             raise ValueError(self.wrong_bounds(i % self.seq_count, start, stop))
         return start, stop
 
-    def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def slice(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop`` as they are stored: uint32[stop - start], ``id * 2 + starts_a_sequence``."""
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return self.encoded_tokens.read(start, stop)
 
-    def mask(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def mask(self, start: int, stop: int) -> UInt8s:
         """Which of the tokens ``start:stop`` count for the loss: uint8[stop - start], 1 or 0. All do if there is no mask."""
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
 
-    def bounds(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def bounds(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Starts and lengths of many sequences: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
         indices = np.asarray(indices, np.int64)
         if (outside := indices[(indices < 0) | (indices >= self.seq_count)]).size:
@@ -174,7 +175,7 @@ class FlatTokens:
             raise KeyError(f"{self.store.url}: there is no document with key {key_of(key):016x}")
         return number
 
-    def by_keys(self, keys: Sequence[str | int] | npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def by_keys(self, keys: Sequence[str | int] | UInt64s) -> Int64s:
         """The numbers of the sequences of documents with these keys: int64[n], -1 if there is none. One pass for all."""
         asked = keys if isinstance(keys, np.ndarray) else np.array([key_of(key) for key in keys], np.uint64)
         if asked.dtype != np.uint64 or asked.ndim != 1:
@@ -333,7 +334,7 @@ class Dataset:
         return table.read()
 
     @cached_property
-    def token_bytes(self) -> npt.NDArray[np.int32]:
+    def token_bytes(self) -> Int32s:
         """The bytes that each token id stands for: int32[highest id + 1]. Special tokens have 0, as ids without a token have.
 
         Loss in bits per byte is the sum of the losses of tokens with bytes, over the sum of their bytes and ln 2.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, splits_of
 from flat_tokens.stores.records import read_json
@@ -28,7 +28,7 @@ class TokenBytes(NamedTuple):
     text first, such as to small letters, or puts a space before it.
     """
 
-    lengths: npt.NDArray[np.int32]
+    lengths: Int32s
     tokenizer: str
     is_exact: bool
 

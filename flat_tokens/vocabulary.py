@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.encodings import packaged_encoding, packages_with
 from flat_tokens.extras import extra
@@ -40,7 +41,7 @@ MAX_TABLE_IDS = 1 << 26
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v"
 
-Encode = Callable[[str], npt.NDArray[np.uint32]]
+Encode = Callable[[str], UInt32s]
 
 R50K = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 CL100K = (
@@ -469,8 +470,8 @@ class Vocabulary:
 
     name: str
     digest: str | None
-    data: npt.NDArray[np.uint8]
-    lengths: npt.NDArray[np.int64]
+    data: UInt8s
+    lengths: Int64s
     encode: Encode | None
 
     @classmethod
@@ -499,7 +500,7 @@ class Vocabulary:
         """Ids of tokens whose bytes begin inside a character of UTF-8."""
         return [i for i in range(self.size) if (piece := self.piece(i)) and piece[0] & 0xC0 == 0x80]
 
-    def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, npt.NDArray[np.int64]]:
+    def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, Int64s]:
         """The bytes of ids, in order, and where each id's bytes end: bytes, int64[len(ids)]."""
         data, starts, lengths = self._table
         ids = np.minimum(ids, ids.dtype.type(min(self.size, np.iinfo(ids.dtype).max))).astype(np.int64)
@@ -511,7 +512,7 @@ class Vocabulary:
         return data[index].tobytes(), ends
 
     @cached_property
-    def _table(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _table(self) -> tuple[UInt8s, Int64s, Int64s]:
         """``data`` with U+FFFD after it, and the start and length of each id in it; one more id, and those that stand for
         nothing, are U+FFFD.
         """
@@ -582,12 +583,12 @@ def _lengths_of_json(of: TokenizerJson) -> tuple[dict[int, int], bool]:
     return lengths, is_exact
 
 
-def _encode_bytes(text: str) -> npt.NDArray[np.uint32]:
+def _encode_bytes(text: str) -> UInt32s:
     return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)
 
 
 def _of_ranks(definition: Ranks) -> tuple[dict[int, bytes], Encode | None]:
-    def encode(text: str) -> npt.NDArray[np.uint32]:
+    def encode(text: str) -> UInt32s:
         return np.array(definition.encoding.encode_ordinary(text), np.uint32)
 
     special = {i: text.encode() for text, i in definition.special.items()}
@@ -595,7 +596,7 @@ def _of_ranks(definition: Ranks) -> tuple[dict[int, bytes], Encode | None]:
 
 
 def _of_pieces(definition: SentencePieceModel) -> tuple[dict[int, bytes], Encode]:
-    def encode(text: str) -> npt.NDArray[np.uint32]:
+    def encode(text: str) -> UInt32s:
         return np.array(definition.processor.encode(text, out_type=int), np.uint32)
 
     return {i: definition.pieces.bytes_of(i) for i in range(len(definition.pieces.pieces))}, encode
@@ -610,7 +611,7 @@ def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Enc
         for token, i in tokenizer.get_vocab(with_added_tokens=True).items()
     }
 
-    def encode(text: str) -> npt.NDArray[np.uint32]:
+    def encode(text: str) -> UInt32s:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
     return pieces, encode

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
+from flat_tokens.array_types import Bools
 from flat_tokens.extras import LazyModule
 from flat_tokens.options import digits
 
@@ -57,10 +55,10 @@ class Where(NamedTuple):
     names: frozenset[str]
     test: Test
 
-    def holds(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def holds(self, columns: Columns) -> Bools:
         """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
         try:
-            found: npt.NDArray[np.bool_] = self.test(columns).fill_null(False).to_numpy(zero_copy_only=False)
+            found: Bools = self.test(columns).fill_null(False).to_numpy(zero_copy_only=False)
         except pa.lib.ArrowNotImplementedError as error:  # no comparison of these types
             kinds = ", ".join(f"{name} is {_kind(columns(name).type)}" for name in sorted(self.names))
             raise ValueError(

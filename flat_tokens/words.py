@@ -11,11 +11,8 @@ import unicodedata
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
+from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt64s
 
 LAST = 0x2FA1E
 """Characters from here on are Han, words by themselves."""
@@ -71,7 +68,7 @@ class Words(NamedTuple):
     in ``data``, in order. ``origin``: the byte of the texts that each byte was, if characters were written as several.
     """
 
-    data: Bytes
+    data: UInt8s
     starts: Int64s
     stops: Int64s
     bounds: Int64s
@@ -91,7 +88,7 @@ class Words(NamedTuple):
         return places if self.origin is None else self.origin[places]
 
 
-def words_of(data: Bytes, offsets: Int64s) -> Words:
+def words_of(data: UInt8s, offsets: Int64s) -> Words:
     """The words of texts in UTF-8, of which text k is ``data[offsets[k]:offsets[k + 1]]``. Places count from ``offsets[0]``."""
     raw, bounds = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     origin = characters = None
@@ -121,7 +118,7 @@ def words_of(data: Bytes, offsets: Int64s) -> Words:
     return Words(plain, starts, stops, np.searchsorted(starts, bounds), _hashes(plain, starts, stops), gone, origin)
 
 
-def _hashes(plain: Bytes, starts: Int64s, stops: Int64s) -> UInt64s:
+def _hashes(plain: UInt8s, starts: Int64s, stops: Int64s) -> UInt64s:
     """A hash of each word: equal words, equal hash. uint64[n]"""
     # A view of the eight bytes from each byte on.
     eights: UInt64s = np.ndarray(len(plain) - LOADED + 1, "<u8", buffer=plain.data, strides=(1,))
@@ -177,7 +174,7 @@ class _Characters(NamedTuple):
     forms: Int64s
 
 
-def _characters(raw: Bytes) -> _Characters:
+def _characters(raw: UInt8s) -> _Characters:
     leads = np.flatnonzero(raw >= 0xC0)
     first = raw[leads]
     sizes = 2 + (first >= 0xE0).astype(np.int64) + (first >= 0xF0)
@@ -191,7 +188,9 @@ def _characters(raw: Bytes) -> _Characters:
     return _Characters(leads, sizes, points, forms)
 
 
-def _written_out(raw: Bytes, bounds: Int64s, leads: Int64s, sizes: Int64s, points: Int64s) -> tuple[Bytes, Int64s | None, Int64s]:
+def _written_out(
+    raw: UInt8s, bounds: Int64s, leads: Int64s, sizes: Int64s, points: Int64s
+) -> tuple[UInt8s, Int64s | None, Int64s]:
     """The texts with the given characters written as several, the byte that each byte was, and the bounds of the texts."""
     tables = _tables()
     lengths = tables.lengths[points]
@@ -212,7 +211,7 @@ def _written_out(raw: Bytes, bounds: Int64s, leads: Int64s, sizes: Int64s, point
     return written, origin, ends[bounds]
 
 
-def _other_characters(characters: _Characters, plain: Bytes) -> tuple[Int64s, Int64s]:
+def _other_characters(characters: _Characters, plain: UInt8s) -> tuple[Int64s, Int64s]:
     """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
     are words by themselves begin and end.
     """
@@ -241,7 +240,7 @@ def _other_characters(characters: _Characters, plain: Bytes) -> tuple[Int64s, In
     return np.sort(np.concatenate(gone)), np.sort(edges)
 
 
-def _compose(forms: Int64s, second: Int64s, follows: npt.NDArray[np.bool_]) -> None:
+def _compose(forms: Int64s, second: Int64s, follows: Bools) -> None:
     """Write one form for two that are it, such as parts of a syllable: the second one is nothing then. *second*: places that may
     be a second one; *follows*: whether the character before each place is right before it.
     """
@@ -268,7 +267,7 @@ class _Tables(NamedTuple):
     forms: Int64s
     starts: Int64s
     lengths: Int64s
-    bytes: Bytes
+    bytes: UInt8s
     pairs: Int64s
     composed: Int64s
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, UInt8s
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.arrays.threads import share
 from flat_tokens.batch import TOKENS, TokenBatch
@@ -52,7 +52,7 @@ class ArrayWriter:
         self.objects: list[StoredObject] = []
         self.length = 0
 
-    def append(self, items: npt.NDArray[Any]) -> None:
+    def append(self, items: AnyArray) -> None:
         """Append items of the array's dtype."""
         chunk_length, self.length = self._spec.chunk_length, self.length + len(items)
         while len(items):
@@ -84,7 +84,7 @@ class ArrayWriter:
         if self._writer is not None and (self._writer.size or len(rest)):
             self._writer.settle(rest)
 
-    def _emit(self, writer: ObjectWriter, items: npt.NDArray[Any]) -> None:
+    def _emit(self, writer: ObjectWriter, items: AnyArray) -> None:
         """Write whole chunks. Raw ones go together: each call gives the interpreter's lock away, and has to wait for it. Others
         are compressed on all processors.
         """
@@ -92,7 +92,7 @@ class ArrayWriter:
         if not self._spec.is_compressed:
             data = chunks.view(np.uint8)
 
-            def fill(rows: npt.NDArray[np.uint8], first: int) -> None:
+            def fill(rows: UInt8s, first: int) -> None:
                 some = data[first : first + len(rows)]
                 rows[:, -4:].view("<u4")[:, 0] = [google_crc32c.value(chunk) for chunk in some]
                 rows[:, :-4] = some

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from flat_tokens.array_types import AnyArray, Int64s
 from flat_tokens.arrays.codecs import BEGINS, EMPTY_FRAME, HEADER
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.arrays.threads import share
@@ -22,7 +22,6 @@ CHECKED_TOGETHER, DECODED_TOGETHER = 128, 16
 """Blocks whose frames are looked up together, and decoded by a call: 16 of 16 KiB stay in a processor's own cache."""
 CAN_DECODE_MANY = "multi_decompress_to_buffer" in zstandard.backend_features
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 _threads = threading.local()
 
@@ -30,9 +29,9 @@ _threads = threading.local()
 def copy_parts(
     spec: ArraySpec,
     stored: Sequence[memoryview],
-    parts: Ints,
-    out: npt.NDArray[Any],
-    decode_one: Callable[[int, int], npt.NDArray[Any]],
+    parts: Int64s,
+    out: AnyArray,
+    decode_one: Callable[[int, int], AnyArray],
 ) -> None:
     """Copy parts of blocks, on all processors: int64[n, 5] of chunk (an index of *stored*), block of the chunk, first, last and
     place, in the order of blocks. Items ``first:last`` of the block go to ``out[place:]``. *decode_one* decodes a block by the
@@ -59,7 +58,7 @@ def copy_parts(
     share(work, len(where))
 
 
-def usual_frames(spec: ArraySpec, stored: list[memoryview], blocks: Ints) -> list[memoryview] | None:
+def usual_frames(spec: ArraySpec, stored: list[memoryview], blocks: Int64s) -> list[memoryview] | None:
     """The frames of block ``blocks[k]`` of each chunk ``stored[k]``; None unless all chunks and frames begin as they are written
     here.
     """

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from flat_tokens.array_types import AnyArray
 from flat_tokens.extras import LazyModule
 
 numcodecs: Any = LazyModule("numcodecs", "a compressed chunk")  # takes as long as numpy, and raw tokens do without it
@@ -38,12 +38,12 @@ EMPTY_FRAME = b"\x50\x2a\x4d\x18" + bytes(4)
 _threads = threading.local()
 
 
-def encode_frame(items: npt.NDArray[Any], level: int) -> bytes:
+def encode_frame(items: AnyArray, level: int) -> bytes:
     """A frame of zstd with its checksum."""
     return bytes(numcodecs.zstd.Zstd(level=level, checksum=True).encode(items))
 
 
-def encode_blocks(items: npt.NDArray[Any], block_length: int, level: int) -> bytes:
+def encode_blocks(items: AnyArray, block_length: int, level: int) -> bytes:
     """A buffer of whole blocks, in order."""
     blocks = list[bytes]()
     for start in range(0, len(items), block_length):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays import codecs
 from flat_tokens.batch import TOKEN_ARRAYS
 
@@ -121,7 +121,7 @@ class ArraySpec:
         }
         return {"zarr.json": to_json(array)}
 
-    def encode_chunk(self, items: npt.NDArray[Any]) -> bytes:
+    def encode_chunk(self, items: AnyArray) -> bytes:
         assert self.zstd_level is not None
         if self.block_length is not None:
             return codecs.encode_blocks(items, self.block_length, self.zstd_level)
@@ -131,7 +131,7 @@ class ArraySpec:
         """Bytes of the compressed chunk that is at the beginning, whatever comes after it. ValueError where it is cut off."""
         return codecs.frame_size(stored) if self.block_length is None else codecs.buffer_size(stored)
 
-    def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
+    def decode_chunk(self, stored: memoryview) -> AnyArray:
         """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is wrong."""
         size = self.chunk_length * self.numpy_dtype.itemsize
         if self.block_length is not None:
@@ -141,7 +141,7 @@ class ArraySpec:
         codecs.check_size(stored, size + 4)
         return np.frombuffer(codecs.without_crc32c(stored), self.numpy_dtype)
 
-    def decode_block(self, stored: memoryview, n: int) -> npt.NDArray[Any]:
+    def decode_block(self, stored: memoryview, n: int) -> AnyArray:
         """Block *n* of a compressed chunk, or all of one that has no blocks: dtype[block_length]. ValueError if its checksum or
         size is wrong.
         """

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays import codecs, layouts
 from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES, ArraySpec, ItemType, ShardIndex
 from flat_tokens.arrays.stored import StoredArray
@@ -130,7 +130,7 @@ class ForeignSpec:
     def object_key(self, i: int) -> str:
         return f"{self.object_name}{i}"
 
-    def decode_chunk(self, stored: memoryview) -> npt.NDArray[Any]:
+    def decode_chunk(self, stored: memoryview) -> AnyArray:
         """One inner chunk: dtype[chunk_length]. ValueError if its checksum or size is not right."""
         for name, size in reversed(self.codecs):
             stored = codecs.without_crc32c(stored) if name == "crc32c" else codecs.inflate(name, stored, size)
@@ -146,7 +146,7 @@ class ForeignSpec:
         """Whether a part of a chunk can be decoded without the rest: Blosc compresses in blocks."""
         return self.index is None and self.delta is None and [name for name, _ in self.codecs] == ["blosc"]
 
-    def decode_part(self, stored: memoryview, first: int, last: int) -> npt.NDArray[Any]:
+    def decode_part(self, stored: memoryview, first: int, last: int) -> AnyArray:
         """Items ``first:last`` of one chunk: dtype[last - first]. ValueError if its size is not right."""
         itemsize, ((_, size),) = self.numpy_dtype.itemsize, self.codecs
         begin, data = codecs.blosc_part(stored, size, first * itemsize, last * itemsize)

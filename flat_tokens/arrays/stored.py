@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
 from flat_tokens.arrays.maps import Mapped, Maps, at_a_time, clock, map_file
@@ -66,7 +66,7 @@ microsecond, so it isn't always done; from a cold cache a read is one request of
 """
 
 
-FileRanges: TypeAlias = list[list[int]] | npt.NDArray[np.int64]
+FileRanges: TypeAlias = list[list[int]] | Int64s
 
 
 class ItemRange(NamedTuple):
@@ -91,18 +91,18 @@ class Copies(NamedTuple):
     ranges these are int64[3, n], of fewer three lists.
     """
 
-    content: npt.NDArray[np.uint32]
+    content: UInt32s
     ranges: FileRanges
 
 
 class SmallArray(NamedTuple):
     """Items of an array of compressed blocks that is kept as a whole: those of block n are there where ``has[n]`` is 1."""
 
-    items: npt.NDArray[Any]
+    items: AnyArray
     has: bytearray
 
 
-def read_gathered(array: Any, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+def read_gathered(array: Any, start: int, stop: int, out: AnyArray | None = None) -> AnyArray:
     """Items ``start:stop`` of an array that gathers ranges of a stored one: the method ``read`` of its class."""
     found = np.empty(stop - start, array.numpy_dtype) if out is None else out
     array.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
@@ -149,7 +149,7 @@ class StoredArray:
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredArray, (self.store, self._spec, self.length, self._in_order)
 
-    def read(self, start: int, stop: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    def read(self, start: int, stop: int, out: AnyArray | None = None) -> AnyArray:
         """Items ``start:stop``, with ``0 <= start <= stop <= length``; written to *out* if it is given."""
         if self._in_blocks is not None and start < stop <= (start // self._block_length + 2) * self._block_length:
             return self._read_blocks(start, stop, np.empty(stop - start, self.numpy_dtype) if out is None else out)
@@ -192,10 +192,10 @@ class StoredArray:
             at = end
         return out
 
-    def take(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def take(self, indices: Int64s) -> AnyArray:
         """The items at *indices*: dtype[n]. Each inner chunk is read once, those of an object store all at once."""
         if self._is_small:
-            found: npt.NDArray[Any] = self._small_array(indices, indices + 1)[indices]
+            found: AnyArray = self._small_array(indices, indices + 1)[indices]
             return found
         out = np.empty(len(indices), self.numpy_dtype)
         if self._is_mapped:
@@ -204,7 +204,7 @@ class StoredArray:
             self._take_of_chunks(indices, np.arange(len(indices)), out)
         return out
 
-    def _take_mapped(self, indices: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    def _take_mapped(self, indices: Int64s, out: AnyArray) -> None:
         """Items of mapped files, a file at a time. Those of files that cannot be mapped are read with their chunks."""
         objects, firsts = np.divmod(indices, self._object_length)
         order = np.argsort(objects, kind="stable")
@@ -221,7 +221,7 @@ class StoredArray:
         if rest:
             self._take_of_chunks(indices, np.concatenate(rest), out)
 
-    def _take_of_chunks(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    def _take_of_chunks(self, indices: Int64s, places: Int64s, out: AnyArray) -> None:
         """Item ``indices[k]`` goes to ``out[k]``, for each k of *places*."""
         order = places[np.argsort(indices[places], kind="stable")]
         chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
@@ -234,9 +234,7 @@ class StoredArray:
             where = groups[i, c]
             out[where] = items[indices[where] - (i * self._object_length + c * self._chunk_length)]
 
-    def gather(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
-    ) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
 
         *out* is one-dimensional and contiguous; each range is within the array. From an object store everything is
@@ -269,9 +267,7 @@ class StoredArray:
         if rest:
             self._read_ranges([one for k in rest for one in self._range(starts, lengths, at, k)], out)
 
-    def _by_file(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64], rest: list[int]
-    ) -> Iterator[tuple[int, FileRanges, npt.NDArray[np.int64]]]:
+    def _by_file(self, starts: Int64s, lengths: Int64s, at: Int64s, rest: list[int]) -> Iterator[tuple[int, FileRanges, Int64s]]:
         """Ranges of each object that are within one chunk: the object, the ranges of its file, and their numbers. The numbers of
         all others that are not empty are added to *rest*.
         """
@@ -298,14 +294,12 @@ class StoredArray:
             ranges, its = found[:, first:stop], numbers[first:stop]
             yield int(objects[its[0]]), ranges if len(its) >= MANY_RANGES else ranges.tolist(), its
 
-    def _range(
-        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], at: npt.NDArray[np.int64], k: int
-    ) -> list[ItemRange]:
+    def _range(self, starts: Int64s, lengths: Int64s, at: Int64s, k: int) -> list[ItemRange]:
         """Range *k* of many as ranges of objects."""
         start = int(starts[k])
         return self._by_object(start, start + int(lengths[k]), int(at[k]))
 
-    def _copy(self, copies: list[Copies], out: npt.NDArray[Any]) -> None:
+    def _copy(self, copies: list[Copies], out: AnyArray) -> None:
         """Copy words of mapped files to their places in *out*."""
         if not copies:
             return
@@ -336,7 +330,7 @@ class StoredArray:
         if self._spec.index is not None and not self.store.is_local and not (self._is_raw and self._in_order):
             self._fetch_indexes(list(range(start // self._object_length, -(-stop // self._object_length))))
 
-    def units_of(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[Unit]:
+    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
         """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
         assert isinstance(self.store, CachedStore)
         firsts = starts // self._chunk_length
@@ -373,7 +367,7 @@ class StoredArray:
             start = base + last
         return ranges
 
-    def _read_ranges(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
+    def _read_ranges(self, ranges: list[ItemRange], out: AnyArray) -> None:
         if self._is_mapped:
             ranges = [one for one in ranges if not self._read_mapped(one, out)]
         elif self._is_raw and self._in_order and not self.store.is_local:
@@ -410,7 +404,7 @@ class StoredArray:
             at += last - first
             first = last
 
-    def _chunks(self, wanted: Sequence[tuple[int, int]], *, keep: bool) -> Iterator[tuple[tuple[int, int], npt.NDArray[Any]]]:
+    def _chunks(self, wanted: Sequence[tuple[int, int]], *, keep: bool) -> Iterator[tuple[tuple[int, int], AnyArray]]:
         """((object, chunk), its items: dtype[chunk_length]) for each wanted chunk, in any order."""
         missing = []
         for where in wanted:
@@ -434,7 +428,7 @@ class StoredArray:
 
     # Raw shards: mapped, or read in place
 
-    def _read_mapped(self, one: ItemRange, out: npt.NDArray[Any]) -> bool:
+    def _read_mapped(self, one: ItemRange, out: AnyArray) -> bool:
         """Copy a range out of a mapped shard. False if the shard cannot be mapped."""
         if (mapped := self._words.get(one.i) or self._map_words(one.i)) is None:
             return False
@@ -453,7 +447,7 @@ class StoredArray:
             _ask_for(words, begin, count, mmap.MADV_DONTNEED)
         return True
 
-    def _check(self, i: int, c: int, items: npt.NDArray[np.uint32], crc32c: np.uint32) -> None:
+    def _check(self, i: int, c: int, items: UInt32s, crc32c: np.uint32) -> None:
         if google_crc32c.value(items) != int(crc32c):
             raise self._damaged(i, f"inner chunk {c} does not match its crc32c")
 
@@ -481,7 +475,7 @@ class StoredArray:
         """A local object's file, mapped."""
         return map_file(self.store.path(self._spec.object_key(i)), lambda what: self._damaged(i, what))
 
-    def _read_raw(self, ranges: list[ItemRange], out: npt.NDArray[Any]) -> None:
+    def _read_raw(self, ranges: list[ItemRange], out: AnyArray) -> None:
         """Read ranges of raw shards in an object store, whose chunks are in order: only their bytes, all at once."""
         bounds = [(self._word(one.first), self._word(one.last - 1) + 1) for one in ranges]
         stored = [ByteRange(one.i, begin * 4, (end - begin) * 4) for one, (begin, end) in zip(ranges, bounds, strict=True)]
@@ -499,7 +493,7 @@ class StoredArray:
 
     # Compressed blocks
 
-    def _read_blocks(self, start: int, stop: int, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _read_blocks(self, start: int, stop: int, out: AnyArray) -> AnyArray:
         """Items of a block or two, which are kept: the next read is often of the same."""
         at, length, small = start, self._block_length, self._small() if self._is_small else None
         while at < stop:
@@ -529,7 +523,7 @@ class StoredArray:
             found = self._decoded.keep(SmallArray, SmallArray(np.empty(self.length, self.numpy_dtype), bytearray(blocks)))
         return cast(SmallArray, found)
 
-    def _small_array(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def _small_array(self, starts: Int64s, stops: Int64s) -> AnyArray:
         """All items of a small array, of which those of ``starts[k]:stops[k]`` are decoded: dtype[length]."""
         small, length = self._small(), self._block_length
         if 0 in small.has:
@@ -546,9 +540,7 @@ class StoredArray:
                 small.has[block] = 1
         return small.items
 
-    def _gather_blocks(
-        self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64], out: npt.NDArray[Any], at: npt.NDArray[np.int64]
-    ) -> None:
+    def _gather_blocks(self, starts: Int64s, stops: Int64s, out: AnyArray, at: Int64s) -> None:
         """Items ``starts[k]:stops[k]`` go to ``out[at[k]:]``. Each block is decoded once, all processors together."""
         length = self._block_length
         firsts = starts // length
@@ -564,7 +556,7 @@ class StoredArray:
         for first in range(0, int(numbers[-1]) + 1 if len(numbers) else 0, most):
             self._decode_parts(parts[slice(*np.searchsorted(numbers, [first, first + most]))], out)
 
-    def _decode_parts(self, parts: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    def _decode_parts(self, parts: Int64s, out: AnyArray) -> None:
         """Parts of blocks, in order: int64[n, 4] of block, first, last, place; items ``first:last`` go to ``out[place:]``."""
         chunks, within = np.divmod(parts[:, 0], self._chunk_length // self._block_length)
         is_new = np.diff(chunks, prepend=-1) != 0
@@ -576,7 +568,7 @@ class StoredArray:
         copy_parts(self._in_blocks, stored, rows, out, lambda slot, n: self._decode_block(wanted[slot], n, stored[slot]))
         self._note(perf_counter() - begin, len(rows) * self._block_length, len(rows))
 
-    def _decode_block(self, where: tuple[int, int], n: int, stored: memoryview) -> npt.NDArray[Any]:
+    def _decode_block(self, where: tuple[int, int], n: int, stored: memoryview) -> AnyArray:
         """Block *n* of (object, chunk): dtype[block_length]."""
         assert self._in_blocks is not None
         try:
@@ -681,7 +673,7 @@ class StoredArray:
             raise data
         return None
 
-    def _absent(self) -> npt.NDArray[Any]:
+    def _absent(self) -> AnyArray:
         if self._spec.absent_value is None:
             raise ValueError("is not stored")
         return np.broadcast_to(np.array(self._spec.absent_value, self.numpy_dtype), self._chunk_length)
@@ -715,7 +707,7 @@ class StoredArray:
             parts.append(part)
         return parts
 
-    def _fetch_indexes(self, objects: list[int]) -> dict[int, npt.NDArray[np.uint64] | None]:
+    def _fetch_indexes(self, objects: list[int]) -> dict[int, UInt64s | None]:
         """Offset and length of each inner chunk of some shards: uint64[chunks_per_object, 2], or None where a shard is not
         stored. Those that are not known are read at once.
         """
@@ -748,11 +740,11 @@ class StoredArray:
 
 
 def _copy_ranges(
-    items: npt.NDArray[Any],
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    out: npt.NDArray[Any],
-    at: npt.NDArray[np.int64],
+    items: AnyArray,
+    starts: Int64s,
+    lengths: Int64s,
+    out: AnyArray,
+    at: Int64s,
 ) -> None:
     """Items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``."""
     ends = np.cumsum(lengths)
@@ -765,7 +757,7 @@ def _copy_ranges(
         out[place : place + length] = items[start : start + length]
 
 
-def _copy_each(content: npt.NDArray[np.uint32], ranges: list[list[int]], out: npt.NDArray[Any], few: int) -> None:
+def _copy_each(content: UInt32s, ranges: list[list[int]], out: AnyArray, few: int) -> None:
     """Copy ranges of a mapped file one by one, those of fewer words than *few* as memory."""
     stored, target = content.view(np.uint32).data, out.view(np.uint32).data
     for first, count, place in zip(*ranges, strict=True):
@@ -775,7 +767,7 @@ def _copy_each(content: npt.NDArray[np.uint32], ranges: list[list[int]], out: np
             out[place : place + count] = content[first : first + count]
 
 
-def _copy_windows(content: npt.NDArray[np.uint32], ranges: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+def _copy_windows(content: UInt32s, ranges: Int64s, out: AnyArray) -> None:
     """Copy ranges of a mapped file, int64[3, n], to *out*, which has items of the same type.
 
     An array that has a window from each word on, as one item, is indexed: one operation copies all windows.
@@ -793,12 +785,12 @@ def _copy_windows(content: npt.NDArray[np.uint32], ranges: npt.NDArray[np.int64]
         target[within + np.repeat(place, windows)] = stored[within + np.repeat(first, windows)]
 
 
-def _windows(words: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+def _windows(words: AnyArray, size: int) -> AnyArray:
     """Item i: words ``i:i + size``. It is a view of the same memory."""
     return np.ndarray((len(words) - size + 1,), f"V{4 * size}", words, strides=(4,)) if size > 1 else words
 
 
-def _ask_for(words: npt.NDArray[np.uint32], first: int, count: int, advice: int = mmap.MADV_WILLNEED) -> None:
+def _ask_for(words: UInt32s, first: int, count: int, advice: int = mmap.MADV_WILLNEED) -> None:
     """Tell the system, without waiting, that words ``first:first + count`` of a mapped file are wanted, or, with another
     *advice*, that they are no longer: they stay in the page cache.
     """

@@ -31,8 +31,8 @@ from types import NoneType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
@@ -67,7 +67,7 @@ class Readable(Protocol):
     @property
     def seq_count(self) -> int: ...
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         """Sequence *i*, decoded: uint32[length]. IndexError if there is none."""
         ...
 
@@ -249,7 +249,7 @@ class Joined:
         """The array or column that says which tokens count. A reader without one has tokens that all count."""
         return next((of for reader in self.readers if (of := getattr(reader, "loss_mask", None)) is not None), None)
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         i, firsts = checked_index(i, self.seq_count, "the files"), self._firsts()
         k = bisect.bisect_right(firsts, i) - 1
         return self.readers[k].sequence(i - firsts[k])
@@ -283,7 +283,7 @@ def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> in
     return stop
 
 
-def write_mask(store: Store, key: str, split: FlatTokens, masks: Iterator[npt.NDArray[np.uint8]]) -> list[StoredObject]:
+def write_mask(store: Store, key: str, split: FlatTokens, masks: Iterator[UInt8s]) -> list[StoredObject]:
     """Write which tokens count for the loss, a byte a token, if the split has a loss mask: no object or one."""
     if split.loss_mask is None:
         return []
@@ -314,25 +314,23 @@ class TokenRange(NamedTuple):
 
     start: int
     stop: int
-    starts: npt.NDArray[np.uint64]
-    begins: npt.NDArray[np.uint64]
+    starts: UInt64s
+    begins: UInt64s
     """Starts of the sequences that end here. The first may have begun in an earlier range."""
-    ends: npt.NDArray[np.uint64]
+    ends: UInt64s
 
     @property
-    def seq_starts(self) -> npt.NDArray[np.uint64]:
+    def seq_starts(self) -> UInt64s:
         """``seq_starts`` of a ``TokenBatch`` of these tokens."""
         return np.append(self.starts, np.uint64(self.stop)) - np.uint64(self.start)
 
     @property
-    def last(self) -> npt.NDArray[np.int64]:
+    def last(self) -> Int64s:
         """Positions in the range of the last tokens of the non-empty sequences that end here: int64[n], increasing."""
         return (self.ends[self.ends > self.begins] - np.uint64(self.start)).astype(np.int64) - 1
 
 
-def token_ranges(
-    entries_of: Callable[[int, int], npt.NDArray[np.uint64]], start: int, stop: int, max_tokens: int
-) -> Iterator[TokenRange]:
+def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: int, max_tokens: int) -> Iterator[TokenRange]:
     """Sequences ``start:stop`` in ranges of at most *max_tokens* tokens, cut between sequences unless one is longer.
 
     ``entries_of(first, last)`` gives ``seq_starts[first : last + 1]``. A sequence ends in the range of its last token.
@@ -363,7 +361,7 @@ def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
             yield cast(T, item)
 
 
-def checked_entries(split: FlatTokens, start: int, stop: int) -> npt.NDArray[np.uint64]:
+def checked_entries(split: FlatTokens, start: int, stop: int) -> UInt64s:
     """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
     checked_stop(start, stop, split.seq_count, split.store.url)
     entries = split.seq_starts.read(start, stop + 1)

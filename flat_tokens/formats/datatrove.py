@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
@@ -103,7 +103,7 @@ def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
     tokens = StoredItems(store, key, np.dtype(f"<u{width}"), 0, store.size(key) // width)
     index = StoredItems(store, f"{key}.index", np.dtype("<u8"), 0, store.size(f"{key}.index") // 8)
 
-    def entries(first: int, last: int) -> npt.NDArray[np.uint64]:
+    def entries(first: int, last: int) -> UInt64s:
         ends = index.read(max(first - 1, 0), last)
         starts = ends if first else np.append(np.uint64(0), ends)
         if (starts[1:] < starts[:-1]).any() or starts[-1] > tokens.length:

@@ -12,8 +12,8 @@ from functools import cached_property, partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, token_ranges
@@ -32,7 +32,7 @@ class Tokens(Protocol):
     @property
     def length(self) -> int: ...
 
-    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def tokens(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop``: uint32[stop - start], a copy. ValueError, naming the file, if it does not hold them."""
         ...
 
@@ -51,7 +51,7 @@ class StoredItems:
     def path(self) -> str:
         return self.store.path(self.key)
 
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, start: int, stop: int) -> AnyArray:
         """Items ``start:stop`` as they are stored. ValueError if the object ends before."""
         size = self.dtype.itemsize
         data = self.store.read_range(self.key, self.offset + start * size, self.offset + stop * size)
@@ -59,12 +59,12 @@ class StoredItems:
             raise ValueError(f"{self.path}: ends before item {stop}. The file is truncated: fetch or write it again.")
         return np.frombuffer(data, self.dtype)
 
-    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def tokens(self, start: int, stop: int) -> UInt32s:
         """Items ``start:stop`` as token ids: uint32[stop - start], a copy. ValueError if one is not a token id."""
         return token_ids(self.read(start, stop), self.path)
 
 
-def token_ids(items: npt.NDArray[Any], path: str) -> npt.NDArray[np.uint32]:
+def token_ids(items: AnyArray, path: str) -> UInt32s:
     """Numbers from the file at *path* as token ids: uint32[n], a copy. ValueError if one is not a token id."""
     if len(items) and not (items.dtype.kind == "u" and items.dtype.itemsize < 4):
         low, high = items.min(), items.max()
@@ -86,7 +86,7 @@ class IndexedFile:
 
     stored: Tokens
     seq_count: int
-    entries: Callable[[int, int], npt.NDArray[np.uint64]]
+    entries: Callable[[int, int], UInt64s]
     end_of_text: int | None = None
     mask: StoredItems | None = None
 
@@ -102,7 +102,7 @@ class IndexedFile:
             return self.stored.length
         return sum(batch.token_count for batch in self.batches())
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         i = contract.checked_index(i, self.seq_count, self.stored.path)
         start, stop = (int(entry) for entry in self.entries(i, i + 1))
         tokens = self.stored.tokens(start, stop)
@@ -135,8 +135,8 @@ def mask_beside(store: Store, key: str, token_count: int) -> StoredItems | None:
     return StoredItems(store, key, np.dtype("u1"), 0, token_count)
 
 
-def _checked_mask(mask: StoredItems, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    found: npt.NDArray[np.uint8] = mask.read(start, stop)
+def _checked_mask(mask: StoredItems, start: int, stop: int) -> UInt8s:
+    found: UInt8s = mask.read(start, stop)
     if (wrong := np.flatnonzero(found > 1)).size:
         raise ValueError(f"{mask.path}: has {found[wrong[0]]} for token {start + wrong[0]}, but a token counts, 1, or not, 0")
     return found.copy()
@@ -185,7 +185,7 @@ class IndexedDocuments:
             return tokens + (self.end_of_text is not None) * (self.stop - self.start)
         return sum(int(lengths.sum()) for lengths in self.lengths())
 
-    def lengths(self) -> Iterator[npt.NDArray[np.int64]]:
+    def lengths(self) -> Iterator[Int64s]:
         """Number of tokens of each document, including the added one: int64 arrays, in order."""
         if self._must_look:
             for part, tokens in self._ranges():
@@ -198,14 +198,14 @@ class IndexedDocuments:
             entries = contract.checked_entries(self.split, start, min(start + STARTS_AT_A_TIME, self.stop))
             yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
 
-    def bounds(self, base: int = 0, width: int = 1) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def bounds(self, base: int = 0, width: int = 1) -> Iterator[tuple[Int64s, Int64s]]:
         """Starts and ends of the documents in bytes, with tokens of *width* bytes from byte *base* on: int64 arrays, in order."""
         for lengths in self.lengths():
             ends = base + np.cumsum(lengths * width)
             yield ends - lengths * width, ends
             base = int(ends[-1]) if len(ends) else base
 
-    def tokens(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    def tokens(self, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
         """All their tokens as *dtype*, in arrays of some megabytes."""
         for part, tokens in self._ranges():
             if self.end_of_text is None:
@@ -218,7 +218,7 @@ class IndexedDocuments:
                 ends = ends[~closed]
             yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
-    def masks(self) -> Iterator[npt.NDArray[np.uint8]]:
+    def masks(self) -> Iterator[UInt8s]:
         """Which of these tokens count for the loss, 1 or 0, in arrays of some megabytes. An added token counts as the one before
         it does, that of an empty document does not. Of documents that are all closed.
         """
@@ -240,12 +240,12 @@ class IndexedDocuments:
     def _must_look(self) -> bool:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
-    def _ranges(self) -> Iterator[tuple[TokenRange, npt.NDArray[np.uint32]]]:
+    def _ranges(self) -> Iterator[tuple[TokenRange, UInt32s]]:
         for part in token_ranges(partial(contract.checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
 
-def insert(tokens: npt.NDArray[Any], at: npt.NDArray[np.int64], token: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def insert(tokens: AnyArray, at: Int64s, token: int, dtype: np.dtype[Any]) -> AnyArray:
     """*tokens* in another type, with *token* inserted at the positions *at* (int64[n]) of the result."""
     out = np.full(len(tokens) + len(at), token, dtype)
     keep = np.ones(len(out), np.bool_)

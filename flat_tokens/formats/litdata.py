@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt32s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
@@ -200,7 +200,7 @@ class Chunk:
         """Number of tokens in all items."""
         return self.held // self.dtype.itemsize
 
-    def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+    def entries(self, first: int, last: int) -> UInt64s:
         """``seq_starts[first : last + 1]`` of the chunk. ValueError if its offsets are not in order."""
         head, width = self._head, self.dtype.itemsize
         offsets = np.frombuffer(self._read(4 * (first + 1), 4 * (last + 2)), "<u4").astype(np.int64) - head
@@ -208,7 +208,7 @@ class Chunk:
             raise ValueError(f"{self.path}: items {first} to {last} are not in order, in whole tokens")
         return (offsets // width).astype(np.uint64)
 
-    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def tokens(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop`` of the chunk: uint32[stop - start]."""
         width = self.dtype.itemsize
         data = self._read(self._head + start * width, self._head + stop * width)

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Bools, Int32s, Int64s, UInt8s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, compress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile
-from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, Int64s, MdsLayout, Shard, shape_bytes
+from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, MdsLayout, Shard, shape_bytes
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
@@ -161,7 +161,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[
     return [writer.stored]
 
 
-def _shard_bytes(splits: Splits, file: ExportFile, options: Mds) -> Iterator[bytes | npt.NDArray[Any]]:
+def _shard_bytes(splits: Splits, file: ExportFile, options: Mds) -> Iterator[bytes | AnyArray]:
     """One shard, in two passes: over the samples' lengths for the offsets, then over the tokens."""
     lengths, tokens = _contents(splits, file, options)
     head = _shard_head(file.stop - file.start, options)
@@ -176,9 +176,7 @@ def _shard_bytes(splits: Splits, file: ExportFile, options: Mds) -> Iterator[byt
     yield from _samples(lengths(), tokens)
 
 
-def _contents(
-    splits: Splits, file: ExportFile, options: Mds
-) -> tuple[Callable[[], Iterator[Int64s]], Iterator[npt.NDArray[np.int32]]]:
+def _contents(splits: Splits, file: ExportFile, options: Mds) -> tuple[Callable[[], Iterator[Int64s]], Iterator[Int32s]]:
     """The lengths of a shard's samples, and their tokens."""
     split, (_, _, start, stop) = splits[file.split], file
     if options.length is None:
@@ -210,7 +208,7 @@ def _sample_lengths(total: int, length: int) -> Iterator[Int64s]:
         yield np.diff(np.append(np.arange(start, stop, length), stop))
 
 
-def _samples(lengths: Iterator[Int64s], tokens: Iterator[npt.NDArray[np.int32]]) -> Iterator[npt.NDArray[np.uint8]]:
+def _samples(lengths: Iterator[Int64s], tokens: Iterator[Int32s]) -> Iterator[UInt8s]:
     """The bytes of samples of these lengths, in arrays about as large as those of *tokens*, which may end anywhere."""
     ahead = np.empty(0, np.int64)  # lengths of samples that have not begun
     begun = 0  # missing tokens of the one that has begun
@@ -225,7 +223,7 @@ def _samples(lengths: Iterator[Int64s], tokens: Iterator[npt.NDArray[np.int32]])
         yield _interleaved(np.empty(0, np.int32), np.zeros_like(rest), rest)
 
 
-def _interleaved(tokens: npt.NDArray[np.int32], starts: Int64s, lengths: Int64s) -> npt.NDArray[np.uint8]:
+def _interleaved(tokens: Int32s, starts: Int64s, lengths: Int64s) -> UInt8s:
     """The bytes of *tokens*, with the heads of the samples of these *lengths* that begin at *starts* among them."""
     sizes = np.empty(2 * len(lengths) + 1, np.int64)
     sizes[0::2] = INT32.itemsize * np.diff(np.concatenate([[0], starts, [len(tokens)]]))
@@ -239,7 +237,7 @@ def _interleaved(tokens: npt.NDArray[np.int32], starts: Int64s, lengths: Int64s)
     return out
 
 
-def _heads(lengths: Int64s) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+def _heads(lengths: Int64s) -> tuple[UInt8s, Bools]:
     """The heads of samples: uint8[n, 9], and a mask of the bytes that are used: bool[n, 9]."""
     width, heads = shape_bytes(lengths), np.empty((len(lengths), HEAD_BYTES), np.uint8)
     heads[:, :4] = (1 + width + INT32.itemsize * lengths).astype("<u4")[:, None].view(np.uint8)

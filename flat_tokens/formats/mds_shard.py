@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.stores.store import Store
@@ -26,8 +26,6 @@ MAX_SHARD_BYTES = 2**32
 BYTES_AT_A_TIME = 16 << 20
 TYPES = {8: "<u1", 9: "<i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
 """The types of integers by their byte in a sample."""
-
-Int64s = npt.NDArray[np.int64]
 
 
 def shape_bytes(lengths: Int64s) -> Int64s:
@@ -61,8 +59,8 @@ class Samples(NamedTuple):
 
     offsets: Int64s
     begins: Int64s
-    entries: npt.NDArray[np.uint64]
-    types: npt.NDArray[np.uint8] | None
+    entries: UInt64s
+    types: UInt8s | None
     """The byte of each sample's type, where it has one."""
 
     def dtype(self, i: int, layout: MdsLayout) -> np.dtype[Any]:
@@ -107,10 +105,10 @@ class Shard:
         """Number of tokens in all samples."""
         return int(_samples_of(self).entries[-1])
 
-    def entries(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+    def entries(self, first: int, last: int) -> UInt64s:
         return _samples_of(self).entries[first : last + 1]
 
-    def tokens(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def tokens(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop`` of the shard: uint32[stop - start]. ValueError if a sample is damaged."""
         samples = _samples_of(self)
         out, begun = np.empty(stop - start, np.uint32), start
@@ -134,7 +132,7 @@ class Shard:
             start = end
         return out
 
-    def _check_heads(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8]) -> None:
+    def _check_heads(self, samples: Samples, first: int, last: int, data: UInt8s) -> None:
         """ValueError if the sizes and shapes in samples do not fit their offsets."""
         layout, low = self.layout, samples.offsets[first]
         if layout.sizes[layout.at] is not None:
@@ -158,17 +156,17 @@ class Shard:
                 "dimension, as its offset says. The shard is damaged, or of another kind."
             )
 
-    def _between(self, samples: Samples, first: int, last: int, data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.uint8]:
+    def _between(self, samples: Samples, first: int, last: int, data: UInt8s, width: int) -> UInt8s:
         """The bytes of the tokens, *width* each, among all bytes of samples ``first:last``."""
         begins = samples.begins[first:last]
         ends = begins + samples.lengths(first, last) * width
         sizes = np.empty(2 * len(begins) + 1, np.int64)
         sizes[1::2] = ends - begins
         sizes[0::2] = np.append(begins, samples.offsets[last]) - np.append(samples.offsets[first], ends)
-        found: npt.NDArray[np.uint8] = data[np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)]
+        found: UInt8s = data[np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)]
         return found
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def read(self, start: int, stop: int) -> UInt8s:
         """Bytes ``start:stop`` of the shard, unpacked."""
         if self.packed is not None:
             return _unpacked(self)[start:stop]
@@ -178,9 +176,9 @@ class Shard:
         return np.frombuffer(data, np.uint8)
 
 
-def _integers(data: npt.NDArray[np.uint8], at: Int64s, width: int) -> Int64s:
+def _integers(data: UInt8s, at: Int64s, width: int) -> Int64s:
     """The integers of *width* bytes at these positions."""
-    stored: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(width)]
+    stored: UInt8s = data[at[:, None] + np.arange(width)]
     return stored.view(f"<u{width}")[:, 0].astype(np.int64)
 
 
@@ -210,7 +208,7 @@ def _samples_of(shard: Shard) -> Samples:
     for i, fixed in enumerate(layout.sizes[: layout.at + 1]):
         held = stored[:, variable.index(i)] if fixed is None else np.full(count, fixed)
         begins = begins + held * (i < layout.at)
-    types: npt.NDArray[np.uint8] | None = None
+    types: UInt8s | None = None
     if layout.dtype is not None:
         named, width = layout.dtype.name, np.full(1, layout.dtype.itemsize)
     else:
@@ -241,7 +239,7 @@ def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> tuple[Int64s, Int6
     return np.where(fits, lengths, -1), shapes
 
 
-def _heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> npt.NDArray[np.uint8]:
+def _heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> UInt8s:
     """The *size* bytes of each sample from *begins* on: uint8[n, size]. Needs one pass over the shard."""
     heads = np.empty((len(begins), size), np.uint8)
     first = 0
@@ -257,7 +255,7 @@ def _heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> npt.NDAr
 
 
 @lru_cache(maxsize=1)
-def _unpacked(shard: Shard) -> npt.NDArray[np.uint8]:
+def _unpacked(shard: Shard) -> UInt8s:
     assert shard.packed is not None
     codec, key, expected = shard.packed
     if max(shard.size, expected) > MAX_WHOLE_BYTES:

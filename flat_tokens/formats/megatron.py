@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
@@ -94,7 +94,7 @@ class Index:
     pointers: StoredItems
     documents: StoredItems
 
-    def sequence_starts(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+    def sequence_starts(self, first: int, last: int) -> UInt64s:
         """Starts of the sequences, in tokens, then the end of the last one: uint64[last - first + 1]. Checked."""
         lengths = self.lengths.read(first, last).astype(np.int64)
         pointers = self.pointers.read(first, min(last + 1, self.pointers.length))
@@ -113,7 +113,7 @@ class Index:
             )
         return (np.append(begins, end) // size).astype(np.uint64)
 
-    def document_starts(self, first: int, last: int) -> npt.NDArray[np.uint64]:
+    def document_starts(self, first: int, last: int) -> UInt64s:
         """The same for documents, which have some sequences each."""
         sequences = self.documents.read(first, last + 1)
         if (sequences[1:] < sequences[:-1]).any() or sequences[0] < 0 or sequences[-1] > self.pointers.length:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
@@ -87,7 +87,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -
     return [writer.stored]
 
 
-def _index_entries(documents: IndexedDocuments, width: int, base: int) -> Iterator[npt.NDArray[np.int64]]:
+def _index_entries(documents: IndexedDocuments, width: int, base: int) -> Iterator[Int64s]:
     """Offset and length in bytes of each document: int64[n, 2]."""
     for starts, ends in documents.bounds(base, width):
         for at in range(0, len(starts), 1 << 16):
@@ -155,7 +155,7 @@ def open_pbin(store: Store, key: str, options: Modalities) -> IndexedFile:
     return IndexedFile(header.tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text)
 
 
-def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
+def read_index(header: Header, options: Modalities) -> UInt64s:
     """Starts of the documents, in tokens, then the end of the last one: uint64[document_count + 1]. Checked."""
     tokens = header.tokens
     width, length = tokens.dtype.itemsize, tokens.length * tokens.dtype.itemsize
@@ -193,19 +193,19 @@ def read_index(header: Header, options: Modalities) -> npt.NDArray[np.uint64]:
     return np.frombuffer(seq_starts, np.uint64)
 
 
-def _merged(lags: npt.NDArray[np.int64], before: int, lag: int) -> npt.NDArray[np.bool_]:
+def _merged(lags: Int64s, before: int, lag: int) -> Bools:
     """Whether offsets may be so much too low after one that is *before* too low, in a file that Modalities has merged.
 
     It has forgotten the *lag* of each border of files. In a file merged from merged ones it has forgotten some of them only.
     """
-    allowed: npt.NDArray[np.bool_] = lags == 0
+    allowed: Bools = lags == 0
     if lag:
         in_first_file = np.maximum.accumulate(np.append(before, lags))[1:] == 0
         allowed = (allowed & in_first_file) | ((lags > 0) & (lags % lag == 0) & (np.diff(lags, prepend=before) <= lag))
     return allowed
 
 
-def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
+def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[Int64s]:
     """The pairs of the pickle in bytes ``start:stop`` of a file: int64[n, 2] arrays, none empty. Nothing in it is executed."""
     path = store.path(key)
     if stop - start > max_bytes:

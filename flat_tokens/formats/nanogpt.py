@@ -25,8 +25,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt32s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Readable, Splits, split_of
@@ -223,9 +223,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind:
     return [writer.stored]
 
 
-def stream(
-    split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: np.dtype[Any]
-) -> Iterator[npt.NDArray[Any]]:
+def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
     """Tokens ``start:stop`` of the stream, in arrays of some megabytes."""
     marks = _Marks(split, place, start, options.end_of_text is not None)
     for at in range(start, stop, BATCH_TOKENS):
@@ -255,7 +253,7 @@ class _Marks:
         self.passed = bisect.bisect_left(range(self._count), start, key=lambda i: int(self._positions(i, i + 1)[0]))
         self._ahead, self._read = np.empty(0, np.int64), self.passed
 
-    def until(self, stop: int) -> npt.NDArray[np.int64]:
+    def until(self, stop: int) -> Int64s:
         """The next ones before *stop*: int64[n]."""
         while self._read < self._count and (not len(self._ahead) or self._ahead[-1] < stop):
             last = min(self._read + MARKS_AT_A_TIME, self._count)
@@ -266,7 +264,7 @@ class _Marks:
         self.passed += k
         return here
 
-    def _positions(self, first: int, last: int) -> npt.NDArray[np.int64]:
+    def _positions(self, first: int, last: int) -> Int64s:
         """Positions of those of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
         entries = contract.checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
         return entries.astype(np.int64) + np.arange(first, last)
@@ -299,7 +297,7 @@ class StreamReader:
     def seq_count(self) -> int:
         return len(self._bounds) - 1
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         i = contract.checked_index(i, self.seq_count, self.path)
         start, stop = (int(bound) for bound in self._bounds[i : i + 2])
         tokens = np.concatenate([np.empty(0, np.uint32), *self._tokens(start, stop, BATCH_TOKENS)])
@@ -312,7 +310,7 @@ class StreamReader:
             begin, end = int(self._bounds[start]), int(self._bounds[stop])
         yield from self._decode(self._tokens(begin, end, max_tokens))
 
-    def _decode(self, blocks: Iterator[npt.NDArray[np.uint32]]) -> Iterator[TokenBatch]:
+    def _decode(self, blocks: Iterator[UInt32s]) -> Iterator[TokenBatch]:
         """Turn the end-of-text tokens of a stream into starts of sequences."""
         begun = False  # a sequence continues in the next block
         held = False  # a mark ended a block: its sequence begins with the next block's first token
@@ -331,7 +329,7 @@ class StreamReader:
         if held:
             yield TokenBatch.from_flat(np.empty(0, np.uint32), np.zeros(2, np.uint64))
 
-    def _tokens(self, start: int, stop: int, max_tokens: int) -> Iterator[npt.NDArray[np.uint32]]:
+    def _tokens(self, start: int, stop: int, max_tokens: int) -> Iterator[UInt32s]:
         """Tokens ``start:stop`` of the stream, none of the arrays empty."""
         first = 0
         for file in self.files:
@@ -341,7 +339,7 @@ class StreamReader:
             first += file.length
 
     @cached_property
-    def _marks(self) -> npt.NDArray[np.int64]:
+    def _marks(self) -> Int64s:
         """Positions of the end-of-text tokens in the stream."""
         found, at = [np.empty(0, np.int64)], 0
         for tokens in self._tokens(0, self.stored_count, BATCH_TOKENS):
@@ -350,7 +348,7 @@ class StreamReader:
         return np.concatenate(found)
 
     @cached_property
-    def _bounds(self) -> npt.NDArray[np.int64]:
+    def _bounds(self) -> Int64s:
         """Starts of the sequences in the stream, with their end-of-text tokens, then the end of the last one."""
         count = self.stored_count
         if self.end_of_text is None:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Splits
@@ -105,7 +105,7 @@ def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
     return text.getvalue().encode()
 
 
-def _lines(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytes:
+def _lines(starts: Int64s, ends: Int64s) -> bytes:
     """Lines of two numbers each, made of all their digits at once."""
     numbers = np.stack([starts, ends], 1)[:, :, None]  # (line, column) -> (line, column, digit)
     text = np.empty((len(starts), 2, len(TENS) + 1), np.uint8)
@@ -150,7 +150,7 @@ def tokens_files(files: Files) -> list[str]:
     return contract.members(files._replace(keys=rest) if rest and len(files.keys) > 1 else files, TOKENS, has_metadata)
 
 
-def _bounds(store: Store, key: str, most: int) -> npt.NDArray[np.uint64]:
+def _bounds(store: Store, key: str, most: int) -> UInt64s:
     """The first token of each document, then the end of the last one: uint64[documents + 1]. ValueError if they are not one
     after the other, from 0 to at most *most*.
     """

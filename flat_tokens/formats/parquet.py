@@ -15,8 +15,8 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.columns import Sink, type_of
@@ -231,7 +231,7 @@ class ListRows:
         """Counted in one pass over the file, once."""
         return sum(batch.token_count for batch in self.batches())
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         """Row *i*, decoded: uint32[length]. Reads its row group up to there."""
         row = contract.checked_index(i, self.seq_count, self.path)
         return np.concatenate([batch.encoded_tokens for batch in self.batches(row, row + 1)]) >> np.uint32(1)
@@ -404,10 +404,10 @@ def _mask(
     part: TokenLists,
     name: str,
     path: str,
-    tokens: npt.NDArray[Any],
-    entries: npt.NDArray[np.int64],
-    is_read: npt.NDArray[np.bool_] | None = None,
-) -> npt.NDArray[np.bool_]:
+    tokens: AnyArray,
+    entries: Int64s,
+    is_read: Bools | None = None,
+) -> Bools:
     """A mask of a part: bool[n]. ValueError for a value that is neither 0 nor 1, for a label of a token that *is_read* if it is
     neither the token nor -100.
     """
@@ -430,7 +430,7 @@ def _mask(
     return np.asarray(holds, np.bool_)
 
 
-def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[AnyArray, Int64s]:
     """The values of a list array, integers[n], each a *what*, and its rows' bounds, int64[rows + 1]. ValueError for a null, and
     for values outside of *least* to the largest token id.
     """
@@ -446,7 +446,7 @@ def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[npt
         entries -= entries[0]
     values = array.flatten()
 
-    def row(wrong: npt.NDArray[np.bool_]) -> int:
+    def row(wrong: Bools) -> int:
         return first + int(np.searchsorted(entries, np.flatnonzero(wrong)[0], side="right")) - 1
 
     if values.null_count:

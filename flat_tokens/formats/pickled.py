@@ -18,7 +18,8 @@ import struct
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
+
+from flat_tokens.array_types import Int32s, Int64s, UInt8s
 
 PROTO, FRAME, STOP = 0x80, 0x95, 0x2E
 EMPTY_LIST, MARK, APPEND, APPENDS = 0x5D, 0x28, 0x61, 0x65
@@ -39,7 +40,7 @@ MEMO_SIZES = np.zeros(256, np.uint8)
 MEMO_SIZES[[MEMOIZE, BINPUT, LONG_BINPUT]] = 1, 2, 5
 
 
-def read_pairs(blocks: Iterable[bytes]) -> Iterator[npt.NDArray[np.int64]]:
+def read_pairs(blocks: Iterable[bytes]) -> Iterator[Int64s]:
     """The pairs of a pickled ``list[tuple[int, int]]``, a block of its bytes at a time: int64[n, 2], in order.
 
     ValueError, saying at which byte, for everything else: other opcodes, references to earlier values, numbers above 64
@@ -177,13 +178,13 @@ class _WholePairs:
             machine.pending, machine.memoizable = machine.pending + 1, False
         return at
 
-    def taken(self) -> npt.NDArray[np.int64]:
+    def taken(self) -> Int64s:
         """The pairs taken since the last call: int64[n, 2]."""
         at, self._begins = np.array(self._begins, np.int32), []
         return np.stack([_integers(self._data, at), _integers(self._data, at + self._sizes[at])], 1)
 
 
-def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+def _integers(data: UInt8s, at: Int32s) -> Int64s:
     """The integers whose opcodes are at those bytes: int64[n]."""
     opcodes = data[at]
     long = opcodes == LONG1
@@ -199,7 +200,7 @@ def _integers(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int32]) -> npt.NDA
     return values
 
 
-def write_pairs(blocks: Iterable[npt.NDArray[np.int64]], count: int) -> Iterator[bytes | npt.NDArray[np.uint8]]:
+def write_pairs(blocks: Iterable[Int64s], count: int) -> Iterator[bytes | UInt8s]:
     """The pickle of *count* pairs of non-negative integers, given as int64[n, 2] arrays, in pieces and memory of some blocks."""
     yield bytes([PROTO, 4])
     payload, boundaries = np.array([EMPTY_LIST, MEMOIZE], np.uint8), np.empty(0, np.int64)
@@ -224,7 +225,7 @@ def write_pairs(blocks: Iterable[npt.NDArray[np.int64]], count: int) -> Iterator
     yield bytes(end)
 
 
-def _opcodes_of(pairs: npt.NDArray[np.int64], done: int, alone: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _opcodes_of(pairs: Int64s, done: int, alone: bool) -> tuple[UInt8s, Int64s]:
     """The opcodes of pairs after *done* others: uint8[n]; and the positions of the integers among them: int64[m], increasing."""
     # A row for each pair: the list's opcodes before it, two integers, the tuple's. Missing ones are masked out.
     rows = np.zeros((len(pairs), 24), np.uint8)

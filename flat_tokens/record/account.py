@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.ledger import Ledger
@@ -27,7 +27,7 @@ from flat_tokens.rows.facts import NAMES, Recorded, recorded_of, values_of
 from flat_tokens.rows.lookup import stored_keys
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
-from flat_tokens.rows.views import Int64s, SplitView, read_starts
+from flat_tokens.rows.views import SplitView, read_starts
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 
@@ -38,7 +38,7 @@ DOCUMENTS_AT_A_TIME = 1 << 18
 MAX_ORIGIN_BYTES = 1 << 24
 COUNTS = ("documents", "tokens", "stored_tokens", "text_bytes")
 
-TokenSizes: TypeAlias = Callable[[Store], npt.NDArray[np.int64]]
+TokenSizes: TypeAlias = Callable[[Store], Int64s]
 """A dataset -> the bytes of text of each of its token ids: int64[n]."""
 
 
@@ -133,7 +133,7 @@ class _Split:
             return False
         return bool(self.recorded.sources)
 
-    def forgotten(self, lists: Sequence[Forgotten]) -> npt.NDArray[np.bool_]:
+    def forgotten(self, lists: Sequence[Forgotten]) -> Bools:
         """Which documents are on one of the lists: bool[seq_count]. None of a dataset that does not record their keys."""
         found = np.zeros(len(self.lengths), bool)
         try:
@@ -160,11 +160,11 @@ class _Amounts:
     int64[n] each; None where text was not counted.
     """
 
-    is_seen: npt.NDArray[np.bool_]
+    is_seen: Bools
     tokens: Int64s
     text: Int64s | None
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> _Amounts:
+    def of(self, chosen: Bools) -> _Amounts:
         """Those of some documents: bool[n]."""
         text = None if self.text is None else np.where(chosen, self.text, 0)
         return _Amounts(self.is_seen & chosen, np.where(chosen, self.tokens, 0), text)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
-from flat_tokens.rows.orders import Indices
+from flat_tokens.array_types import Int64s
 from flat_tokens.stores.cached import CachedStore, Unit
 
-Reads: TypeAlias = Iterable[tuple[Any, Indices]]
+Reads: TypeAlias = Iterable[tuple[Any, Int64s]]
 """Reads of a step: views, and their rows."""
 UNITS_AT_A_TIME = 8
 STEPS_AHEAD = 1024

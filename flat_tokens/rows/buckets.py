@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
-from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 
@@ -92,11 +92,11 @@ class BucketedLoader(ByStep):
                 f"Set multiple_of={process_count}."
             )
 
-    def indices(self, step: SupportsIndex) -> Indices:
+    def indices(self, step: SupportsIndex) -> Int64s:
         """The documents of a step on this host: int64[rows]. IndexError if there is no such step."""
         return self._draw(step)[1]
 
-    def _draw(self, step: SupportsIndex) -> tuple[int, Indices]:
+    def _draw(self, step: SupportsIndex) -> tuple[int, Int64s]:
         """The bucket of a step, and its documents on this host."""
         # step -> (epoch, place in the epoch) -> (bucket, batch of the bucket) -> places in the bucket -> documents
         epoch, place = divmod(self._batch_range(step)[0], self.epoch_steps)
@@ -118,7 +118,7 @@ class BucketedLoader(ByStep):
         bucket, documents = self._draw(step)
         return self._views[bucket].batch(documents)
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         self._view_of(source)
         asked, steps = checked_rows(rows, len(self._bucket)), self._steps_before(before)
         epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))
@@ -143,7 +143,7 @@ class BucketedLoader(ByStep):
         return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
 
 
-def _buckets(tokens: FlatTokens, lengths: Sequence[int]) -> npt.NDArray[np.uint8]:
+def _buckets(tokens: FlatTokens, lengths: Sequence[int]) -> UInt8s:
     """The bucket of each document: uint8[seq_count], 255 for an empty one."""
     found, first = np.empty(tokens.seq_count, np.uint8), 0
     for entries in read_starts(tokens):

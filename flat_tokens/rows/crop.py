@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.rows.views import Int64s, ranges, running_sums
+from flat_tokens.array_types import Bools, Int64s
+from flat_tokens.rows.views import ranges, running_sums
 
 WORD_BITS = 6
 
@@ -140,7 +140,7 @@ class _Filling:
         self._fills = list[tuple[int, int, int, int, int, int]]()
         self.cuts = list[tuple[int, int]]()
 
-    def add(self, lengths: Int64s, is_rest: npt.NDArray[np.bool_]) -> Int64s:
+    def add(self, lengths: Int64s, is_rest: Bools) -> Int64s:
         """Number the pieces by length, in a stable order, documents before rests. Returns that order: int64[n]."""
         # Without rests it does not matter how much is left of a piece that is longer than a row.
         capped = np.minimum(lengths, self._length + 1)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt8s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import true_or_false, whole_number
-from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
+from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 
 if TYPE_CHECKING:
@@ -62,15 +63,15 @@ class _EndMarkedStarts:
         self._stored, self._extra = stored, extra
         self.length, self.store = stored.length, stored.store
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
-        entries: npt.NDArray[np.uint64] = self._stored.read(start, stop)
+    def read(self, start: int, stop: int) -> UInt64s:
+        entries: UInt64s = self._stored.read(start, stop)
         return entries + np.arange(start, stop, dtype=np.uint64) * np.uint64(self._extra)
 
-    def take(self, indices: Int64s) -> npt.NDArray[np.uint64]:
-        entries: npt.NDArray[np.uint64] = self._stored.take(indices)
+    def take(self, indices: Int64s) -> UInt64s:
+        entries: UInt64s = self._stored.take(indices)
         return entries + indices.astype(np.uint64) * np.uint64(self._extra)
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[np.uint64], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
         self._stored.gather(starts, lengths, out, at)
         out[ranges(at, lengths)] += ranges(starts, lengths).astype(np.uint64) * np.uint64(self._extra)
 
@@ -111,7 +112,7 @@ class _EndMarkedTokens:
 
     read = read_gathered
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[Any], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         """As of stored tokens: one read of entries a range, and one of tokens."""
         stops, laid = starts + lengths, running_sums(lengths)
         # range -> its documents, from a sample before it to one after it
@@ -145,11 +146,11 @@ class _EndMarkedTokens:
         for place, begun, ended in zip(at.tolist(), laid[:-1].tolist(), laid[1:].tolist(), strict=True):
             out[place : place + ended - begun] = laid_out[begun:ended]
 
-    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> npt.NDArray[Any]:
+    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
         """The entries of one end of documents *number*, which are ``begin:end`` with their ends: dtype[n]."""
         return 2 * self.ends[name] + ((begin == end - 1) if name == "eos" else np.ones(len(begin), bool))
 
-    def _stored(self, starts: Int64s, lengths: Int64s) -> npt.NDArray[Any]:
+    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
         """The entries of stored tokens, one range after the other."""
         tokens = np.empty(lengths.sum(), np.uint32)
         self._array.gather(starts, lengths, tokens, running_sums(lengths)[:-1])
@@ -169,10 +170,10 @@ class _AllCount:
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
         return []
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def read(self, start: int, stop: int) -> UInt8s:
         return np.ones(stop - start, np.uint8)
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[np.uint8], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt8s, at: Int64s) -> None:
         out[ranges(at, lengths)] = 1
 
 
@@ -188,7 +189,7 @@ class _Mask(_EndMarkedTokens):
         assert self._tokens.loss_mask is not None
         self._array, self.store = self._tokens.loss_mask, self._tokens.loss_mask.store
 
-    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> npt.NDArray[Any]:
+    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
         found = np.zeros(len(begin), np.uint8)
         if name == "eos":
             some = np.flatnonzero(end - begin > len(self.ends))
@@ -196,7 +197,7 @@ class _Mask(_EndMarkedTokens):
             found[some] = self._array.take((end - (number + 1) * len(self.ends) - 1)[some])
         return found
 
-    def _stored(self, starts: Int64s, lengths: Int64s) -> npt.NDArray[Any]:
+    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
         mask = np.empty(lengths.sum(), np.uint8)
         self._array.gather(starts, lengths, mask, running_sums(lengths)[:-1])
         return mask

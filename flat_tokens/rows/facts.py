@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_of
 from flat_tokens.manifest import dataset_of, manifest_of, splits_of
-from flat_tokens.rows.views import Int64s
 from flat_tokens.where import Where, pa
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def check(tokens: FlatTokens, where: Where) -> None:
     matching(tokens, where, 0, 0, lambda: recorded_of(dataset_of(tokens.store)))
 
 
-def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> npt.NDArray[np.bool_]:
+def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> Bools:
     """For which of the sequences ``start:stop`` an expression is true: bool[stop - start].
 
     ValueError for a name that it cannot have, and for a comparison of a number with a text.
@@ -62,11 +61,9 @@ def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Ca
     """A fact of the sequences ``start:stop``, by its name: an Arrow array. ValueError for a name that it cannot have."""
     dataset, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
 
-    def entries(name: str) -> npt.NDArray[np.uint64]:
+    def entries(name: str) -> UInt64s:
         array = open_array(dataset / f"documents/{split}/{name}", "uint64")
-        found: npt.NDArray[np.uint64] = (
-            array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
-        )
+        found: UInt64s = array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
         return found
 
     if name not in NAMES:
@@ -106,7 +103,7 @@ def kept_columns(tokens: FlatTokens) -> Columns | None:
     return found if found is not None and found.kinds else None
 
 
-def named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
+def named(name: str, files: UInt64s, sources: Sources) -> Any:
     """The name of each document's source, or of its file. *files*: numbers through all sources."""
     names = [source if name == "source" else file for source, its in sources for file in its]
     if len(files) and int(files.max()) >= len(names):
@@ -114,7 +111,7 @@ def named(name: str, files: npt.NDArray[np.uint64], sources: Sources) -> Any:
     return pa.array(names, pa.large_string()).take(pa.array(files.astype(np.int64)))
 
 
-def hexadecimal(keys: npt.NDArray[np.uint64]) -> Any:
+def hexadecimal(keys: UInt64s) -> Any:
     """Keys as 16 hexadecimal digits each."""
     digits = HEXADECIMAL[keys.astype(">u8").view(np.uint8)].reshape(-1)
     offsets = np.arange(len(keys) + 1, dtype=np.int64) * 16

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import dataset_of, manifest_of
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
-Int64s: TypeAlias = npt.NDArray[np.int64]
 Covered: TypeAlias = Callable[[int, Int64s], Int64s]
 """Tokens in a row of each document from number *first* on, with these bounds (int64[n + 1]): int64[n]."""
 

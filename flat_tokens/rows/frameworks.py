@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, UInt8s
 from flat_tokens.extras import extra
 
 Array: TypeAlias = Any
@@ -25,7 +26,7 @@ KEPT_BYTES = 256 << 20
 """At most this many bytes of unused arrays are kept: those that were freed last."""
 
 
-def room_for(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[Any]:
+def room_for(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint32) -> AnyArray:
     """Uninitialized dtype[shape] at a multiple of 64 bytes: jax takes over only such arrays without a copy."""
     wanted, count = np.dtype(dtype), math.prod(shape)
     spare = 64 // wanted.itemsize
@@ -39,9 +40,9 @@ class _Lent:
     """Memory of a large array. It is kept for the next one when the array and all its slices are gone."""
 
     __slots__ = ("__array_interface__", "_memory")
-    left: ClassVar[deque[npt.NDArray[np.uint8]]] = deque()
+    left: ClassVar[deque[UInt8s]] = deque()
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, memory: UInt8s) -> None:
         self._memory, self.__array_interface__ = memory, memory.__array_interface__
 
     def __del__(self) -> None:
@@ -51,7 +52,7 @@ class _Lent:
                 self.left.popleft()
 
     @classmethod
-    def memory(cls, size: int) -> npt.NDArray[np.uint8]:
+    def memory(cls, size: int) -> UInt8s:
         """Unused memory of this size, else fresh one. The arrays of a batch have several sizes."""
         for _ in range(len(cls.left)):
             try:
@@ -64,7 +65,7 @@ class _Lent:
         return np.empty(size, np.uint8)
 
 
-def _reused(size: int) -> npt.NDArray[np.uint8]:
+def _reused(size: int) -> UInt8s:
     """Uninitialized uint8[size]. Pages of fresh memory cost several times as much as the computation that fills them."""
     lent: Any = _Lent(_Lent.memory(size))
     return np.asarray(lent)
@@ -112,7 +113,7 @@ def running_max(array: Array) -> Array:
     return extra("jax", "a jax array").lax.cummax(array, axis=array.ndim - 1)
 
 
-def converted(array: npt.NDArray[Any], framework: Framework) -> Array:
+def converted(array: AnyArray, framework: Framework) -> Array:
     """The array as one of *framework*, in the same memory where possible."""
     if framework == "torch":
         return extra("torch", "framework='torch'").as_tensor(array)

@@ -26,10 +26,11 @@ from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
-from flat_tokens.rows.orders import Indices, Order, ReferenceOrder, epochs_of, stream_of
+from flat_tokens.rows.orders import Order, ReferenceOrder, epochs_of, stream_of
 
 
 def checked_seed(value: SupportsIndex) -> int:
@@ -42,7 +43,7 @@ Asked: TypeAlias = SupportsIndex | Sequence[int] | npt.NDArray[np.integer]
 """A number, or several: int64[n]."""
 
 
-def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Indices:
+def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Int64s:
     """Numbers of rows: int64[n]. TypeError for others than whole ones, IndexError if one is not below *count*."""
     if rows.size == 0:
         rows = rows.astype(np.int64)
@@ -53,7 +54,7 @@ def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Indices:
     return rows.astype(np.int64)
 
 
-def in_order(item: Indices, visits: Visits) -> tuple[Indices, Visits]:
+def in_order(item: Int64s, visits: Visits) -> tuple[Int64s, Visits]:
     """Visits of several items by item, then by step and row of the batch."""
     order = np.lexsort((visits.batch_row, visits.step, item))
     return item[order], Visits(*(field[order] for field in visits))
@@ -88,11 +89,11 @@ class Visits(NamedTuple):
     ``batch_row``: its row in the batch of all hosts together.
     """
 
-    asked: Indices
-    row: Indices
-    epoch: Indices
-    step: Indices
-    batch_row: Indices
+    asked: Int64s
+    row: Int64s
+    epoch: Int64s
+    step: Int64s
+    batch_row: Int64s
 
 
 class View(Protocol):
@@ -100,11 +101,11 @@ class View(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Indices) -> Any:
+    def batch(self, indices: Int64s) -> Any:
         """Rows *indices* (int64[n], n may be 0) at once: a NamedTuple or dict of arrays with a leading axis n."""
 
 
-def views_of(view: Any, epochs: Indices) -> list[tuple[Any, Indices]]:
+def views_of(view: Any, epochs: Int64s) -> list[tuple[Any, Int64s]]:
     """The view as it is in each of the epochs (int64[n]), and the places of these: int64[k]. One, where all are alike."""
     different = np.unique(epochs).tolist() if getattr(view, "has_epochs", False) else []
     if not different:
@@ -112,13 +113,13 @@ def views_of(view: Any, epochs: Indices) -> list[tuple[Any, Indices]]:
     return [(view.of_epoch(epoch), np.flatnonzero(epochs == epoch)) for epoch in different]
 
 
-def batch_of(view: Any, rows: Indices, epochs: Indices) -> Any:
+def batch_of(view: Any, rows: Int64s, epochs: Int64s) -> Any:
     """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
     parts = views_of(view, epochs)
     return together([one.batch(rows[where]) for one, where in parts], [where for _, where in parts])
 
 
-def dealt(costs: Indices, counts: Indices) -> Indices:
+def dealt(costs: Int64s, counts: Int64s) -> Int64s:
     """Which host has each row: int64[n]. Host h has ``counts[h]`` rows. The dearest row that is left goes to the host that has
     the least cost so far, of those with room for one more.
     """
@@ -133,7 +134,7 @@ def dealt(costs: Indices, counts: Indices) -> Indices:
     return host_of
 
 
-def together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
+def together(parts: Sequence[Any], places: Sequence[Int64s]) -> Any:
     """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
     if len(parts) == 1:
         return parts[0]
@@ -142,7 +143,7 @@ def together(parts: Sequence[Any], places: Sequence[Indices]) -> Any:
     return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))
 
 
-def _placed(arrays: Sequence[Any], places: Sequence[Indices]) -> Any:
+def _placed(arrays: Sequence[Any], places: Sequence[Int64s]) -> Any:
     if type(arrays[0]).__module__ == "torch":
         return importlib.import_module("torch").from_numpy(_placed([array.numpy() for array in arrays], places))
     if not isinstance(arrays[0], np.ndarray):  # jax's are not written to
@@ -272,7 +273,7 @@ class ByStep:
             raise ValueError(f"source is {source!r}, but this loader has one view, without a name: leave it out")
         return self.view
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         """Which of *rows* each visit is of, int64[n], and the visits, in any order."""
         raise NotImplementedError
 
@@ -584,21 +585,21 @@ class ShuffledLoader(ByStep):
         dropped = (self._total - self.start) % self.batch_size if self.drop_last and self._total is not None else 0
         return len(self.view) - self.epoch_length + dropped
 
-    def indices(self, step: SupportsIndex) -> Indices:
+    def indices(self, step: SupportsIndex) -> Int64s:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
         start, stop, first, last = self._batch_range(step)
         if (places := self._balanced(start, stop)) is None:
             return self._stream.rows(start, stop, first, last)
         return self._stream.rows(start, stop, 0, stop - start)[places]
 
-    def _epochs(self, step: SupportsIndex) -> Indices:
+    def _epochs(self, step: SupportsIndex) -> Int64s:
         """The epochs of the same rows: int64[rows]."""
         start, stop, first, last = self._batch_range(step)
         if (places := self._balanced(start, stop)) is None:
             return epochs_of(self._stream, start, stop, first, last)
         return epochs_of(self._stream, start, stop, 0, stop - start)[places]
 
-    def _balanced(self, start: int, stop: int) -> Indices | None:
+    def _balanced(self, start: int, stop: int) -> Int64s | None:
         """The rows of the batch that is positions ``start:stop`` that this host has; None: those that follow one another."""
         if not self.balance or self.process_count == 1:
             return None
@@ -611,7 +612,7 @@ class ShuffledLoader(ByStep):
         rows, epochs = self.indices(step), self._epochs(step)
         return [(view, rows[where]) for view, where in views_of(self.view, epochs)]
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         asked = checked_rows(rows, len(self._view_of(source)))
         steps, streams = self._steps_before(before), self._stream.granularity
         end = min(self.start + steps * self.batch_size, self._total or math.inf)

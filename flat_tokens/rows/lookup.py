@@ -8,11 +8,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import dataset_of
-from flat_tokens.rows.views import Int64s
 
 if TYPE_CHECKING:
     from flat_tokens.arrays.stored import StoredArray
@@ -27,7 +26,7 @@ def stored_keys(tokens: FlatTokens) -> StoredArray:
     return open_array(dataset_of(tokens.store) / f"documents/{posixpath.basename(tokens.store.root)}/key", "uint64")
 
 
-def numbers_of(tokens: FlatTokens, keys: npt.NDArray[np.uint64]) -> Int64s:
+def numbers_of(tokens: FlatTokens, keys: UInt64s) -> Int64s:
     """The numbers of the documents with these keys, the first of each: int64[n], -1 if there is none. One pass over all."""
     stored, asked, which = stored_keys(tokens), *np.unique(keys, return_inverse=True)
     found = np.full(len(asked), -1)

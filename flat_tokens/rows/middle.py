@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import whole_number
 from flat_tokens.rows.lookup import stored_keys
 from flat_tokens.rows.shuffle import derive_keys, extended_keys
-from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
+from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def with_middle(tokens: FlatTokens, fim: FillInMiddle | dict[str, Any] | None) -
 class _MiddleStarts:
     """``seq_starts`` of the documents, in memory, and what decides their cuts."""
 
-    def __init__(self, stored: StoredArray, entries: Int64s, before: Int64s, keys: npt.NDArray[np.uint64], seed: int) -> None:
+    def __init__(self, stored: StoredArray, entries: Int64s, before: Int64s, keys: UInt64s, seed: int) -> None:
         self.stored, self.store, self.length = stored, stored.store, len(entries)
         self.entries, self.before, self.keys = entries, before, keys
         self.roots = np.stack([derive_keys(seed, CUTS, 0), derive_keys(seed, CUTS, 1), derive_keys(seed, ORDER)])
@@ -108,13 +108,13 @@ class _MiddleStarts:
         before = running_sums(is_moved.view(np.uint8))
         return cls(tokens.seq_starts, entries + SENTINELS * before, before, keys, fim.seed)
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(self, start: int, stop: int) -> UInt64s:
         return self.entries[start:stop].astype(np.uint64)
 
-    def take(self, indices: Int64s) -> npt.NDArray[np.uint64]:
+    def take(self, indices: Int64s) -> UInt64s:
         return self.entries[indices].astype(np.uint64)
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[np.uint64], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
         out[ranges(at, lengths)] = self.entries[ranges(starts, lengths)]
 
 
@@ -133,7 +133,7 @@ class _MiddleTokens:
 
     read = read_gathered
 
-    def take(self, indices: Int64s) -> npt.NDArray[Any]:
+    def take(self, indices: Int64s) -> AnyArray:
         found = np.empty(len(indices), self.numpy_dtype)
         self.gather(indices, np.ones(len(indices), np.int64), found, np.arange(len(indices)))
         return found
@@ -142,7 +142,7 @@ class _MiddleTokens:
         _, stored, counts, _, _ = self._parts(starts, lengths, np.zeros(len(starts), np.int64))
         return self._array.units_of(stored, counts)
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[Any], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         places, stored, counts, moved, sentinels = self._parts(starts, lengths, at)
         self._array.gather(stored, counts, out, places)
         if self._array is not self._tokens:
@@ -189,9 +189,7 @@ class _MiddleTokens:
         moved, *sentinels = (place[its] for place, its in zip(places + shift, there, strict=True))
         return (*parts, count.reshape(-1)[some], moved, (sentinels[0], sentinels[1], sentinels[2]))
 
-    def _cuts(
-        self, document: Int64s, sizes: Int64s, stored: Int64s, is_moved: npt.NDArray[np.bool_]
-    ) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_]]:
+    def _cuts(self, document: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> tuple[Int64s, Int64s, Bools]:
         """Where the middle of each document begins and ends, and whether its suffix comes first. A document that is read as it
         is stored is all prefix.
         """
@@ -204,7 +202,7 @@ class _MiddleTokens:
         order = (drawn[2] >> np.uint64(11)).astype(np.float64) / (1 << 53)
         return cuts[0], cuts[1], is_moved & (order < self.fim.spm_rate)
 
-    def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: npt.NDArray[np.bool_]) -> Int64s:
+    def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> Int64s:
         """The cuts, each before the nearest token up to it that begins a character."""
         inside, moving = np.array(self.fim.inside, np.int64), np.flatnonzero(is_moved)
         for cut in cuts:
@@ -219,21 +217,21 @@ class _MiddleTokens:
         return cuts
 
 
-def _scaled(bits: npt.NDArray[np.uint64], counts: Int64s) -> Int64s:
+def _scaled(bits: UInt64s, counts: Int64s) -> Int64s:
     """Numbers of 31 bits -> numbers below *counts*, evenly: int64[n]."""
     wanted = counts.view(np.uint64)
     high, low = wanted >> np.uint64(31), wanted & np.uint64((1 << 31) - 1)
     return (high * bits + (low * bits >> np.uint64(31))).view(np.int64)
 
 
-def _keys_of(tokens: FlatTokens) -> npt.NDArray[np.uint64]:
+def _keys_of(tokens: FlatTokens) -> UInt64s:
     """The key of each document, of a dataset without records its number in the split: uint64[seq_count]."""
     try:
         stored = stored_keys(tokens)
     except FileNotFoundError:
         numbers = np.arange(tokens.seq_count) if tokens.numbers is None else tokens.numbers
         return numbers.astype(np.uint64)
-    keys: npt.NDArray[np.uint64] = stored.read(0, stored.length) if tokens.numbers is None else stored.take(tokens.numbers)
+    keys: UInt64s = stored.read(0, stored.length) if tokens.numbers is None else stored.take(tokens.numbers)
     if len(keys) != tokens.seq_count:
         raise ValueError(
             f"{tokens.store.url}: has {len(keys)} keys of {tokens.seq_count} documents. Run flat_tokens.verify on it."

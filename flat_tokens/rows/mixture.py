@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.loader import ByStep, View, Visits, batch_of, check_view, checked_rows, checked_seed, together, views_of
-from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
@@ -35,8 +35,8 @@ class MixedBatch(NamedTuple):
     """
 
     samples: Any
-    source: Indices
-    index: Indices  # type: ignore[assignment] # a field of this name hides a tuple's method
+    source: Int64s
+    index: Int64s  # type: ignore[assignment] # a field of this name hides a tuple's method
 
 
 class EpochRows(NamedTuple):
@@ -44,7 +44,7 @@ class EpochRows(NamedTuple):
 
     first: int
     last: int
-    rows: npt.NDArray[np.bool_] | None
+    rows: Bools | None
 
 
 class Mixture(ByStep):
@@ -137,12 +137,12 @@ class Mixture(ByStep):
         phase = bisect_right(self._first_steps, step) - 1
         return self._first_samples[phase] + (step - self._first_steps[phase]) * self._phases[phase].batch_size
 
-    def indices(self, step: SupportsIndex) -> tuple[Indices, Indices]:
+    def indices(self, step: SupportsIndex) -> tuple[Int64s, Int64s]:
         """The samples a step has on this host: their sources and their rows in those, int64[rows] each."""
         source, rows, *_ = self._draw(step)
         return source, rows
 
-    def _draw(self, step: SupportsIndex) -> tuple[Indices, Indices, dict[int, Indices], Indices]:
+    def _draw(self, step: SupportsIndex) -> tuple[Int64s, Int64s, dict[int, Int64s], Int64s]:
         """A step's sources and rows, where in the batch each source's are, and the epochs of the rows."""
         start, _, first, last = self._batch_range(step)
         source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
@@ -161,11 +161,11 @@ class Mixture(ByStep):
         of_epochs = {k: views_of(self.views[k], epochs[theirs]) for k, theirs in where.items()}
         return [(view, rows[where[k][some]]) for k, views in of_epochs.items() for view, some in views]
 
-    def drawn(self, step: int) -> Indices:
+    def drawn(self, step: int) -> Int64s:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""
         position = self.position(step)
         phase = bisect_right(self._phase_starts, position) - 1
-        found: Indices = self._drawn_before[phase] + self._in_phase(self._phases[phase], position)
+        found: Int64s = self._drawn_before[phase] + self._in_phase(self._phases[phase], position)
         return found
 
     def drawn_rows(self, step: int, source: str | None = None) -> Iterator[EpochRows]:
@@ -180,7 +180,7 @@ class Mixture(ByStep):
         if rest:
             yield EpochRows(whole, whole, self._rows_in(k, whole, rest))
 
-    def _rows_in(self, k: int, epoch: int, stop: int) -> npt.NDArray[np.bool_]:
+    def _rows_in(self, k: int, epoch: int, stop: int) -> Bools:
         """The rows of a source whose places in an epoch are before *stop*: bool[rows]."""
         found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, epoch)
         for first in range(0, stop, ROWS_AT_A_TIME):
@@ -188,7 +188,7 @@ class Mixture(ByStep):
             found[self._permutations[k](places.view(np.uint64), keys).view(np.int64)] = True
         return found
 
-    def _in_phase(self, phase: Phase, position: int) -> Indices:
+    def _in_phase(self, phase: Phase, position: int) -> Int64s:
         """The samples of each source that a phase has before *position*: int64[sources]."""
         found = np.zeros(len(self.names), np.int64)
         found[phase.sources] = phase.drawn(position)
@@ -238,7 +238,7 @@ class Mixture(ByStep):
     def _view_of(self, source: str | None) -> View:
         return self.views[self._number_of(source)]
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Indices, Visits]:
+    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         k, steps = self._number_of(source), self._steps_before(before)
         length = len(self.views[k])
         asked = checked_rows(rows, length)

@@ -8,13 +8,12 @@ from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys, reference_permutation
 
-Indices: TypeAlias = npt.NDArray[np.int64]
-Permuted: TypeAlias = Callable[[KeyedPermutation, npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
+Permuted: TypeAlias = Callable[[KeyedPermutation, UInt64s, UInt64s], UInt64s]
 """A permutation, or its inverse."""
 
 
@@ -71,10 +70,10 @@ class _SequentialStream:
     def __init__(self, length: int) -> None:
         self.epoch_length = length
 
-    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+    def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         return (np.arange(last - first) + (start + first) % self.epoch_length) % self.epoch_length
 
-    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
         return np.zeros_like(rows), epochs * self.epoch_length + rows
 
 
@@ -85,16 +84,16 @@ class _ShuffledStream:
         self.epoch_length, self._seed = length, seed
         self._permutation = KeyedPermutation(length)
 
-    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+    def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         epoch, within = divmod(start + first, self.epoch_length)
         positions = np.arange(within, within + last - first, dtype=np.uint64)
-        epochs: int | npt.NDArray[np.uint64] = epoch
+        epochs: int | UInt64s = epoch
         if within + last - first > self.epoch_length:
             later, positions = np.divmod(positions, np.uint64(self.epoch_length))
             epochs = later + np.uint64(epoch)
         return self._permutation(positions, derive_keys(self._seed, epochs)).view(np.int64)
 
-    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
         within = self._permutation.inverse(rows.view(np.uint64), derive_keys(self._seed, epochs.view(np.uint64)))
         return np.zeros_like(rows), epochs * self.epoch_length + within.view(np.int64)
 
@@ -121,7 +120,7 @@ class _ReferenceStream:
     def __reduce__(self) -> tuple[Any, ...]:
         return _ReferenceStream, (self._order, self._length, self._seed)
 
-    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+    def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         streams, block_rows = self._order.streams, self._order.sequences_per_read_block
         buffer_blocks = self._order.read_blocks_per_shuffle_buffer
         share = (stop - start) // streams
@@ -147,7 +146,7 @@ class _ReferenceStream:
             at += count
         return found.reshape(-1)[first - begin * share : last - begin * share]
 
-    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
         streams, block_rows = self._order.streams, self._order.sequences_per_read_block
         buffer_blocks = self._order.read_blocks_per_shuffle_buffer
         stream, place = np.zeros_like(rows), np.full_like(rows, -1)
@@ -183,7 +182,7 @@ class _BlockStream:
         self._buffer_rows, self._larger = divmod(self._stream_rows, self._buffers)
         self._in_buffer = tuple(KeyedPermutation(self._buffer_rows + more) for more in (0, 1))
 
-    def rows(self, start: int, stop: int, first: int, last: int) -> Indices:
+    def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         # row of the batch -> (stream, place in the stream) -> (epoch, place in the epoch's part of the stream)
         stream, at = np.divmod(np.arange(first, last), (stop - start) // self.granularity)
         epoch, place = np.divmod(at + start // self.granularity, self._stream_rows)
@@ -194,7 +193,7 @@ class _BlockStream:
         slot, row = np.divmod(line + np.where(line >= end_of_short, self._short_by, 0), self._block_rows)
         return self._permutation(slot.view(np.uint64), keys).view(np.int64) * self._block_rows + row
 
-    def places(self, rows: Indices, epochs: Indices) -> tuple[Indices, Indices]:
+    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
         keys, end_of_short = self._blocks_of(epochs)
         block, row = np.divmod(rows, self._block_rows)
         line = self._permutation.inverse(block.view(np.uint64), keys).view(np.int64) * self._block_rows + row
@@ -204,7 +203,7 @@ class _BlockStream:
         begins, within = self._shuffled(stream, epochs, place, KeyedPermutation.inverse)
         return stream, np.where(is_there, epochs * self._stream_rows + begins + within, -1)
 
-    def _blocks_of(self, epochs: Indices) -> tuple[npt.NDArray[np.uint64], Indices]:
+    def _blocks_of(self, epochs: Int64s) -> tuple[UInt64s, Int64s]:
         """The key of each epoch's permutation of blocks, and where the block that is short ends in it: uint64[n], int64[n]."""
         different, which = np.unique(epochs, return_inverse=True)
         keys = derive_keys(self._seed, 5, different.view(np.uint64))
@@ -212,7 +211,7 @@ class _BlockStream:
         ends = (self._permutation.inverse(short, keys).view(np.int64) + 1) * self._block_rows - self._short_by
         return keys[which], ends[which]
 
-    def _shuffled(self, stream: Indices, epoch: Indices, place: Indices, permuted: Permuted) -> tuple[Indices, Indices]:
+    def _shuffled(self, stream: Int64s, epoch: Int64s, place: Int64s, permuted: Permuted) -> tuple[Int64s, Int64s]:
         """Places in an epoch's part of a stream -> where their buffer begins, and their places in its permutation."""
         in_larger = self._larger * (self._buffer_rows + 1)
         is_larger = place < in_larger
@@ -236,7 +235,7 @@ the inverse: int64[n] each, the stream that has a row in an epoch, and the place
 """
 
 
-def epochs_of(stream: Stream, start: int, stop: int, first: int, last: int) -> Indices:
+def epochs_of(stream: Stream, start: int, stop: int, first: int, last: int) -> Int64s:
     """The epoch of each of the rows ``first:last`` of the batch that is positions ``start:stop``: int64[last - first]."""
     streams = stream.granularity
     # row of the batch -> place in its stream's share of the batch -> place in the stream -> epoch

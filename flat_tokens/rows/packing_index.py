@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 import google_crc32c
 import numpy as np
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.manifest import dataset_of, read_manifest
 from flat_tokens.rows.crop import cropped_rows
 from flat_tokens.rows.fill import Covered
-from flat_tokens.rows.views import Int64s, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
+from flat_tokens.rows.views import document_bounds, end_to_end, ranges, read_starts, running_sums, walk
 from flat_tokens.stores.store import Store, stored_object
 
 if TYPE_CHECKING:

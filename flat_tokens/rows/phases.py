@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int32s, Int64s, UInt64s
 from flat_tokens.arrays.threads import Recent, share
-from flat_tokens.rows.orders import Indices
 from flat_tokens.rows.schedule import Edit
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.stretches import Weight, WeightRun, stretches
@@ -30,11 +29,11 @@ class Dealt(NamedTuple):
     source before it in the block, int32[block].
     """
 
-    source: npt.NDArray[np.int32]
-    rank: npt.NDArray[np.int32]
+    source: Int32s
+    rank: Int32s
 
 
-def _windows(block: int, counts: Indices, first: Indices, last: Indices) -> tuple[Indices, Indices]:
+def _windows(block: int, counts: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
     """Positions of blocks that almost surely hold the samples *first* to *last* of a source with *counts* samples in each: begin
     and length, int64[n] each. They begin where the block does or end there, whichever is nearer.
     """
@@ -45,7 +44,7 @@ def _windows(block: int, counts: Indices, first: Indices, last: Indices) -> tupl
     return np.where(low <= high, 0, block - length), length
 
 
-def _chunks(sizes: Indices) -> list[slice]:
+def _chunks(sizes: Int64s) -> list[slice]:
     """Consecutive items of about SLOTS_AT_A_TIME together, one at least."""
     ends, found, first = np.cumsum(sizes), list[slice](), 0
     while first < len(sizes):
@@ -71,7 +70,7 @@ class Phase:
         start: int,
         stop: int | None,
         made: list[WeightRun],
-        drawn: Indices,
+        drawn: Int64s,
         seed: int,
         recent: Recent,
     ) -> None:
@@ -83,12 +82,12 @@ class Phase:
         # the n-th sample of a source in the phase -> its place: n + shift
         self._shifts = np.array(drawn[self.sources], np.int64)
 
-    def places(self, start: int, stop: int) -> tuple[Indices, Indices]:
+    def places(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Positions ``start:stop`` of the phase -> source and place in the source's own stream: int64[n] each."""
         source, nth = self._drawn_at(start, stop)
         return self.sources[source], nth + self._shifts[source]
 
-    def positions(self, source: int, places: Indices) -> Indices:
+    def positions(self, source: int, places: Int64s) -> Int64s:
         """The inverse, for places in the stream of one source: int64[n], -1 where the phase does not draw a place."""
         found = np.full(len(places), -1)
         if not self._stretches or not (own := np.flatnonzero(self.sources == source)).size:
@@ -114,7 +113,7 @@ class Phase:
             found[those] = position if end is None else np.where(position < end, position, -1)
         return found
 
-    def _within_in_turn(self, number: int, k: int, rank: Indices, block: Indices, by_slots: bool = False) -> Indices:
+    def _within_in_turn(self, number: int, k: int, rank: Int64s, block: Int64s, by_slots: bool = False) -> Int64s:
         """Where samples *rank* of source *k* are in blocks *block* of a stretch, which do not decrease: int64[n].
 
         Of a source that has few samples in a block, or *by_slots*, the places of all of them are computed. Of another, the
@@ -155,7 +154,7 @@ class Phase:
             found[missed] = self._within_in_turn(number, k, rank[missed], block[missed], by_slots=True)
         return found
 
-    def drawn(self, position: int) -> Indices:
+    def drawn(self, position: int) -> Int64s:
         """Number of samples of each source of the phase before *position*: int64[m]."""
         if not self._stretches:
             return np.zeros(len(self.sources), np.int64)
@@ -169,12 +168,12 @@ class Phase:
     def _stretch_at(self, position: int) -> int:
         return max(bisect_right(self._starts, position) - 1, 0)
 
-    def _keys(self, stretch: int, block: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _keys(self, stretch: int, block: UInt64s) -> UInt64s:
         if self._number == stretch == 0:
             return derive_keys(self._seed, 0, block)
         return derive_keys(self._seed, 2, self._number, stretch, block)
 
-    def _drawn_at(self, start: int, stop: int) -> tuple[Indices, Indices]:
+    def _drawn_at(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Positions ``start:stop`` -> source, and how many samples of it the phase has before: int64[n] each."""
         source, nth = np.empty(stop - start, np.int64), np.empty(stop - start, np.int64)
         position = start
@@ -192,13 +191,13 @@ class Phase:
             position += count
         return source, nth
 
-    def _slots(self, number: int, positions: Indices, block: Indices, of: Indices | None = None) -> Indices:
+    def _slots(self, number: int, positions: Int64s, block: Int64s, of: Int64s | None = None) -> Int64s:
         """The slots of positions in blocks ``block[of]`` of a stretch: int64[n]. A source's slots are consecutive."""
         keys = self._keys(number, block.view(np.uint64))
         permutation = self._permutations[self._stretches[number].block]
         return permutation(positions.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
 
-    def _positions(self, number: int, slots: Indices, block: Indices, of: Indices | None = None) -> Indices:
+    def _positions(self, number: int, slots: Int64s, block: Int64s, of: Int64s | None = None) -> Int64s:
         """The inverse: the positions of slots."""
         keys = self._keys(number, block.view(np.uint64))
         permutation = self._permutations[self._stretches[number].block]

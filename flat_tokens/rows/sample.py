@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from flat_tokens.rows.orders import Indices
+from flat_tokens.array_types import Int64s
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
 ROWS = 10
@@ -29,11 +29,11 @@ class SampledView:
     def __repr__(self) -> str:
         return f"<{self._count:,} rows of {self.view!r}>"
 
-    def rows(self, indices: Indices) -> Indices:
+    def rows(self, indices: Int64s) -> Int64s:
         """The rows of the whole view: int64[n]."""
         return self._permutation(np.asarray(indices, np.int64).view(np.uint64), self._key).view(np.int64)
 
-    def batch(self, indices: Indices) -> Any:
+    def batch(self, indices: Int64s) -> Any:
         return self.view.batch(self.rows(indices))
 
     @property
@@ -47,12 +47,12 @@ class SampledView:
         other.__dict__.update(self.__dict__, view=self.view.of_epoch(epoch))
         return other
 
-    def rows_of(self, documents: Indices) -> tuple[Indices, Indices]:
+    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """As of the whole view, of the rows that are in the sample."""
         of, rows = self.view.rows_of(documents)
         numbers = self._permutation.inverse(rows.view(np.uint64), self._key).view(np.int64)
         there = np.flatnonzero(numbers < self._count)
         return of[there], numbers[there]
 
-    def token_ranges(self, indices: Indices) -> Any:
+    def token_ranges(self, indices: Int64s) -> Any:
         return self.view.token_ranges(self.rows(indices))

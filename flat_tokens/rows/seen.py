@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.rows.ends import ends_of
-from flat_tokens.rows.views import Int64s, SplitView, ranges, read_starts, running_sums
+from flat_tokens.rows.views import SplitView, ranges, read_starts, running_sums
 
 ROWS_AT_A_TIME = 1 << 16
 TOKENS_AT_A_TIME = 1 << 22
 
 
-def tokens_seen(view: SplitView, rows: npt.NDArray[np.bool_] | None = None) -> Int64s:
+def tokens_seen(view: SplitView, rows: Bools | None = None) -> Int64s:
     """Tokens of each document of the view's split that are in *rows* (bool[rows], None for all of them): int64[seq_count].
 
     A token that two rows share counts twice; so do tokens that the view adds to a document. Reads ``seq_starts``, and no token.
@@ -26,7 +26,7 @@ def tokens_seen(view: SplitView, rows: npt.NDArray[np.bool_] | None = None) -> I
     return found
 
 
-def bytes_seen(view: SplitView, sizes: npt.NDArray[np.int64], rows: npt.NDArray[np.bool_] | None = None) -> Int64s:
+def bytes_seen(view: SplitView, sizes: Int64s, rows: Bools | None = None) -> Int64s:
     """Bytes of text of the stored tokens that `tokens_seen` counts: int64[seq_count]. *sizes*: bytes of each token id.
 
     Reads these tokens. An id above all *sizes* has no bytes. ValueError for a view whose rows differ from epoch to epoch.
@@ -56,7 +56,7 @@ def _entries(view: SplitView) -> Int64s:
     return np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(view.tokens))])
 
 
-def _parts(view: SplitView, entries: Int64s, rows: npt.NDArray[np.bool_] | None) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+def _parts(view: SplitView, entries: Int64s, rows: Bools | None) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
     """Parts of documents in rows, some rows at a time: the document, and its tokens ``begin:end`` of the split, int64[n] each."""
     for first in range(0, len(view), ROWS_AT_A_TIME):
         stop = min(first + ROWS_AT_A_TIME, len(view))

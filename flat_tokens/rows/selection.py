@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
-from flat_tokens.rows.views import Int64s, ranges, read_starts, running_sums
+from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
 
@@ -50,7 +51,7 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     return replace(tokens, numbers=numbers, **made)
 
 
-def _checked(tokens: FlatTokens, indices: npt.NDArray[Any]) -> Int64s:
+def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
     if indices.size == 0:
         indices = indices.astype(np.int64)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -88,16 +89,16 @@ def _bounds(tokens: FlatTokens, numbers: Int64s) -> tuple[Int64s, Int64s]:
 class _SelectedStarts:
     """``seq_starts`` of a selection, in memory."""
 
-    def __init__(self, entries: npt.NDArray[np.uint64], store: Store) -> None:
+    def __init__(self, entries: UInt64s, store: Store) -> None:
         self._entries, self.length, self.store = entries, len(entries), store
 
-    def read(self, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(self, start: int, stop: int) -> UInt64s:
         return self._entries[start:stop].copy()
 
-    def take(self, indices: Int64s) -> npt.NDArray[np.uint64]:
+    def take(self, indices: Int64s) -> UInt64s:
         return self._entries[indices]
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[np.uint64], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
         out[ranges(at, lengths)] = self._entries[ranges(starts, lengths)]
 
 
@@ -114,11 +115,11 @@ class _SelectedTokens:
 
     read = read_gathered
 
-    def take(self, indices: Int64s) -> npt.NDArray[Any]:
+    def take(self, indices: Int64s) -> AnyArray:
         run = np.searchsorted(self._begins, indices, side="right") - 1
         return self._array.take(indices - self._begins[run] + self._sources[run])
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: npt.NDArray[Any], at: Int64s) -> None:
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         of, within, stored, counts = self._stored(starts, lengths)
         self._array.gather(stored, counts, out, at[of] + within)
 

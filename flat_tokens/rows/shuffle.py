@@ -21,8 +21,8 @@ from math import isqrt
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.keys import A, B, mix
 
 MAX_LENGTH = 1 << 48
@@ -38,15 +38,15 @@ DROPPED_BITS = np.uint64(64 - 39)
 INDICES_AT_A_TIME = 1 << 13
 """The temporaries of this many numbers stay in the processor's second-level cache."""
 
-Network: TypeAlias = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]]
+Network: TypeAlias = Callable[[UInt64s, UInt64s], UInt64s]
 
 
-def derive_keys(seed: int, *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def derive_keys(seed: int, *numbers: int | UInt64s) -> UInt64s:
     """Independent keys for a seed and any numbers after it: uint64[n], or uint64[1]."""
     return extended_keys(mix(np.array([seed], np.uint64) + A), *numbers)
 
 
-def extended_keys(keys: npt.NDArray[np.uint64], *numbers: int | npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def extended_keys(keys: UInt64s, *numbers: int | UInt64s) -> UInt64s:
     """The keys for the same seed and numbers, and these after them."""
     for number in numbers:
         keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)
@@ -75,19 +75,19 @@ class KeyedPermutation:
         return np.uint64(best), np.uint64(-(-self.length // best))
 
     @property
-    def _rounds(self) -> npt.NDArray[np.uint64]:
+    def _rounds(self) -> UInt64s:
         """The constant that each round adds to the key: uint64[rounds, 1]."""
         return np.arange(SMALL_ROUNDS if self.length < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
 
-    def __call__(self, indices: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def __call__(self, indices: UInt64s, keys: UInt64s) -> UInt64s:
         """The place of each of *indices* in the permutation: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
         return self._walked(self._network, indices, keys)
 
-    def inverse(self, places: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def inverse(self, places: UInt64s, keys: UInt64s) -> UInt64s:
         """The index of each of *places*: ``inverse(permutation(indices, keys), keys)`` is *indices*. It costs the same."""
         return self._walked(self._network_back, places, keys)
 
-    def _walked(self, network: Network, numbers: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _walked(self, network: Network, numbers: UInt64s, keys: UInt64s) -> UInt64s:
         """The *numbers* through a network, once more while they fall outside ``range(length)``: uint64[n]."""
         permuted = np.empty(len(numbers), np.uint64)
         for start in range(0, len(numbers), INDICES_AT_A_TIME):
@@ -99,7 +99,7 @@ class KeyedPermutation:
             permuted[part] = places
         return permuted
 
-    def _network(self, x: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _network(self, x: UInt64s, keys: UInt64s) -> UInt64s:
         a, b = self._sides
         left = x // b
         right = x - left * b
@@ -115,7 +115,7 @@ class KeyedPermutation:
             side, other = other, side
         return left * b + right
 
-    def _network_back(self, x: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _network_back(self, x: UInt64s, keys: UInt64s) -> UInt64s:
         a, b = self._sides
         left = x // b
         right = x - left * b
@@ -132,7 +132,7 @@ class KeyedPermutation:
         return left * b + right
 
 
-def reference_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
+def reference_permutation(seed: int, n: int) -> Int64s:
     """The reference loader's permutation of ``range(n)``: int64[n].
 
     With ``r = Philox(seed).random_raw(n) % (arange(n) + 1)`` and ``p = arange(n)``, swap ``p[i]`` and ``p[r[i]]`` for i

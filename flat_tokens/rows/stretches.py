@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.rows.orders import Indices
+from flat_tokens.array_types import Int64s
 from flat_tokens.rows.schedule import Schedule
 
 MIXTURE_BLOCK = 1 << 14
@@ -79,22 +79,22 @@ class WeightRun(NamedTuple):
     start: int
     stop: int | None
     block: int
-    firsts: Indices
-    before: Indices
-    drawn: Indices
+    firsts: Int64s
+    before: Int64s
+    drawn: Int64s
 
     @classmethod
-    def of(cls, start: int, blocks: int | None, quotas: Indices, drawn: Indices) -> Self:
+    def of(cls, start: int, blocks: int | None, quotas: Int64s, drawn: Int64s) -> Self:
         """*blocks* blocks with the samples *quotas*, int64[cycle, sources], of each source."""
         block = int(quotas[0].sum())
         stop = None if blocks is None else start + blocks * block
         firsts = np.pad(quotas.cumsum(axis=1), ((0, 0), (1, 0)))
         return cls(start, stop, block, firsts, np.pad(quotas.cumsum(axis=0), ((1, 0), (0, 0))), drawn)
 
-    def drawn_in(self, blocks: int) -> Indices:
+    def drawn_in(self, blocks: int) -> Int64s:
         """The samples of each source in the stretch's first blocks: int64[sources]."""
         cycles, rest = divmod(blocks, len(self.firsts))
-        found: Indices = cycles * self.before[-1] + self.before[rest]
+        found: Int64s = cycles * self.before[-1] + self.before[rest]
         return found
 
 
@@ -143,7 +143,7 @@ def _next_stretch(
     end: int | None,
     active: Sequence[Fraction | int],
     remaining: Sequence[int | None],
-    drawn: Indices,
+    drawn: Int64s,
     debts: list[int],
 ) -> WeightRun:
     """As many whole blocks as there are samples for; else a shorter block, up to *end* or to the end of a source."""
@@ -163,7 +163,7 @@ def _next_stretch(
     return WeightRun.of(position, 1, np.array([capped], np.int64), drawn)
 
 
-def _blocks_for(before: Indices, count: int) -> int:
+def _blocks_for(before: Int64s, count: int) -> int:
     """How many blocks have no more than *count* samples of a source."""
     cycles, rest = divmod(count, int(before[-1]))
     return cycles * (len(before) - 1) + int(np.searchsorted(before, rest, side="right")) - 1
@@ -184,7 +184,7 @@ def _single(active: Sequence[Fraction | int], length: int, debts: list[int]) -> 
     return counts
 
 
-def block_quotas(weights: Sequence[Fraction | int]) -> Indices:
+def block_quotas(weights: Sequence[Fraction | int]) -> Int64s:
     """Number of samples of each source in the blocks of a cycle: int64[cycle, sources]."""
     cycle = np.array(samples_of_a_cycle(weights))
     # The remainder of a division by the blocks is dealt to them alternately: all blocks get the same number of samples.

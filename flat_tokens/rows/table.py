@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import type_of
 from flat_tokens.manifest import DUPLICATE, DUPLICATES, NEAR_DUPLICATE, NEAR_DUPLICATES, manifest_of
@@ -31,7 +32,6 @@ FACTS = {
 
 Column = Callable[[str], Any]
 """The name of a column -> its values for some documents, an Arrow array."""
-UInt64s = npt.NDArray[np.uint64]
 
 
 def name_of_kept(column: str) -> str:

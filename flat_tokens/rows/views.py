@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int32s, Int64s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.options import one_of, whole_number
@@ -27,7 +28,6 @@ from flat_tokens.rows.frameworks import Array, Fields, Framework, bits, namespac
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
-Int64s: TypeAlias = npt.NDArray[np.int64]
 IGNORED_LABEL = -100
 """The label of what does not count, which torch's ``cross_entropy`` ignores by default."""
 TOKENS_AT_A_TIME = 1 << 15
@@ -127,7 +127,7 @@ class LabelledFields(TrainingFields):
         return frameworks.as_int64(namespace.where(row.loss_mask, self.targets, IGNORED_LABEL))
 
 
-def _tokens_before(encoded: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+def _tokens_before(encoded: UInt32s) -> Int32s:
     """``inputs`` in one pass over *encoded*, in parts that stay in the processor's cache."""
     inputs = room_for(encoded.shape)
     tokens, found = np.ascontiguousarray(encoded).reshape(-1), inputs.reshape(-1)
@@ -456,7 +456,7 @@ class DocumentsView(SplitView):
         self.tokens.bounds(documents)
         return np.arange(len(documents)), documents.astype(np.int64)
 
-    def _padding(self, rows: int) -> npt.NDArray[np.uint32]:
+    def _padding(self, rows: int) -> UInt32s:
         encoded = room_for((rows, self.max_length))
         encoded.fill(self.pad_id * 2 + 1)
         return encoded

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens import columns as kept
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
@@ -72,7 +72,7 @@ class Stepped(NamedTuple):
     ``matches``: what steps found, by their names and what it is, such as ``decontaminate.gsm8k``, in the order of the documents.
     """
 
-    keep: npt.NDArray[np.bool_]
+    keep: Bools
     texts: pa.LargeStringArray
     spans: list[list[tuple[int, int]] | None] | None
     skipped: Counter[str]
@@ -99,9 +99,7 @@ class Steps:
         """The columns that steps give, which a dataset keeps."""
         return tuple(name for one in self._open for name in columns_given(one.step))
 
-    def __call__(
-        self, texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: pa.RecordBatch | None = None
-    ) -> Stepped:
+    def __call__(self, texts: pa.LargeStringArray, keys: UInt64s, columns: pa.RecordBatch | None = None) -> Stepped:
         """Take documents through all steps, which see their kept *columns*, n rows, and those that earlier steps give. ValueError
         where a step gives something else than an outcome.
         """
@@ -155,7 +153,7 @@ def columns_given(step: Step) -> tuple[str, ...]:
     return tuple(getattr(step, "gives_columns", ()))
 
 
-def _batch(texts: pa.LargeStringArray, keys: npt.NDArray[np.uint64], columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def _batch(texts: pa.LargeStringArray, keys: UInt64s, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     named = {"text": texts, "key": pa.array(keys), **columns}
     return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
@@ -164,7 +162,7 @@ class _Run(NamedTuple):
     """Outcome of one step for a batch, its arrays as long as the batch; documents of ``faults`` do not stay."""
 
     outcome: Outcome
-    keep: npt.NDArray[np.bool_]
+    keep: Bools
     skipped: Counter[str]
     faults: dict[int, str]
 
@@ -203,7 +201,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _spread(run: _Run, sound: npt.NDArray[np.int64], batch: pa.RecordBatch, faults: dict[int, str]) -> _Run:
+def _spread(run: _Run, sound: Int64s, batch: pa.RecordBatch, faults: dict[int, str]) -> _Run:
     """The outcome for the *sound* documents of a batch as one of the whole batch."""
     keep, places = np.zeros(len(batch), bool), np.full(len(batch), -1)
     keep[sound], places[sound] = run.keep, np.arange(len(sound))
@@ -214,7 +212,7 @@ def _spread(run: _Run, sound: npt.NDArray[np.int64], batch: pa.RecordBatch, faul
     return _Run(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, run.skipped, faults)
 
 
-def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, npt.NDArray[np.bool_]]:
+def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, Bools]:
     """An outcome with large strings, and which documents stay. ValueError where it is none for the batch."""
     count = len(batch)
     if not isinstance(outcome, Outcome):
@@ -261,7 +259,7 @@ def _columns_of(name: str, step: Step, outcome: Outcome, count: int) -> dict[str
     return found
 
 
-def _reasons(name: str, step: Step, outcome: Outcome, keep: npt.NDArray[np.bool_]) -> Counter[str]:
+def _reasons(name: str, step: Step, outcome: Outcome, keep: Bools) -> Counter[str]:
     """How many documents go, by step and reason."""
     gone = len(keep) - int(keep.sum())
     if not gone:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from flat_tokens.array_types import Bools
 from flat_tokens.extras import pa
 
 
@@ -31,7 +29,7 @@ class Outcome(NamedTuple):
     by name and keep a few as examples.
     """
 
-    keep: pa.Array | npt.NDArray[np.bool_] | None = None
+    keep: pa.Array | Bools | None = None
     reason: pa.Array | str | None = None
     text: pa.Array | None = None
     spans: pa.Array | None = None

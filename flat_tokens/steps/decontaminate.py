@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.extras import pa
 from flat_tokens.steps.contract import Outcome, TextMatch
-from flat_tokens.steps.questions import Found, Int64s, QuestionIndex, Questions
+from flat_tokens.steps.questions import Found, QuestionIndex, Questions
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import text_buffers
 

@@ -7,13 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.words import UInt64s, Words, run_hashes, words_of
-
-Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt64s
+from flat_tokens.words import Words, run_hashes, words_of
 
 WINDOW_BYTES = 1 << 19
 """Text that is looked through at a time: what is made of it fits in a processor's cache."""
@@ -25,7 +21,7 @@ FEWEST_BITS, MOST_BITS, BITS_EACH = 1 << 16, 1 << 32, 64
 class Questions(NamedTuple):
     """The texts of an evaluation set in UTF-8: text k is ``data[offsets[k]:offsets[k + 1]]``. int64[n + 1]"""
 
-    data: Bytes
+    data: UInt8s
     offsets: Int64s
 
     def __len__(self) -> int:
@@ -88,7 +84,7 @@ class _Runs(NamedTuple):
     length: Int64s
     set: Int64s
     question: Int64s
-    filter: Bytes
+    filter: UInt8s
     shift: np.uint64
 
     @classmethod
@@ -126,7 +122,7 @@ class _Runs(NamedTuple):
         return at[fits], run[fits]
 
 
-def _bit(bits: UInt64s) -> Bytes:
+def _bit(bits: UInt64s) -> UInt8s:
     """The bit of each of *bits* in its byte: uint8[n]"""
     return np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))
 
@@ -156,7 +152,7 @@ class QuestionIndex:
             runs = np.stack([words.bounds[short], counts[short], of_set[short], number[short]])
             self._runs.append(_Runs.of(least, words, runs))
 
-    def find(self, data: Bytes, offsets: Int64s) -> Found:
+    def find(self, data: UInt8s, offsets: Int64s) -> Found:
         """The places in texts, of which text k is ``data[offsets[k]:offsets[k + 1]]``."""
         found = Found.together([self._in(window, first, data, offsets) for first, window in self._windows(data, offsets)])
         order = np.lexsort((found.question, found.set, found.stop, found.start, found.text))
@@ -165,7 +161,7 @@ class QuestionIndex:
         again = np.all([values[1:] == values[:-1] for values in found], axis=0)
         return found.those(np.concatenate([np.ones(min(len(order), 1), bool), ~again]))
 
-    def _windows(self, data: Bytes, offsets: Int64s) -> Iterator[tuple[int, _Window]]:
+    def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, _Window]]:
         """Words of texts, some at a time, with the number of the first text. Those of a long text overlap by a run."""
         text, count = 0, len(offsets) - 1
         while text < count:
@@ -177,7 +173,7 @@ class QuestionIndex:
             yield from ((text, window) for window in self._windows_of(data, int(offsets[text]), int(offsets[text + 1])))
             text += 1
 
-    def _windows_of(self, data: Bytes, start: int, stop: int) -> Iterator[_Window]:
+    def _windows_of(self, data: UInt8s, start: int, stop: int) -> Iterator[_Window]:
         """Windows of one long text."""
         size = WINDOW_BYTES
         while True:
@@ -194,7 +190,7 @@ class QuestionIndex:
             start += int(words.in_texts(words.starts[-self._longest :])[0])
             size = WINDOW_BYTES
 
-    def _in(self, window: _Window, first: int, data: Bytes, offsets: Int64s) -> Found:
+    def _in(self, window: _Window, first: int, data: UInt8s, offsets: Int64s) -> Found:
         words, found = window.words, list[Found]()
         for runs in self._runs:
             at, run = runs.candidates(words)
@@ -220,13 +216,13 @@ class _Window(NamedTuple):
     start: np.int64
 
 
-def _last_end(text: Bytes) -> int:
+def _last_end(text: UInt8s) -> int:
     """The last place of *text* at which no word goes on, as spaces of ASCII show it; 0 without any."""
     spaces = np.flatnonzero((text == ord(" ")) | (text == ord("\n")))
     return int(spaces[-1]) + 1 if len(spaces) else 0
 
 
-def _character_end(data: Bytes, places: Int64s) -> Int64s:
+def _character_end(data: UInt8s, places: Int64s) -> Int64s:
     """The end of the character that each of *places* is in: int64[n]."""
     ends = places + 1
     for _ in range(3):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
 from flat_tokens.reader import FlatTokens
@@ -46,7 +46,6 @@ GROUPS_SHOWN = 20
 NO_VALUE = "(none)"
 HEAD = ("tokenizer", "tokens", "change", "bytes per token", "byte tokens", "unused ids")
 
-Ints = npt.NDArray[np.int64]
 TOKENS, BYTES, BYTE_TOKENS = range(3)
 
 
@@ -137,8 +136,8 @@ def columns_to_compare(corpora: Sequence[Corpus], by: Sequence[str] | None) -> l
 class VersionCounts(NamedTuple):
     """Counts of a version. ``groups``: by kind and name, int64[3]: tokens, bytes, tokens of one byte. ``ids``: int64[ids]."""
 
-    groups: Mapping[str, Mapping[str, Ints]]
-    ids: Ints
+    groups: Mapping[str, Mapping[str, Int64s]]
+    ids: Int64s
 
 
 def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str | None) -> VersionCounts:
@@ -170,7 +169,7 @@ def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str 
     return VersionCounts(groups, ids)
 
 
-def _counts(split: Readable, table: TokenBytes, ids: Ints) -> Iterator[tuple[int, Ints]]:
+def _counts(split: Readable, table: TokenBytes, ids: Int64s) -> Iterator[tuple[int, Int64s]]:
     """Tokens, bytes and tokens of one byte of a split's sequences, in parts: the number of the first sequence, int64[3, n]. A
     sequence may be in several parts. *ids* counts occurrences along.
     """
@@ -215,7 +214,7 @@ def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCount
     return sorted(rows, key=lambda row: (-(row["text_bytes"] or row["of"][0]["token_bytes"]), row["name"]))
 
 
-def _rates(counts: Ints, text_bytes: int | None) -> dict[str, Any]:
+def _rates(counts: Int64s, text_bytes: int | None) -> dict[str, Any]:
     """Counts of a group and their ratios. Without *text_bytes*, bytes are those that the tokens stand for."""
     tokens, size = int(counts[TOKENS]), int(counts[BYTES])
     return {

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt32s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
@@ -399,9 +399,9 @@ class Window(NamedTuple):
     first start belong to sequence ``first_seq - 1``; a start at n is of an empty sequence, or of one that begins after.
     """
 
-    ids: npt.NDArray[np.uint32]
+    ids: UInt32s
     first: int
-    starts: npt.NDArray[np.int64]
+    starts: Int64s
     first_seq: int
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import A, B, mix
@@ -36,8 +36,6 @@ examples:
 exit status: 0 the same, 1 different, 2 it is unknown
 """
 
-Keys = npt.NDArray[np.uint64]
-Numbers = npt.NDArray[np.int64]
 
 KEYS_AT_A_TIME = 1 << 20
 
@@ -156,9 +154,9 @@ class Side(NamedTuple):
     where each split begins, with the count after the last.
     """
 
-    keys: Keys
-    digests: Keys
-    firsts: Numbers
+    keys: UInt64s
+    digests: UInt64s
+    firsts: Int64s
     names: tuple[str, ...]
 
     def place(self, i: int) -> tuple[str, int]:
@@ -212,7 +210,7 @@ def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side
     return Side(keys, digests, firsts, tuple(corpus.splits))
 
 
-def token_digests(split: Readable) -> Iterator[Keys]:
+def token_digests(split: Readable) -> Iterator[UInt64s]:
     """A 64-bit digest of each sequence's tokens, in order, in blocks: uint64[n].
 
     The digest of n tokens is ``mix(n * A + sum over j of mix(token_j ^ ((j + 1) * B)))``, the formula of document keys with

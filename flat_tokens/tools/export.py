@@ -22,9 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from flat_tokens.array_types import UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
@@ -120,7 +118,7 @@ class _Watched(FlatTokens):
 
     seen: Callable[[int, int], object] = field(kw_only=True)
 
-    def slice(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+    def slice(self, start: int, stop: int) -> UInt32s:
         tokens = super().slice(start, stop)
         self.seen(start, stop)
         return tokens

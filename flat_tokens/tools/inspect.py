@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt32s
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
@@ -36,8 +36,6 @@ examples:
   flat-tokens inspect out/web --find-ids 464,2068    the same for token ids
   flat-tokens inspect corpus.pbin --tokenizer gpt2 --sequence 0
 """
-Ids = npt.NDArray[np.uint32]
-Numbers = npt.NDArray[np.int64]
 
 FILES_SHOWN = 8
 CONTEXT_BYTES = 60
@@ -110,7 +108,7 @@ def version_of(corpus: Corpus) -> str | None:
     return posixpath.basename(corpus.store.root) if corpus.output is not None and not corpus.receipt else None
 
 
-def token_ids(text: str) -> Ids:
+def token_ids(text: str) -> UInt32s:
     """Token ids separated by commas or spaces."""
     try:
         ids = [int(part) for part in text.replace(",", " ").split()]
@@ -329,14 +327,14 @@ def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
     return arguments.SAME
 
 
-def _token_bytes(vocabulary: Vocabulary, ids: Ids) -> Iterator[bytes]:
+def _token_bytes(vocabulary: Vocabulary, ids: UInt32s) -> Iterator[bytes]:
     for start in range(0, len(ids), WINDOW_TOKENS):
         data, ends = vocabulary.decode(ids[start : start + WINDOW_TOKENS])
         for begin, end in itertools.pairwise([0, *ends.tolist()]):
             yield data[begin:end]
 
 
-def _text(vocabulary: Vocabulary, ids: Ids) -> Iterator[str]:
+def _text(vocabulary: Vocabulary, ids: UInt32s) -> Iterator[str]:
     """The text of ids; on a terminal, without control characters."""
     parts = (vocabulary.decode(ids[start : start + WINDOW_TOKENS])[0] for start in range(0, len(ids), WINDOW_TOKENS))
     return map(terminal.visible if sys.stdout.isatty() else str, codecs.iterdecode(parts, "utf-8", "replace"))
@@ -410,10 +408,10 @@ def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterato
             at = data.find(needle, high)
 
 
-def find_ids(split: Readable, needle: Ids, vocabulary: Vocabulary | None) -> Iterator[Match]:
+def find_ids(split: Readable, needle: UInt32s, vocabulary: Vocabulary | None) -> Iterator[Match]:
     """The first match of each sequence that holds the ids of *needle* in a row, in memory of one window."""
 
-    def shown(ids: Ids) -> str:
+    def shown(ids: UInt32s) -> str:
         return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
     last = -1
@@ -437,7 +435,7 @@ def find_ids(split: Readable, needle: Ids, vocabulary: Vocabulary | None) -> Ite
             )
 
 
-def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[Ids, Numbers, Numbers, int]]:
+def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[UInt32s, Int64s, Int64s, int]]:
     """All of a split's tokens in order. Of a sequence that a window cuts, *overlap* tokens are repeated.
 
     Each time: ids uint32[n]; the first token of each sequence, 0 for the first, and n: int64[k + 1]; the sequences' numbers:

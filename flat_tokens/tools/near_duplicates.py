@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.keys import mix
 from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
 from flat_tokens.rows.table import lists_of
@@ -60,7 +61,7 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> dict[str, Any] | None:
     return {"policy": dict(policy), "near_duplicates": len(found), **_sizes(sizes), "by_source": rows}
 
 
-def _sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _sizes(sizes: Int64s) -> dict[str, Any]:
     octaves = np.bincount(np.ceil(np.log2(sizes)).astype(np.int64)) if len(sizes) else np.zeros(0, np.int64)
     bins = [{"from": 2 ** (k - 1) + 1, "to": 2**k, "clusters": int(count)} for k, count in enumerate(octaves.tolist()) if count]
     return {"clusters": len(sizes), "largest": int(sizes.max(initial=0)), "sizes": bins}

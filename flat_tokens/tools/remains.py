@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from flat_tokens.array_types import Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, check_certificates, check_list, read_forgotten
 from flat_tokens.keys import token_keys
@@ -46,9 +46,9 @@ class FoundAgain(NamedTuple):
     """
 
     where: str
-    numbers: npt.NDArray[np.int64]
-    keys: npt.NDArray[np.uint64]
-    windows: npt.NDArray[np.uint64]
+    numbers: Int64s
+    keys: UInt64s
+    windows: UInt64s
 
 
 class Remains:
@@ -145,7 +145,7 @@ class Remains:
         numbers = np.unique(inside[whole])
         yield FoundAgain(where, numbers, _taken(keys, numbers), np.unique(np.concatenate(windows)))
 
-    def _ids_of(self, tokens: FlatTokens, same: list[npt.NDArray[np.bool_]]) -> Iterator[npt.NDArray[np.uint32]]:
+    def _ids_of(self, tokens: FlatTokens, same: list[Bools]) -> Iterator[UInt32s]:
         """The ids of a split, some documents at a time. Append to *same* which of them have the text of a forgotten one."""
         for batch in tokens.batches(max_tokens=AT_A_TIME):
             yield batch.encoded_tokens >> np.uint32(1)
@@ -186,7 +186,7 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         at = data.find(FRAME, at + 1)
 
 
-def _taken(keys: Store, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def _taken(keys: Store, numbers: Int64s) -> UInt64s:
     """Keys of documents, uint64[n]; zeros where they are not known."""
     try:
         return open_array(keys, "uint64").take(numbers)

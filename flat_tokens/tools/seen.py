@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.ledger import Ledger
 from flat_tokens.rows.mixture import Mixture
-from flat_tokens.rows.views import Int64s, SplitView
+from flat_tokens.rows.views import SplitView
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import DocumentRecords, open_corpus
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
@@ -260,7 +260,7 @@ def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, 
         return temporary.name, temporary.tell()
 
 
-def _rows(kind: FileFormat, file: TextFile, wanted: npt.NDArray[np.int64]) -> Iterator[tuple[int, SourceRow]]:
+def _rows(kind: FileFormat, file: TextFile, wanted: Int64s) -> Iterator[tuple[int, SourceRow]]:
     """Those of the *wanted* rows that are documents. What builds replace in texts is replaced here too."""
     for part, first in holding(kind, file, wanted.tolist()):
         for batch in FORMATS[kind].read(file, part):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.tools import arguments, near_duplicates, report, terminal
@@ -34,7 +35,6 @@ examples:
                                                      with the texts of some near-duplicates, if it was built to find them
 """
 
-Ints = npt.NDArray[np.int64]
 
 COUNT_TOKENS = 1 << 18
 """Tokens counted at a time: they and their counts stay in the processor's cache."""
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
 class Counts(NamedTuple):
     """Occurrences of values: values int64[n] in order, counts int64[n] above 0; ``untold``: of those too many to distinguish."""
 
-    values: Ints
-    counts: Ints
+    values: Int64s
+    counts: Int64s
     untold: int = 0
 
     @classmethod
@@ -131,7 +131,7 @@ class Counted(NamedTuple):
 
     lengths: Counts
     ids: Counts
-    of_files: Ints | None
+    of_files: Int64s | None
 
 
 def count(corpus: Corpus, name: str) -> Counted:
@@ -152,20 +152,20 @@ def count(corpus: Corpus, name: str) -> Counted:
     return Counted(lengths.counts(), ids.counts(), of_files)
 
 
-def count_files(file: StoredArray, files: int, first: int, lengths: Ints) -> Ints:
+def count_files(file: StoredArray, files: int, first: int, lengths: Int64s) -> Int64s:
     """Tokens and documents of the sequences from *first* on, by source file: int64[2, files + 1], those of no known one last."""
     numbers = np.minimum(file.read(first, first + len(lengths)), np.uint64(files)).astype(np.int64)
     # Floats are exact below 2**53, which one block does not reach.
     return np.array([np.bincount(numbers, of_each, files + 1) for of_each in (lengths, None)]).astype(np.int64)
 
 
-def source_counts(of_files: Ints, source: Source) -> tuple[int, int]:
+def source_counts(of_files: Int64s, source: Source) -> tuple[int, int]:
     """Tokens and documents of a source, of the counts by file: int64[2, files + 1]."""
     tokens, documents = of_files[:, [file.number for file in source.files]].sum(axis=1).tolist()
     return tokens, documents
 
 
-def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Ints, npt.NDArray[np.uint32]]]:
+def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Int64s, UInt32s]]:
     """All tokens of a split in order, each time with the lengths of the sequences that have ended since the last."""
     begun, stop = np.empty(0, np.int64), 0  # the start of the open sequence
     for window in windows(split, max_tokens=COUNT_TOKENS):

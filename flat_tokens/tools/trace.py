@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt32s
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
 from flat_tokens.ledger import Ledger
@@ -174,7 +174,7 @@ def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) 
     return {"id": int(ids[within]), **{name: _text(vocabulary, part) for name, part in parts.items()}}
 
 
-def _text(vocabulary: Vocabulary | None, ids: npt.NDArray[np.uint32]) -> str | None:
+def _text(vocabulary: Vocabulary | None, ids: UInt32s) -> str | None:
     return None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
 

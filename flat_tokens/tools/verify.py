@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
@@ -430,7 +430,7 @@ def _behind(
     return dict(zip(stayed, found.texts.to_pylist(), strict=True)), wrong
 
 
-def choose(sample: Sample, seq_count: int, documents: int) -> npt.NDArray[np.int64]:
+def choose(sample: Sample, seq_count: int, documents: int) -> Int64s:
     """Sequences of a part, one from each of equal ranges: int64[up to *documents*]. The same ones each time."""
     start, stop = sample.share(seq_count)
     edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)

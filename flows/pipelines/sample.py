@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa
@@ -313,7 +314,7 @@ def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -
     return alone * together / max(alone.sum(), 1) + counts * documents / max(counts.sum(), 1), packing
 
 
-def _packed(spec: ArraySpec, arrays: list[npt.NDArray[Any]]) -> int:
+def _packed(spec: ArraySpec, arrays: list[AnyArray]) -> int:
     """Bytes that an array takes, given in parts; 0 if there is none."""
     items = np.concatenate([np.empty(0, spec.numpy_dtype), *arrays]).astype(spec.numpy_dtype)
     if spec.zstd_level is None:
