@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -125,12 +124,6 @@ def start(home: Path, port: int, *arguments: str) -> Service:
         end(service)
         raise
     return service
-
-
-def _interrupt_with_parent() -> None:
-    """Where the tests are killed, the service stops as if by Ctrl-C."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
 def end(service: Service) -> None:

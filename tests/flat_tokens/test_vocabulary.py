@@ -20,7 +20,6 @@ from tasks.tokenize.tokenizers import load_tokenizer
 from tests.flat_tokens.demo import TOKENIZER
 
 BYTES = load_vocabulary("bytes")
-DEMO = load_vocabulary(TOKENIZER)
 AWKWARD = ["", " ", "Hello wörld 😀 <|endoftext|>\n\n x", "\ufeffa\r\n\tb", "日本語 العربية e\u0301", "def f(x):\n    return x"]
 
 

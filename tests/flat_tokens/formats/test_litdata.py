@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
 from flat_tokens.formats.compression import compress
@@ -19,8 +17,6 @@ from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 
 LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
-RAGGED = st.lists(st.lists(st.one_of(st.integers(0, LARGEST - 1), st.sampled_from([0, LARGEST - 1])), max_size=25), max_size=8)
-_numbers = itertools.count()
 
 
 def read(where: Path | str, options: Litdata | None = None, max_tokens: int = 5) -> dict[str, list[list[int]]]:

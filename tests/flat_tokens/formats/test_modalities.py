@@ -258,18 +258,6 @@ def test_an_index_takes_memory_by_its_size(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", REFERENCES)
-def test_the_reference_files_cut_anywhere_are_refused_by_name(reference: Path, tmp_path: Path, name: str) -> None:
-    data = (reference / "modalities" / f"{name}.pbin").read_bytes()
-    for stop in range(0, len(data), 1000):
-        path = tmp_path / "cut.pbin"
-        path.write_bytes(data[:stop])
-        with pytest.raises(ValueError, match=r"cut\.pbin: is not a whole \.pbin file"):
-            open_any(path, "modalities")
-        with pytest.raises(ValueError, match=r"cut\.pbin: is in none of the formats"):
-            open_any(path)
-
-
 def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.pbin").write_bytes(GENERATIONS[3])
     opened = open_pbin(Store.at(tmp_path), "train.pbin", Modalities())

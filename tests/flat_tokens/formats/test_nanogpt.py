@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -271,14 +270,3 @@ def test_every_version_of_npy_is_read(tmp_path: Path, version: tuple[int, int]) 
 def test_big_endian_shards_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "train_0000.npy", np.array([9, 1, 2], ">u4"))
     assert sequences_in(open_any(tmp_path, options=Shards(END)).splits["train"]) == [[1, 2]]
-
-
-def test_every_part_is_written_by_itself_from_the_arithmetic_alone() -> None:
-    """Any part first, none before it: what a build on many machines needs."""
-    splits, options = splits_of([[1, 2, 3]] * 50), NamedShards(END, tokens_per_shard=7)
-    chosen = FORMATS["build-nanogpt"]
-    parts = chosen.plan(splits, options)
-    for part, rounds in itertools.product(parts[::-1], range(2)):
-        store = Store.at(f"memory://alone-{rounds}")
-        (stored,) = chosen.write(splits, part, store, options)
-        assert stored == Store.at("memory://alone-0").digest(part.key)

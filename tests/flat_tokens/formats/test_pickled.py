@@ -75,11 +75,6 @@ def test_what_any_pickler_makes_of_pairs_is_read(pairs: list[tuple[int, int]], p
     assert loads(dump(pairs, protocol), block) == pairs
 
 
-@given(pairs=st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), max_size=60), block=st.integers(1, 5))
-def test_the_size_of_blocks_does_not_show(pairs: list[tuple[int, int]], block: int) -> None:
-    assert dumps(as_array(pairs), block) == pickle.dumps(pairs, 4)
-
-
 class Exploit:
     """Runs a command when it is unpickled."""
 

@@ -429,18 +429,6 @@ def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.
     return np.concatenate([source for source, _ in batches]), np.concatenate([index for _, index in batches])
 
 
-def test_each_source_goes_through_its_rows_epoch_after_epoch() -> None:
-    """All rows are drawn before one is drawn again, in another order in each epoch, wherever the run stops."""
-    source, index = draws(mixture(batch_size=4096), 8 * 4096)
-    for k, rows in enumerate((1000, 70, 7)):
-        theirs = index[source == k]
-        epochs = [theirs[start : start + rows].tolist() for start in range(0, len(theirs) - rows + 1, rows)]
-        assert all(sorted(epoch) == list(range(rows)) for epoch in epochs)
-        rest = theirs[len(epochs) * rows :]
-        assert len(set(rest.tolist())) == len(rest)
-        assert len({tuple(epoch) for epoch in epochs}) > 0.9 * len(epochs) > 3
-
-
 @pytest.mark.parametrize(
     ("rows", "weights", "drawn"),
     [([5_000], [1], 5_000), ([5_000, 20_000], [1, 1], 9_920), ([20_000, 300], [0.999, 0.001], 19_950)],
@@ -512,12 +500,6 @@ def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
         len(mixture())
     assert mixture()[10**9].source.shape == (50,)
     assert mixture(start_token=200).start == 100
-
-
-def test_seeds_give_mixtures_of_their_own() -> None:
-    one, other = (mixture(seed=seed).indices(0) for seed in (0, 1))
-    assert one[0].tolist() != other[0].tolist()
-    assert one[1].tolist() != other[1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -868,19 +850,6 @@ def load_with_workers(context: str, root: str) -> None:
     again = StatefulDataLoader(loader, **workers)
     again.load_state_dict(source.state_dict())
     assert seen + [batch.encoded.tolist() for batch in again] == expected
-
-
-@pytest.mark.filterwarnings(SET_VITAL)
-@pytest.mark.needs("torch", "torchdata")
-def test_torchdata_resumes_by_the_step() -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
-    loader = ShuffledLoader(Numbers(100), 8, 2)
-    expected = [loader[step].number.tolist() for step in range(len(loader))]
-    source = stateful.StatefulDataLoader(loader, batch_size=None)
-    seen = [batch.number.tolist() for batch in itertools.islice(source, 4)]
-    again = stateful.StatefulDataLoader(loader, batch_size=None)
-    again.load_state_dict(source.state_dict())
-    assert seen + [batch.number.tolist() for batch in again] == expected
 
 
 @pytest.mark.filterwarnings(SET_VITAL)

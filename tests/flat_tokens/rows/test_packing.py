@@ -140,33 +140,6 @@ def test_the_packs_of_the_real_class(reference: Path) -> None:
     assert len(cases) == 40
 
 
-def test_a_pack_ends_before_the_document_that_is_too_much() -> None:
-    view = in_memory([3, 2, 4, 2]).packed_documents(6)
-    assert packs_of(view) == [
-        Pack([1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, -100], [0, 1, 2, 0, 1, 2], [3, 2, 1], [0, 0, 0, 1, 1, -1]),
-        Pack([6, 7, 8, 9, 10, 11], [6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 0, 1], [4, 2], [2, 2, 2, 2, 3, 3]),
-    ]
-
-
-def test_a_split_document_goes_on_where_it_was() -> None:
-    """Positions count on modulo the length, while seq_lens counts the rest as a segment of its own."""
-    packs = packs_of(in_memory([3, 2, 9, 2]).packed_documents(6, split_across_pack=True, padding_idx=7))
-    assert [pack.input_pos for pack in packs] == [[0, 1, 2, 0, 1, 0], [1, 2, 3, 4, 5, 0], [1, 2, 0, 1, 2, 3]]
-    assert [pack.seq_lens for pack in packs] == [[3, 2, 1], [6], [2, 2, 2]]
-    assert [pack.document_ids for pack in packs] == [[0, 0, 0, 1, 1, 2], [2] * 6, [2, 2, 3, 3, -1, -1]]
-    assert packs[2].tokens == [13, 14, 15, 16, 7, 7]
-    assert packs[2].labels == [13, 14, 15, 16, -100, -100]
-
-
-def test_positions_in_padding_stop_at_the_last() -> None:
-    (pack,) = packs_of(in_memory([5]).packed_documents(4, split_across_pack=True))[1:]
-    assert pack.input_pos == [0, 1, 2, 3]
-    (pack,) = packs_of(in_memory([1, 4, 1]).packed_documents(4, split_across_pack=True))[1:]
-    assert pack.input_pos == [3, 0, 1, 2]
-    (pack,) = packs_of(in_memory([2, 4]).packed_documents(5, split_across_pack=True))[1:]
-    assert pack.input_pos == [3, 4, 4, 4, 4]
-
-
 @pytest.mark.parametrize("split_across_pack", [False, True])
 def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack: bool) -> None:
     """Also in one that is full just there; the first ones, which follow none, belong to the first pack."""
@@ -311,18 +284,6 @@ def test_closer_packs_hold_every_document_once(sizes: tuple[list[int], int], mor
     assert len(view) <= len(torchtune_packs(pieces, length, split_across_pack=False))
     assert packs_of(tokens.packed_documents(length, fit="best", **more)) == packs_of(view)
     assert packs_of(tokens.packed_documents(length, fit="best", max_packs=2, **more)) == packs_of(view)[:2]
-
-
-def test_closer_packs_waste_less() -> None:
-    lengths = np.random.default_rng(0).lognormal(3.5, 1, 3000).astype(np.int64).clip(0, 128).tolist()
-    tokens = in_memory(lengths)
-    greedy, best = tokens.packed_documents(128), tokens.packed_documents(128, fit="best")
-    padding = [len(view) * 128 - tokens.token_count for view in (greedy, best)]
-    assert padding[0] > 0.2 * tokens.token_count
-    assert padding[1] < 0.01 * tokens.token_count
-    batch = best.batch(range(len(best)))
-    assert np.count_nonzero(batch.document_ids < 0) == padding[1]
-    assert sorted(batch.tokens[batch.document_ids >= 0].tolist()) == list(range(1, tokens.token_count + 1))
 
 
 # Packs as a sequence
@@ -523,19 +484,6 @@ def test_other_processes_take_a_view(tmp_path: Path) -> None:
 # Attention
 
 
-def test_the_mask_is_block_causal_and_identity_in_padding() -> None:
-    """As the document says. The implementation's, which takes padding for a document, is there on request."""
-    pack = in_memory([2, 1, 9]).packed_documents(5, too_long="cut")[0]
-    assert pack.mask().astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 1],
-    ]
-    assert pack.mask(causal_padding=True).astype(int).tolist()[3:] == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
-
-
 @given(packings(longest=2), st.sampled_from(["greedy", "best"]))
 @examples(60)
 def test_masks_and_segments_follow_the_documents(sizes: tuple[list[int], int], fit: Any) -> None:
@@ -560,13 +508,6 @@ def test_masks_and_segments_follow_the_documents(sizes: tuple[list[int], int], f
     assert batch.max_seqlen == longest
 
 
-def test_a_segment_ends_where_its_row_does() -> None:
-    """The rest of a document in the next pack of a batch attends to nothing in this one."""
-    batch = in_memory([8, 1]).packed_documents(4, split_across_pack=True).batch([0, 1, 2])
-    assert batch.cu_seqlens.tolist() == [0, 4, 8, 9, 12]
-    assert batch.max_seqlen == 4
-
-
 # torch and jax
 
 
@@ -588,19 +529,6 @@ def test_torch_collates_packs() -> None:
         assert isinstance(batch.seq_lens[0], torch.Tensor)
         assert batch.max_seqlen == view.batch([0, 1, 2]).max_seqlen
     assert default_collate([dict(view[0]), dict(view[1])])["tokens"].tolist() == view.batch([0, 1]).tokens.tolist()
-
-
-@needs_torch
-def test_torch_takes_packs_as_they_are() -> None:
-    """Embeddings take tokens and positions, cross_entropy takes labels and leaves padding out."""
-    import torch
-
-    batch = in_memory(LENGTHS).packed_documents(6, framework="torch").batch([0, 1])
-    torch.manual_seed(0)
-    hidden = torch.nn.Embedding(40, 8)(batch.tokens) + torch.nn.Embedding(6, 8)(batch.input_pos)
-    logits = torch.nn.Linear(8, 40)(hidden)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
-    assert ((loss != 0) == (batch.document_ids.flatten() >= 0)).all()
 
 
 @needs_torch

@@ -121,15 +121,6 @@ def test_the_types_of_the_fields(tmp_path: Path) -> None:
             assert rows[name].shape == (2, *array.shape), name
 
 
-def test_a_row_that_starts_inside_a_sequence(tmp_path: Path) -> None:
-    """What comes before the row's first start is segment 0, and its positions count from the row's start."""
-    row = split(tmp_path, EXAMPLE).packed(4)[1]
-    assert row.encoded.tolist() == [10, 13, 14, 16]
-    assert row.inputs.tolist() == [0, 0, 6, 7]
-    assert row.segment_ids.tolist() == [0, 1, 1, 1]
-    assert row.positions.tolist() == [0, 0, 1, 2]
-
-
 @given(sequences=ragged, length=st.integers(1, 9), overlap=st.integers(0, 8), layout=st.sampled_from(NAMES))
 @examples(50)
 @example(sequences=[], length=1, overlap=0, layout="mmap")
@@ -152,27 +143,7 @@ def test_packed_rows_are_what_the_format_says_token_by_token(
     assert_rows(train.packed(length, overlap=overlap), rows)
 
 
-def test_the_largest_id_survives_every_field(tmp_path: Path) -> None:
-    row = split(tmp_path, [[LARGEST, LARGEST]]).packed(2)[0]
-    assert row.encoded.tolist() == [2**32 - 1, 2**32 - 2]
-    assert row.targets.tolist() == [LARGEST, LARGEST]
-    assert row.inputs.tolist() == [0, LARGEST]
-
-
 # Documents
-
-
-def test_documents_are_padded_or_cut(tmp_path: Path) -> None:
-    view = split(tmp_path, [[1, 2], [], [3, 4, 5, 6]]).documents(3, pad_id=9)
-    rows = view.batch([0, 1, 2])
-    assert type(rows) is DocumentTokens
-    assert rows.encoded.tolist() == [[3, 4, 19], [19, 19, 19], [7, 8, 10]]
-    assert rows.length.tolist() == [2, 0, 3]
-    assert rows.inputs.tolist() == [[0, 1, 0], [0, 0, 0], [0, 3, 4]]
-    assert rows.targets.tolist() == [[1, 2, 9], [9, 9, 9], [3, 4, 5]]
-    assert rows.is_seq_start.tolist() == [[True, False, True], [True, True, True], [True, False, False]]
-    assert rows.positions.tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 2]]
-    assert rows.loss_mask.tolist() == [[True, True, False], [False, False, False], [True, True, True]]
 
 
 @given(sequences=ragged, max_length=st.integers(1, 9), pad_id=st.sampled_from([0, 3, LARGEST]), layout=st.sampled_from(NAMES))
@@ -207,29 +178,6 @@ def megatron(documents: list[tuple[int, int]], block: int) -> list[int]:
     return starts
 
 
-@pytest.mark.parametrize(
-    ("lengths", "block", "starts"),
-    [
-        ([], 5, []),
-        ([4], 5, []),  # the last block is not full
-        ([5], 5, [0]),
-        ([2, 3, 5, 4], 5, [0, 5]),  # exact fits
-        ([3, 3, 3], 5, [0, 3]),  # a document that goes beyond the end opens the next block
-        ([2, 12, 3, 4], 5, [0, 5]),  # a document longer than a block does not: the next block is inside it
-        ([2, 5, 1], 5, [0, 2]),  # one that fills the block it opens is there with the next document
-        ([2, 5, 0], 5, [0, 2]),  # even with an empty one
-        ([2, 5], 5, [0]),  # and not without
-        ([0, 0, 5, 0, 5, 0], 5, [0, 5]),
-        ([30], 5, [0]),  # a long document fills one block
-    ],
-)
-def test_where_blocks_start(tmp_path: Path, lengths: list[int], block: int, starts: list[int]) -> None:
-    assert megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block) == starts
-    view = split_of_lengths(tmp_path, lengths).blocks(block)
-    assert view.starts.tolist() == starts
-    assert [row.targets.tolist() for row in view] == [list(range(start, start + block)) for start in starts]
-
-
 @given(
     lengths=st.one_of(
         st.lists(st.integers(0, 12), max_size=40),
@@ -259,12 +207,6 @@ def test_fill_is_the_share_of_the_tokens_that_are_in_a_block(tmp_path: Path, len
     view = split_of_lengths(tmp_path, lengths).blocks(block)
     covered = {token for start in view.starts.tolist() for token in range(start, start + block)}
     assert view.fill.used == pytest.approx(len(covered) / sum(lengths) if lengths and sum(lengths) else 0)
-
-
-def test_long_documents_are_mostly_in_no_block(tmp_path: Path) -> None:
-    """One block each, whatever their length. Short ones are in blocks, all but the last."""
-    assert split_of_lengths(tmp_path, [100] * 50).blocks(10).fill.used == pytest.approx(0.1)
-    assert split_of_lengths(tmp_path, [5] * 50).blocks(10).fill.used == 1
 
 
 def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:

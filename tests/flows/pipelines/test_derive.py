@@ -111,35 +111,6 @@ LAYOUT_NAMES = st.sampled_from(list(REAL))
 # Merge
 
 
-def test_merging_puts_documents_one_behind_the_other_split_by_split(tmp_path: Path) -> None:
-    """Files are numbered on through the sources of all inputs."""
-    publish_docs(tmp_path / "a", docs_of([1, 2], [3, 4, 5]), docs_of([6], file=1), sources=[("web", 2)])
-    publish_docs(tmp_path / "b", docs_of([7], [], key=5), docs_of([8, 9], file=2, key=9), sources=[("books", 1), ("web", 2)])
-
-    result = run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-
-    assert read_docs(tmp_path / "out") == {
-        "train": [Doc((1, 2), 1000, 0, 0), Doc((3, 4, 5), 1001, 0, 1), Doc((7,), 5, 2, 0), Doc((), 6, 2, 1)],
-        "validation": [Doc((6,), 1000, 1, 0), Doc((8, 9), 9, 4, 0)],
-    }
-    dataset = flat_tokens.open(tmp_path / "out")
-    assert dataset.train.slice(0, 6).tolist() == [3, 4, 7, 8, 10, 15]
-    assert [source["name"] for source in dataset.manifest["provenance"]["sources"]] == ["web", "books", "web-2"]
-    assert result.totals["documents"] == {
-        "read": 6,
-        "written": 6,
-        "skipped": {},
-        "replaced": {},
-        "text_bytes": 20,
-        "by_source": [
-            {"name": "web", "written": 3, "token_count": 6},
-            {"name": "books", "written": 2, "token_count": 1},
-            {"name": "web-2", "written": 1, "token_count": 2},
-        ],
-        "repeated_keys": 1,
-    }
-
-
 @examples(15)
 @given(datasets=st.lists(PAIRS, min_size=1, max_size=3), layouts=st.tuples(LAYOUT_NAMES, LAYOUT_NAMES, LAYOUT_NAMES))
 def test_a_merge_is_the_concatenation(
@@ -267,16 +238,6 @@ def test_a_damaged_input_is_noticed_and_nothing_is_published(tmp_path: Path, ope
         run(operation, [tmp_path / "a"], tmp_path / "out")
     assert read_pointer(Store.at(tmp_path / "out")).version is None
     assert list_versions(Store.at(tmp_path / "out")) == []
-
-
-def test_a_second_run_does_nothing(tmp_path: Path) -> None:
-    publish_docs(tmp_path / "a", docs_of([1, 2]))
-    first = run("merge", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
-    before = digests(Path(first.path))
-    again = run("merge", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
-    assert (first.was_published, again.was_published) == (False, True)
-    assert (again.version, again.sequence) == (first.version, 1)
-    assert digests(Path(first.path)) == before
 
 
 def test_appending_makes_a_new_version_and_moves_latest_once(tmp_path: Path) -> None:
@@ -521,13 +482,6 @@ def test_one_split_alone_is_shuffled_on_request(tmp_path: Path) -> None:
     found = read_docs(tmp_path / "out")
     assert found["validation"] == docs
     assert found["train"] != docs
-
-
-def test_shuffling_in_place_again_does_nothing(tmp_path: Path) -> None:
-    publish_docs(tmp_path / "a", docs_of(*[[i] for i in range(40)]))
-    first = run("shuffle", [tmp_path / "a"], tmp_path / "a")
-    assert run("shuffle", [tmp_path / "a"], tmp_path / "a").version == first.version
-    assert run({"operation": "shuffle", "seed": 1}, [tmp_path / "a"], tmp_path / "a").sequence == 3
 
 
 # Relayout

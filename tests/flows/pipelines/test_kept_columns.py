@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,11 @@ from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS
-from flat_tokens.rows import facts
-from flat_tokens.steps import Outcome
 from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
-from tests.examples import first_fast
 from tests.faults.support import Settings, build_here, shards_stay, version_digests
 from tests.sources import Rows, as_text, write_rows
 
@@ -166,35 +162,6 @@ def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     likes, good = ([row[name] for row in some_rows(8)] for name in ("likes", "good"))
     assert [one["likes"] for one in values] == [*likes, *[None] * 13]
     assert [one["good"] for one in values] == [*[None] * 13, *good]
-
-
-WHERES = [
-    "language = 'en' and score > 2",
-    "good = true or url is null",
-    "seen is null and likes >= 5000000035",
-    "score >= 2 and score < tokens",
-]
-
-
-@pytest.mark.parametrize("where", first_fast(WHERES, 2))
-def test_rows_of_a_selection_are_those_of_a_subset(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "DOCUMENTS_AT_A_TIME", 16)
-    rows = some_rows(60)
-    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", rows)))
-    told = {
-        "operation": {"operation": "subset", "where": where},
-        "inputs": [str(tmp_path / "out")],
-        "output": str(tmp_path / "some"),
-    }
-    with Threads(2) as runner:
-        derive(DeriveRequest.model_validate(told), runner)
-    whole, made = flat_tokens.open(tmp_path / "out"), flat_tokens.open(tmp_path / "some")
-    for split in SPLITS:
-        chosen, written = getattr(whole, split).select(where=where), getattr(made, split)
-        assert 0 < chosen.seq_count < getattr(whole, split).seq_count
-        assert [chosen.sequence(i).tolist() for i in range(len(chosen))] == [
-            written.sequence(i).tolist() for i in range(len(written))
-        ]
 
 
 def test_expressions_over_columns(tmp_path: Path) -> None:
@@ -426,60 +393,6 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
     build_here(bare)
     merged = operated({"operation": "merge"}, tmp_path / "bare", tmp_path / "a", output=tmp_path / "half")
     assert [one["n"] for one in kept(merged)["train"]] == [None, None, 1, 2]
-
-
-def test_an_object_store_has_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read from shards, from versions and through a cache as on a disk."""
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    rows, url = some_rows(50), f"memory://{uuid.uuid4().hex}/out"
-    told = settings(Path(), write_rows(tmp_path / "in" / "x.parquet", rows), slice_bytes=700, scratch=str(tmp_path / "scratch"))
-    build_here({**told, "output": url})
-    found = kept(url)
-    assert found == of_source(rows, found)
-    train = flat_tokens.open(url, cache=tmp_path / "cache", cache_bytes=1 << 24).train
-    chosen = train.select(where="score > 1").numbers
-    assert chosen is not None
-    assert [found["train"][i]["row"] for i in chosen.tolist()] == [one["row"] for one in found["train"] if one["score"] > 1]
-    now = build_here({**told, "output": url, "split_seed": 4})
-    assert now.text_bytes_tokenized == 0
-    found = kept(url)
-    assert found == of_source(rows, found)
-
-
-class Best:
-    """Leaves out documents whose score is low, and says the language of the others."""
-
-    version = "1"
-
-    def __init__(self, *, least: float) -> None:
-        self._least = least
-
-    def __call__(self, documents: pa.RecordBatch) -> Outcome:
-        texts = [f"{one['language']}: {one['text']}" for one in documents.to_pylist()]
-        return Outcome(
-            pa.compute.greater_equal(documents.column("score"), self._least), "low", pa.array(texts, pa.large_string())
-        )
-
-
-def test_steps_see_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Behind a step that left documents out, too; and when a sample is tokenized again."""
-    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {**flat_tokens.steps.SHIPPED, "best": Best})
-    flat_tokens.steps._opened.cache_clear()
-    rows = some_rows(40)
-    steps = [{"use": "pattern", "drop": "document [0-9]*7 "}, {"use": "best", "least": 2}]
-    told = settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", rows), documents={"steps": steps})
-    build_here(told)
-    found = kept(tmp_path / "out")
-    assert found == of_source(rows, found)
-    left = [i for i in range(40) if i % 10 != 7 and rows[i]["score"] >= 2]
-    assert sorted(one["row"] for split in SPLITS for one in found[split]) == left
-    dataset = flat_tokens.open(tmp_path / "out")
-    text = (dataset.train.sequence(0) - 1).astype(np.uint8).tobytes().decode()
-    first = rows[found["train"][0]["row"]]
-    assert text == f"{first['language']}: {first['text']}"
-    assert main(["verify", str(tmp_path / "out"), "--sample", "1/1", "--trust-records", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"]["same"] == len(left)
-    flat_tokens.steps._opened.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

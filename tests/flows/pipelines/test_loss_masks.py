@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +94,6 @@ def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
     assert not [path for root in versions for path in root.rglob("*.json") if b"masked" in path.read_bytes()]
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (lambda path: path.unlink(), "train/loss_mask/c/0 is missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "train/loss_mask/c/0 has"),
-        (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "train/loss_mask/c/0 has blake3"),
-    ],
-)
-def test_verify_checks_the_mask(tmp_path: Path, damage: Callable[[Path], object], told: str) -> None:
-    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))
-    damage(tmp_path / "out" / "latest" / "train" / "loss_mask" / "c" / "0")
-    with pytest.raises(flat_tokens.DamagedError, match=told):
-        flat_tokens.verify(tmp_path / "out", "full")
-
-
 def test_verify_refuses_a_mask_of_other_values(tmp_path: Path) -> None:
     batch = flat_tokens.TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 2], np.uint8))
     flat_tokens.write_dataset(tmp_path / "out", [batch])
@@ -160,11 +143,6 @@ def test_a_missing_completion_is_a_bad_document(tmp_path: Path) -> None:
     opened = flat_tokens.open(tmp_path / "out")
     assert spelled(opened.train) == [(b"a", b"b")]
     assert opened.manifest["totals"]["documents"]["skipped"] == {"null": 2, "wrong_type": 1}
-
-
-def many(count: int) -> list[Pair]:
-    drawn = random.Random(5)
-    return [(f"{i} " + "q" * drawn.randrange(40), "a" * drawn.randrange(40)) for i in range(count)]
 
 
 def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:

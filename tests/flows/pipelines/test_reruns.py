@@ -175,14 +175,6 @@ def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Pat
     assert (tmp_path / "out" / "latest" / "zarr.json").exists()
 
 
-def test_a_setting_that_changes_bytes_is_a_change(settings: Settings) -> None:
-    refresh_here(settings)
-    result = refresh_here({**settings, "split_seed": 1, "publish": {"max_split_changes": 999}})
-    assert (result.outcome, result.changes.headline) == ("published", "split.seed 0 -> 1")
-    assert result.build is not None
-    assert result.build.slices_reused == result.build.slices
-
-
 def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
     """Until the sources give something else again, or somebody builds it on purpose."""
     first = refresh_here(settings)

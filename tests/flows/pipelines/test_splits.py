@@ -26,7 +26,6 @@ from flows.pipelines.derive import derive
 from flows.pipelines.export import export
 from flows.pipelines.import_ import import_files
 from flows.pipelines.plan import plan
-from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
@@ -169,40 +168,6 @@ def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
     assert flat_tokens.open(without.path).test is None
     assert "test" not in without.totals
     assert without.text_bytes_tokenized == 0  # the tokens of the version with three splits
-
-
-@pytest.mark.parametrize("by", ["key", "text", "domain"])
-def test_what_a_version_holds_is_taken_for_another_rule(tmp_path: Path, by: str) -> None:
-    """Another seed, and back, tokenizes nothing."""
-    path = write_rows(tmp_path / "a.jsonl", rows := rows_of(40))
-    settings = told(tmp_path / "out", path, split={"by": by})
-    build_here(settings)
-    other = build_here({**settings, "split_seed": 5})
-    assert placed(other.path, rows) == naive(rows, by, 0.3, 0.2, seed=5)
-    less = build_here({**settings, "test_fraction": 0.1, "validation_fraction": 0})
-    assert placed(less.path, rows) == naive(rows, by, 0, 0.1)
-    assert (other.text_bytes_tokenized, less.text_bytes_tokenized) == (0, 0)
-    anew = build_here({**settings, "output": str(tmp_path / "anew"), "split_seed": 5})
-    assert version_digests(tmp_path / "out", other.version) == version_digests(tmp_path / "anew", anew.version)
-
-
-def test_a_refresh_leaves_documents_where_they_are(tmp_path: Path) -> None:
-    rows = rows_of(60)
-    settings = told(tmp_path / "out", write_rows(tmp_path / "in/a.jsonl", rows), split={"by": "domain"})
-    settings["sources"][0]["path"] = str(tmp_path / "in")
-    before = placed(build_here(settings).path, rows)
-    more = [*rows, *({**row, "id": f"new {row['id']}"} for row in rows_of(20, 3))]
-    write_rows(tmp_path / "in/a.jsonl", more)
-    config = BuildConfig.model_validate(settings)
-    with Threads(2) as runner:
-        result = refresh(config, runner)
-    assert result.build is not None
-    after = placed(result.build.path, more)
-    assert after == naive(more, "domain", 0.3, 0.2)
-    assert {where: after[where] for where in before} == before
-    assert result.changes.documents is not None
-    counts = {one.name: one.added for one in result.changes.documents.by_split}
-    assert counts == {split: sum(where.startswith("new") and of == split for (where, _), of in after.items()) for split in counts}
 
 
 def derived(output: Path, operation: Row, *inputs: str, **more: Any) -> flat_tokens.Dataset:

@@ -17,9 +17,8 @@ import tasks.tokenize.segments
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.steps import Outcome
+from flat_tokens.tools.cli import main
 from flows.pipelines.build import build
-from flows.pipelines.refresh import refresh
-from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import Elsewhere
@@ -119,6 +118,7 @@ def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tm
     for result in results:
         assert kept(result.path) == naive(rows)
     assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    assert main(["verify", results[0].path, "--sample", "1/1", "--trust-records"]) == 0
     manifest = flat_tokens.open(results[0].path).manifest
     assert manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
 
@@ -137,34 +137,6 @@ def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
     by_words = {number: naive(rows)[int(number)]["words"] for number in row}
     others = open_array(flat_tokens.open(tmp_path / "out").store / "documents/validation/row", "uint64")
     assert {*by_words.values()}.isdisjoint(naive(rows)[int(number)]["words"] for number in others.read(0, others.length))
-
-
-def test_a_refresh_and_a_killed_build_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(40)
-    path = write_rows(tmp_path / "in/a.jsonl", rows)
-    settings = told(tmp_path / "out", tmp_path / "in")
-    add, count = tasks.assemble.assembler.Assembler.add, 0
-
-    def die(assembler: Any, part: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == 2:
-            raise KeyboardInterrupt
-        add(assembler, part)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tasks.assemble.assembler.Assembler, "add", die)
-        with pytest.raises(KeyboardInterrupt):
-            build_here(settings, 1)
-    assert kept(build_here(settings).path) == naive(rows)
-    rows = [*rows, *rows_of(55)[40:]]
-    write_rows(path, rows)
-    with Threads(2) as runner:
-        result = refresh(BuildConfig.model_validate(settings), runner)
-    assert result.build is not None
-    assert kept(result.build.path) == naive(rows)
-    anew = build_here({**settings, "output": str(tmp_path / "anew")})
-    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "anew", anew.version)
 
 
 class Odd(Words):

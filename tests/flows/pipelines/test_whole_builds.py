@@ -66,25 +66,6 @@ def test_the_worked_example_byte_for_byte(tmp_path: Path, kind: str, layout: str
     assert group.metadata.zarr_format == (2 if layout == "zarr2" else 3)
 
 
-def test_a_second_run_does_no_work(tmp_path: Path) -> None:
-    first = run(tmp_path / "out", sources=demo_sources())
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")}
-    second = run(tmp_path / "out", sources=demo_sources())
-    assert (second.was_published, second.version, second.sequence) == (True, first.version, 1)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "versions").rglob("*")} == before
-
-
-def test_an_existing_split_of_the_source_becomes_the_validation_split(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for name, rows in (("train-0", ["a", "b"]), ("validation-0", ["c"]), ("test-0", ["d"])):
-        pq.write_table(pa.table({"text": rows}), data / f"{name}.parquet")
-    run(tmp_path / "out", source={"path": str(data), "split": "train", "validation_split": "validation"})
-    dataset = flat_tokens.open(tmp_path / "out")
-    assert dataset.train.slice(0, 2).tolist() == [98 * 2 + 1, 99 * 2 + 1]
-    assert dataset.validation.slice(0, 1).tolist() == [100 * 2 + 1]
-
-
 def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: Path) -> None:
     result = run(tmp_path / "out", sources=demo_sources())
     (record,) = (tmp_path / "out" / "runs").iterdir()

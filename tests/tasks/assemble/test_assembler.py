@@ -163,17 +163,3 @@ def test_a_span_that_did_not_get_its_items_fails(place: Workspace, monkeypatch: 
     monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: SplitCounts(6, 16, 0, 0))
     with pytest.raises(AssertionError, match="15 items arrived instead of 16"):
         assembled(store_shards([even(5, 3)], place), target_of(place, ALL_TRAIN))
-
-
-def test_columns_whose_kinds_do_not_go_together_name_both_files(place: Workspace) -> None:
-    first, second = store_shards([even(1, 5), even(1, 5)], place)
-    parts = [
-        part.model_copy(update={"shard": part.shard.model_copy(update={"columns": {"score": kind}}), "file": file})
-        for file, (part, kind) in enumerate([(first, "int64"), (second, "text")])
-    ]
-    target = target_of(place, ALL_TRAIN).model_copy(update={"columns": {"score": "null"}})
-    with Assembler(target, ["a.jsonl", "b.jsonl"]) as assembler:
-        assembler.write_with(lambda span: OnRequest(span, target, assembler))
-        assembler.add(parts[0])
-        with pytest.raises(ValueError, match=r"column 'score' is int64 in a\.jsonl and text in b\.jsonl"):
-            assembler.add(parts[1])

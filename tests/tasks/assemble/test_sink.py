@@ -231,38 +231,6 @@ def test_what_is_not_finished_can_be_taken_from(
         check_arrays(model(shards, other), layout, place)
 
 
-def test_tokens_of_a_slice_survive_before_their_object_is_whole(place: Workspace) -> None:
-    """Five tokens of an object of eight: a chunk of four with its checksum, and the one after it."""
-    target = target_of(place, ALL_TRAIN)
-    with opened(target) as (_, sink):
-        part = stream(even(1, 5), 0, sink, target)
-        assert part.shard.unfinished is not None
-        assert (part.shard.unfinished.train.first, part.shard.unfinished.train.count) == (0, 5)
-        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
-        words = np.fromfile(path, "<u4")
-        expected = TokenBatch.from_sequences([document.tokens for document in even(1, 5).documents]).encoded_tokens
-        assert [*words[:4], *words[5:6]] == expected.tolist()
-        assert not Path(place.root.path(f"versions/{VERSION}/train/encoded_tokens/c/0")).exists()
-
-
-def test_of_a_compressed_object_whole_chunks_survive_and_the_slice_keeps_the_rest(place: Workspace) -> None:
-    """Seven tokens of an object of eight: a chunk of four, and three tails, two of which follow the first slice's only one."""
-    target, shards = target_of(place, ALL_TRAIN, "compact"), [even(1, 5), even(1, 2)]
-    with opened(target) as (assembler, sink):
-        parts = []
-        for number, shard in enumerate(shards):
-            parts.append(stream(shard, number, sink, target))
-            assembler.add(parts[-1])
-        for shard, part, tail in zip(shards, parts, (1, 2), strict=True):
-            assert part.shard.unfinished is not None
-            assert part.shard.unfinished.train.tail == tail
-            assert Path(place.root.path(f"{shard_key(part.shard.key)}/{TAILS}")).stat().st_size == 4 * tail
-            check_documents(shard, part.shard, place)
-        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
-        chunk = TokenBatch.from_sequences([document.tokens for document in shards[0].documents]).encoded_tokens[:4]
-        assert path.read_bytes().rstrip(b"\0") == LAYOUTS["compact"].encoded_tokens.encode_chunk(chunk).rstrip(b"\0")
-
-
 def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
     target = target_of(place, ALL_TRAIN, "compact")
     with opened(target) as (_, sink):

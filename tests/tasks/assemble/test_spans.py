@@ -258,39 +258,6 @@ def even(count: int, length: int) -> Shard:
     return Shard([Document(key, [key % 1000] * length) for key in range(count)], None)
 
 
-@pytest.mark.parametrize("layout", sorted(SMALL))
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 12])
-def test_the_last_entry_has_an_object_of_its_own_where_the_sequences_fill_theirs(
-    place: Workspace, layout: LayoutName, count: int
-) -> None:
-    """seq_starts has one entry more than there are sequences; the arrays beside it have not."""
-    rule = SplitRule(fraction=0, seed=0)
-    target = target_of(place, rule, layout)
-    spans = spans_of(store_shards([even(count, 2)], place), target)
-    written = write_all(spans, target)
-    per_object = SMALL[layout].seq_starts.object_length
-    names = [
-        stored.key for part in written for stored in part.objects if stored.key.startswith(("train/seq", "documents/train/key"))
-    ]
-    starts = [name for name in names if "seq_starts" in name]
-    assert len(starts) == count // per_object + 1
-    assert len(names) - len(starts) == -(-count // per_object)
-    finish(spans, layout, place)
-    check_arrays(model([even(count, 2)], rule), layout, place)
-
-
-@pytest.mark.parametrize(("count", "length"), [(4, 2), (8, 1), (1, 8), (2, 8), (16, 4)])
-def test_tokens_that_fill_their_objects_leave_no_empty_one_behind(place: Workspace, count: int, length: int) -> None:
-    target = target_of(place, SplitRule(fraction=0, seed=0))
-    spans = spans_of(store_shards([even(count, length)], place), target)
-    tokens = [span for span in spans if span.of_tokens]
-    assert all(span.start < span.stop for span in tokens)
-    names = [stored.key for part in write_all(spans, target) for stored in part.objects]
-    assert [name for name in names if "encoded_tokens" in name] == [
-        f"train/encoded_tokens/c/{i}" for i in range(count * length // 8)
-    ]
-
-
 def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
     """One span writes the same run of objects of all four."""
     for layout in LAYOUTS.values():

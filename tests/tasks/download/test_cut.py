@@ -27,7 +27,6 @@ from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
-from tasks.output.paths import FILES
 from tasks.output.staging import Workspace
 from tests.slices import range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
@@ -87,11 +86,6 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
     pq.write_table(pa.table({"text": [f"{text} {i}" for i in range(40)], "id": list(range(40))}), path, row_group_size=10)
     found = FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size, immutable=f"ETag:{text}")
     return found, (Source(path=str(path.parent)),)
-
-
-def records(place: Workspace) -> list[Path]:
-    directory = Path(place.root.path(FILES))
-    return sorted(directory.iterdir()) if directory.exists() else []
 
 
 def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
 import itertools
 import json
 import os
 import shutil
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +22,6 @@ from hypothesis import strategies as st
 import flat_tokens
 import tasks.finalize.seal
 import tasks.shards.write
-from flat_tokens.keys import document_keys
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
@@ -148,93 +140,6 @@ def test_a_dataset_of_no_documents_at_all_is_valid(tmp_path: Path) -> None:
 # Where each document came from.
 
 
-def write_mixed_sources(directory: Path) -> dict[str, list[dict[str, Any] | None]]:
-    """Files of several formats with bad documents in between; the rows of each file, by its name: None is no document."""
-    directory.mkdir()
-    rows: dict[str, list[dict[str, Any] | None]] = {}
-    table = [{"text": None if i % 7 == 3 else f"parquet {i} " * (i % 4)} for i in range(40)]
-    pq.write_table(pa.Table.from_pylist(table), directory / "0.parquet", row_group_size=6)
-    rows["0.parquet"] = table
-    lines: list[str] = []
-    rows["1.jsonl"] = []
-    for i in range(60):
-        good = {"text": f"line {i} é" * (i % 3), "more": [i]}
-        line, row = {
-            5: ("", None),
-            6: ("{broken", {"text": None}),
-            7: ('{"text": 5}', {"text": None}),
-            8: ('{"text": "\\ud800"}', {"text": None}),
-        }.get(i % 11, (json.dumps(good, ensure_ascii=i % 2 == 0), good))
-        lines.append(line)
-        rows["1.jsonl"].append(row)
-    (directory / "1.jsonl").write_text("\n".join(lines) + "\n")
-    (directory / "2.txt").write_text("one<>two<><>four")
-    rows["2.txt"] = [{"text": text} for text in ("one", "two", "", "four")]
-    with gzip.open(directory / "3.jsonl.gz", "wt") as packed:
-        packed.write('{"text": "packed 0"}\n{"text": null}\n{"text": "packed 2"}')
-    rows["3.jsonl.gz"] = [{"text": "packed 0"}, {"text": None}, {"text": "packed 2"}]
-    return rows
-
-
-def mixed_sources(directory: Path) -> list[dict[str, Any]]:
-    sources = [{"name": name.partition(".")[0], "path": str(directory / name)} for name in os.listdir(directory)]
-    for source in sources:
-        if source["path"].endswith(".txt"):
-            source["document_separator"] = "<>"
-    return sorted(sources, key=lambda source: source["name"])
-
-
-@pytest.mark.parametrize(
-    ("slice_bytes", "layout", "empty"),
-    first_fast(
-        [
-            *((60, "mmap", "skip"), (400, "zarr2", "keep"), (1 << 20, "mmap", "keep")),
-            *((60, "zarr2", "keep"), (400, "mmap", "keep"), (1 << 20, "mmap", "skip"), (1 << 20, "zarr2", "keep")),
-            *((60, "mmap", "keep"), (60, "zarr2", "skip"), (400, "mmap", "skip")),
-            *((400, "zarr2", "skip"), (1 << 20, "zarr2", "skip")),
-        ],
-        3,
-        several=True,
-    ),
-)
-def test_every_sequence_leads_back_to_its_document(tmp_path: Path, slice_bytes: int, layout: str, empty: str) -> None:
-    """Whatever was skipped before it, and however the files were cut."""
-    rows = write_mixed_sources(tmp_path / "in")
-    result = make(
-        tmp_path / "out",
-        sources=mixed_sources(tmp_path / "in"),
-        documents={"on_bad": "skip", "empty": empty},
-        slice_bytes=slice_bytes,
-        layout=layout,
-        validation_fraction=0.4,
-    )
-    manifest = json.loads(Path(result.path, "manifest.json").read_bytes())
-    files = [file["name"] for source in manifest["provenance"]["sources"] for file in source["files"]]
-    assert files == ["0.parquet", "1.jsonl", "2.txt", "3.jsonl.gz"]
-    traced = Counter()
-    for split in SPLITS:
-        where = list(zip(column(result, split, "file"), column(result, split, "row"), strict=True))
-        assert where == sorted(where)
-        for (file, row), text, key in zip(where, texts(result, split), column(result, split, "key"), strict=True):
-            source = rows[files[file]][row]
-            assert source is not None
-            assert source["text"].encode() == text
-            data = np.frombuffer(text or b"\0", np.uint8)
-            assert document_keys(data, np.array([0, len(text)])).tolist() == [key]
-            traced[file, row] += 1
-    expected = {
-        (file, row)
-        for file, name in enumerate(files)
-        for row, source in enumerate(rows[name])
-        if source and (source["text"] or (source["text"] == "" and empty == "keep"))
-    }
-    assert set(traced) == expected
-    assert set(traced.values()) == {1}
-    documents = manifest["totals"]["documents"]
-    assert documents["read"] == documents["written"] + sum(documents["skipped"].values())
-    assert documents["written"] == len(expected)
-
-
 # Bytes depend on what is built, not on how.
 
 
@@ -243,18 +148,6 @@ def reference_build(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         return make(tmp_path_factory.mktemp("reference"), 1, sources=demo_sources(), validation_fraction=0.3)
-
-
-@pytest.mark.parametrize(
-    ("slice_bytes", "workers"), first_fast([(5000, 4), (20_000, 3), (1 << 30, 8), (5000, 1), (7001, 2)], 3, several=True)
-)
-def test_a_version_is_the_same_at_any_slicing_and_number_of_workers(
-    tmp_path: Path, reference_build: BuildResult, slice_bytes: int, workers: int
-) -> None:
-    result = make(tmp_path, workers, sources=demo_sources(), validation_fraction=0.3, slice_bytes=slice_bytes)
-    assert result.version == reference_build.version
-    assert digests(result.path) == digests(reference_build.path)
-    assert (result.slices > 20) == (slice_bytes < 10_000)
 
 
 def test_a_version_is_the_same_wherever_its_files_lie(tmp_path: Path, reference_build: BuildResult) -> None:
@@ -282,75 +175,7 @@ def test_a_version_is_the_same_wherever_its_tokenizer_lies(tmp_path: Path) -> No
     assert str(DEMO) not in Path(one.path, "manifest.json").read_text() + Path(one.path, "README.md").read_text()
 
 
-def test_names_and_order_of_files_do_not_change_a_shard(tmp_path: Path) -> None:
-    """Only the layout around the shards is made again."""
-    make(tmp_path, sources=demo_sources(), tokenizer=TOKENIZER, slice_bytes=20_000)
-    before = keys_in(tmp_path)
-    renamed = [{**source, "name": f"other-{i}"} for i, source in enumerate(reversed(demo_sources()))]
-    other = make(tmp_path, 1, sources=renamed, tokenizer=TOKENIZER, slice_bytes=20_000)
-    assert other.slices_reused == other.slices
-    assert not other.was_published
-    assert keys_in(tmp_path) == before
-
-
 # What is reused.
-
-
-def test_a_new_tokenizer_keeps_every_document_in_its_split(tmp_path: Path) -> None:
-    """And in its place: what differs is the tokens."""
-    one = make(tmp_path, sources=demo_sources(), validation_fraction=0.3)
-    other = make(tmp_path, sources=demo_sources(), validation_fraction=0.3, tokenizer=TOKENIZER)
-    assert other.slices_reused == 0
-    assert other.totals["train"]["token_count"] != one.totals["train"]["token_count"]
-    for split in SPLITS:
-        for name in ("key", "file", "row"):
-            assert column(one, split, name) == column(other, split, name)
-
-
-class CountingHandler(SimpleHTTPRequestHandler):
-    """Files with an ETag; *requests* counts what was asked for how."""
-
-    requests: Counter[tuple[str, str]]
-
-    def end_headers(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if path.is_file():
-            self.send_header("ETag", f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"')
-        super().end_headers()
-
-    def do_GET(self) -> None:
-        self.requests["GET", self.path] += 1
-        super().do_GET()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Nothing: the test's output is its own."""
-
-
-@contextlib.contextmanager
-def serving(directory: Path) -> Iterator[tuple[str, Counter[tuple[str, str]]]]:
-    """The URL of a server of a directory's files, and its count of requests."""
-    requests: Counter[tuple[str, str]] = Counter()
-    handler = type("Handler", (CountingHandler,), {"requests": requests})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(directory))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", requests
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_new_tokenizer_downloads_nothing_again(tmp_path: Path) -> None:
-    with serving(DEMO) as (url, requests):
-        sources = [{"name": "notes", "path": f"{url}/notes.jsonl", "id_column": "id"}]
-        first = make(tmp_path, sources=sources)
-        assert requests["GET", "/notes.jsonl"] >= 1
-        requests.clear()
-        second = make(tmp_path, sources=sources, tokenizer=TOKENIZER)
-        assert second.version != first.version
-        assert second.slices_reused == 0
-        assert requests["GET", "/notes.jsonl"] == 0
 
 
 def write_lines(path: Path, *values: str) -> None:
@@ -459,14 +284,6 @@ def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path: P
         )
         assert second.was_published
         assert first.version == second.version
-
-
-def test_the_manifest_and_the_card_name_no_time_path_or_machine(tmp_path: Path, reference_build: BuildResult) -> None:
-    for name in ("manifest.json", "README.md"):
-        text = Path(reference_build.path, name).read_text()
-        assert str(DEMO) not in text
-        assert str(Path(reference_build.path).parents[1]) not in text
-        assert os.uname().nodename not in text.split()
 
 
 def test_an_uncommitted_version_is_none_for_any_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
-from flat_tokens.keys import document_keys
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
@@ -94,12 +91,6 @@ def held(shards: list[TokenShard], place: Workspace) -> Held:
     return all_held
 
 
-def keys_of(texts: list[bytes]) -> list[int]:
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum([len(text) for text in texts], out=offsets[1:])
-    return document_keys(np.frombuffer(b"".join(texts) or b"\0", np.uint8), offsets).tolist()
-
-
 def facts(shard: TokenShard | None) -> dict[str, Any] | None:
     """A shard as its receipt has it: there a tuple is a list."""
     return None if shard is None else shard.model_dump(mode="json")
@@ -125,24 +116,6 @@ def slices(source: Source, place: Workspace) -> tuple[Slice, Recipe, Workspace]:
     return parts[0], recipe, place
 
 
-def test_a_document_is_known_by_its_id_where_it_has_one(source: Source, place: Workspace) -> None:
-    assert held(made(source, place, 1 << 20), place).keys == keys_of([b"0", b"1", b"2", b"3", b"4"])
-
-
-def test_text_that_looks_like_a_special_token_and_empty_text_are_ordinary_documents(tmp_path: Path, place: Workspace) -> None:
-    """An empty document never marks its neighbour's first token."""
-    texts = ["", "<|endoftext|>", "", "", "\0", ""]
-    pq.write_table(pa.table({"text": texts}), fresh(tmp_path / "in") / "a.parquet")
-    assert held(made(Source(path=str(tmp_path / "in")), place, 1 << 20), place).texts == [text.encode() for text in texts]
-
-
-def test_a_slice_without_documents_makes_a_shard_of_nothing(tmp_path: Path, place: Workspace) -> None:
-    (fresh(tmp_path / "in") / "a.jsonl").write_text("\n  \n\n")
-    (shard,) = made(Source(path=str(tmp_path / "in")), place, 1 << 20)
-    assert (shard.rows, shard.read, shard.written, shard.token_count) == (3, 0, 0, 0)
-    assert held([shard], place) == Held([], [], [])
-
-
 def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Workspace) -> None:
     rows = [{"text": "good"}, {"text": None}, {"text": 7}, {}, {"text": ""}, {"text": "\ud800"}]
     lines = [*map(json.dumps, rows), "", "{"]
@@ -157,22 +130,6 @@ def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Workspace
 
 def make_shard(part: Slice, recipe: Recipe, place: Workspace) -> TokenShard:
     return store_shard(tokenize_or_load(part, recipe, place), place)
-
-
-def test_a_stored_shard_is_not_tokenized_again(slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_shard(*slices)
-    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", None)
-    assert facts(make_shard(*slices)) == facts(made)
-
-
-def test_equal_slices_make_equal_bytes(tmp_path: Path, slices: tuple[Slice, Recipe, Workspace]) -> None:
-    """Whoever tokenizes: duplicate writers are harmless."""
-    part, recipe, place = slices
-    first = make_shard(part, recipe, place)
-    with attempt(Store.at(tmp_path / "other"), tmp_path, "build") as elsewhere:
-        other = make_shard(part, recipe, elsewhere)
-        assert other == first
-        assert tree(tmp_path / "other" / CACHE) == tree(Path(place.root.path(CACHE)))
 
 
 def tree(directory: Path) -> dict[str, bytes]:
