@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import traceback
 from pathlib import Path
@@ -17,7 +14,7 @@ import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
-from tests.faults.support import ROOT, build_here, command, receipts, settings_of, staged, tree, version_digests, write_notes
+from tests.faults.support import build_here, receipts, settings_of, staged, tree, version_digests, write_notes
 
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
 
@@ -55,26 +52,6 @@ def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path
     assert [path.name for path in (root / "versions").iterdir()] == [result.version]
     assert receipts(root) == receipts(calm)
     assert staged(root) == []
-
-
-@pytest.mark.slow
-def test_builds_as_commands_survive_collections_as_commands(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(settings_of(root, write_notes(tmp_path / "in" / "a.jsonl", 40), slice_bytes=400)))
-    running = subprocess.Popen(command(config), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    collections = 0
-    while running.poll() is None:
-        arguments = ["gc", str(root), "--keep", "1", "--days", "0", "--delete"]
-        done = subprocess.run([sys.executable, "-m", "flows", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0 or "there is nothing here" in done.stderr or "nothing was built here" in done.stderr, (
-            done.stderr
-        )
-        collections += 1
-    _, errors = running.communicate()
-    assert running.returncode == 0, errors
-    assert collections
-    flat_tokens.verify(root, "full")
 
 
 def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -320,19 +320,6 @@ def test_a_junk_pointer_is_a_clear_error(built: tuple[Settings, str, dict[str, s
     flat_tokens.verify(output, "full")
 
 
-def test_a_junk_pointer_fails_the_command_in_one_line(
-    built: tuple[Settings, str, dict[str, str]], output: Path, tmp_path: Path, terminal: Terminal
-) -> None:
-    (output / "latest.json").write_bytes(b"{}")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({**built[0], "output": str(output)}))
-    status, _, errors = terminal("build", config, "--no-server")
-    assert status == 1
-    assert errors.splitlines() == [
-        f"flat-tokens-service build: {output}/latest.json: is not a pointer to a version. Restore it or remove it, and run again."
-    ]
-
-
 def test_a_pointer_with_another_manifest_is_a_clear_error(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
     """It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew."""
     spoiled = {**pointer(output), "manifest_sha256": "0" * 64}

@@ -16,7 +16,6 @@ from tests.faults.support import (
     ROOT,
     Settings,
     build_here,
-    command,
     pointer,
     receipts,
     settings_of,
@@ -67,24 +66,6 @@ def test_equal_builds_at_once_all_succeed(settings: Settings, tmp_path: Path, co
     assert not (Path(settings["output"]) / "_quarantine").exists()
 
 
-@pytest.mark.slow
-def test_equal_builds_as_commands_all_succeed(settings: Settings, tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(settings))
-    running = [
-        subprocess.Popen(command(config, "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    outcomes = []
-    for process in running:
-        with process:
-            out, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-        result = json.loads(out)
-        outcomes.append({"result": {"version": result["version"], "sequence": result["sequence"]}})
-    check_equal_builds(settings, outcomes, tmp_path / "calm")
-
-
 @pytest.mark.parametrize("times", first_fast([1, 4]))
 def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
     settings: Settings, tmp_path: Path, times: int
@@ -130,13 +111,3 @@ def test_different_builds_at_once_lose_no_update(settings: Settings, tmp_path: P
             version, expected = undisturbed(build, tmp_path / f"calm-{turn}-{number}")
             assert version_digests(root, version) == expected
         assert staged(root) == []
-
-
-def test_a_rerun_of_an_older_build_makes_it_the_latest_again(settings: Settings) -> None:
-    """Nothing is built; the sequence number goes on."""
-    older, newer = build_here(settings), build_here({**settings, "split_seed": 1})
-    assert (older.sequence, newer.sequence) == (1, 2)
-    again = build_here(settings)
-    assert again.was_published
-    assert (again.version, again.sequence) == (older.version, 3)
-    assert build_here(settings).sequence == 3

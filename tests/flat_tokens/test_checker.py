@@ -271,25 +271,6 @@ def test_what_breaks_a_sentence_of_the_format_is_named_by_full(
     verify(tmp_path / "dataset", "quick")
 
 
-@pytest.mark.parametrize("level", ["quick", "full"])
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
-        ({"starts": [0, 2, 5, 7]}, "train/seq_starts: ends at 7, but encoded_tokens has 8 tokens"),
-        ({"starts": [0, 2, 5, 9]}, "train/seq_starts: ends at 9, but encoded_tokens has 8 tokens"),
-        ({"starts": [1, 2, 5, 8]}, "train/seq_starts: begins with 1 instead of 0"),
-        ({"starts": []}, "train/seq_starts: is empty"),
-        ({"max_token_id": -1}, "train: max_token_id is -1"),
-        ({"max_token_id": 2**31}, "train: max_token_id is 2147483648"),
-    ],
-)
-def test_numbers_that_contradict_each_other_are_named_by_both_levels(
-    tmp_path: Path, layout: Layout, level: str, wrong: dict[str, Any], complaint: str
-) -> None:
-    publish(tmp_path / "dataset", layout, **wrong)
-    assert complaint in refused(tmp_path / "dataset", level)
-
-
 def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path: Path, layout: Layout) -> None:
     publish(tmp_path / "dataset", layout, manifest=False)
     path = tokens_object(tmp_path / "dataset", 0)

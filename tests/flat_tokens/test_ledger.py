@@ -96,6 +96,7 @@ def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, A
             ("documents", {"max_length": 5, "pad_id": 7}),
             ("blocks", {"length": 6, "loss_mask": True, "eos": 3}),
             ("packed_documents", {"length": 20, "fit": "best", "padding_idx": 3, "max_packs": 9}),
+            ("packed_documents", {"length": 20, "fit": "crop", "on_crop": "keep", "bos": 1, "eos": 2, "pad_to": 1}),
         ]
     ):
         path = tmp_path / f"{number}.json"

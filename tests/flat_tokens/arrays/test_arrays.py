@@ -455,20 +455,6 @@ def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@examples(25)
-def test_no_flipped_bit_is_read_as_data_at_full_size(
-    tmp_path_factory: pytest.TempPathFactory, name: LayoutName, position: float, bit: int
-) -> None:
-    def flip(whole: bytes) -> Any:
-        i = int(position * len(whole))
-        yield whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :]
-
-    spec = spec_of(name, "encoded_tokens")
-    damaged_reads(tmp_path_factory.mktemp("flip"), spec, spec.chunk_length + 100, flip)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_missing_object_is_named(tmp_path: Path, name: LayoutName) -> None:
     spec = small(name)
     array = write(tmp_path, spec, items_of(spec, 3 * OBJECT))

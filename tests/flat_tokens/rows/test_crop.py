@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens import FlatTokens, TokenBatch, write_dataset
 from flat_tokens.rows import packing_index
 from flat_tokens.rows.crop import cropped_rows
 from tests.examples import examples
@@ -128,50 +128,6 @@ def test_packs_hold_what_the_rule_says(
     again = train.packed_documents(length, cache=root / "index", **settings)
     for one in (again, train.packed_documents(length, cache=root / "index", **settings), pickle.loads(pickle.dumps(again))):
         assert all(np.array_equal(a, b) for a, b in zip(one.batch(np.arange(len(one))), batch, strict=True))
-
-
-def test_every_row_begins_with_a_document_while_one_is_left(tmp_path: Path) -> None:
-    lengths = np.random.default_rng(0).integers(1, 30, 2000).tolist()
-    view = written(tmp_path / "d", lengths).packed_documents(32, bos=7000, fit="crop", on_crop="keep")
-    assert (view.batch(np.arange(len(view))).tokens[:, 0] == 7000).mean() > 0.99
-    assert view.fill.cut + view.fill.dropped < 64
-    dropping = written(tmp_path / "e", lengths).packed_documents(32, bos=7000, fit="crop")
-    assert (dropping.batch(np.arange(len(dropping))).tokens[:, 0] == 7000).all()
-
-
-@pytest.mark.parametrize("on_crop", ["drop", "keep"])
-def test_a_run_goes_on_at_every_step_on_any_hosts(tmp_path: Path, on_crop: Any) -> None:
-    view = written(tmp_path / "d", np.random.default_rng(1).integers(0, 50, 150).tolist()).packed_documents(
-        32, fit="crop", on_crop=on_crop, bos=7000
-    )
-    whole = ShuffledLoader(view, 16, 3, epochs=2, drop_last=True)
-    rows = np.concatenate([whole[step].tokens for step in range(len(whole))])
-    ids = [whole[step].document_ids for step in range(len(whole))]
-    for step in range(len(whole)):
-        for hosts in (1, 2, 4, 8, 16):
-            later = ShuffledLoader(view, 16, 3, epochs=2, drop_last=True, start=whole.position(step))
-            parts = [later.shard(host, hosts)[0].tokens for host in range(hosts)]
-            assert np.array_equal(np.concatenate(parts), rows[step * 16 : step * 16 + 16])
-        other = ShuffledLoader(view, 6, 3, epochs=2, start=whole.position(step))
-        assert np.array_equal(other[0].tokens, rows[step * 16 : step * 16 + 6])
-    found = whole.seen(np.arange(150))
-    places = zip(found.asked.tolist(), found.step.tolist(), found.batch_row.tolist(), strict=True)
-    expected = [
-        (document, step, row)
-        for document in range(150)
-        for step, batch in enumerate(ids)
-        for row in np.flatnonzero((batch == document).any(axis=1)).tolist()
-    ]
-    assert list(places) == expected
-
-
-def test_a_ledger_opens_full_rows_again(tmp_path: Path) -> None:
-    view = written(tmp_path / "d", np.random.default_rng(1).integers(0, 50, 300).tolist()).packed_documents(
-        32, fit="crop", on_crop="keep"
-    )
-    expected = Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 4).mixture()
-    assert Ledger.open(tmp_path / "run.json").mixture().digest(5) == expected.digest(5)
-    assert Mixture({"a": (view, 1)}, 4)[5].samples.tokens.shape == (4, 32)
 
 
 def test_what_does_not_go_with_full_rows_is_refused(tmp_path: Path) -> None:

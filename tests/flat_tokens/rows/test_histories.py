@@ -42,17 +42,6 @@ def shares(mixture: Mixture, first: int, stop: int) -> list[float]:
 # Schedules
 
 
-def test_a_linear_schedule_goes_evenly_from_one_weight_to_the_other() -> None:
-    up = Schedule([(100, 0.0), (1100, 1.0)])
-    down = Schedule([(100, 1.0), (1100, 0.0)])
-    mixture = Mixture({"up": (Numbers(1000), up), "down": (Numbers(900), down)}, 400, 1)
-    assert shares(mixture, 0, 100) == [0, 1]
-    assert shares(mixture, 1100, 1200) == [1, 0]
-    for step in range(100, 1100, 100):
-        middle = (step + 50 - 100) / 1000
-        assert shares(mixture, step, step + 100)[0] == pytest.approx(middle, abs=2e-3)
-
-
 @pytest.mark.parametrize(("by", "factor"), [("step", 1), ("sample", 50), ("token", 100)])
 def test_a_constant_schedule_changes_at_its_places_in_steps_samples_or_tokens(by: Any, factor: int) -> None:
     weight = Schedule([(40 * factor, 1), (700 * factor, 3), (720 * factor, 0)], by, "constant")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, FlatTokens, Ledger, TokenBatch, write_dataset
+from flat_tokens import BucketedLoader, FlatTokens, TokenBatch, write_dataset
 from tests.examples import examples
 
 BOS, EOS, PAD = 9001, 9002, 9003
@@ -94,14 +94,6 @@ def test_ends_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
         train.packed(4, eos=-1)
     with pytest.raises(ValueError, match=f"bos is {2**31}"):
         train.documents(4, bos=2**31)
-
-
-def test_a_ledger_opens_such_rows_again(tmp_path: Path) -> None:
-    train = written(tmp_path / "plain", documents_of([5, 3, 0, 8, 2] * 9))
-    for number, view in enumerate((train.packed(8, bos=BOS), train.packed_documents(16, pad_to=4, eos=EOS))):
-        path = tmp_path / f"{number}.json"
-        expected = Ledger.create(path, {"a": (view, 1)}, 4).mixture()
-        assert Ledger.open(path).mixture().digest(5) == expected.digest(5)
 
 
 # Padding of documents

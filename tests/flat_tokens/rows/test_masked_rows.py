@@ -50,18 +50,6 @@ def test_packed_rows() -> None:
     assert rows.keys() == ("encoded", "loss_mask", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
 
-def test_rows_of_documents() -> None:
-    rows = stored(DOCUMENTS).documents(2, pad_id=3).batch([0, 1, 2, 3])
-    assert rows.loss_mask.tolist() == [[False, True], [False, False], [False, False], [True, False]]
-    assert rows.labels.tolist() == [[-100, 6], [-100, -100], [-100, -100], [9, -100]]
-    assert rows.length.tolist() == [2, 0, 1, 2]
-
-
-def test_rows_of_blocks() -> None:
-    rows = stored(DOCUMENTS).blocks(3).batch([0, 1])
-    assert rows.labels.tolist() == [[-100, 6, 7], [-100, 9, -100]]
-
-
 def test_packs_of_documents() -> None:
     rows = stored(DOCUMENTS).packed_documents(4).batch([0, 1])
     assert rows.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
+from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch
 from flat_tokens.rows import selection
 from tests.examples import examples
 
@@ -167,26 +167,3 @@ def test_a_run_goes_on_with_the_same_selection_alone(tmp_path: Path) -> None:
         Ledger.open(path).mixture()
     with pytest.raises(ValueError, match="source 'text' is not what the run has"):
         Ledger.open(path, views={"text": train.select(indices=[0, 3]).packed(2)}).mixture()
-
-
-def test_a_curriculum_of_lengths_goes_on_at_every_step_on_any_hosts() -> None:
-    """Documents by their lengths as sources with schedules: long ones come later, and each step follows from its number."""
-    sizes = np.random.default_rng(0).integers(1, 40, 300)
-    train = stored([[(d + 1, True)] * int(size) for d, size in enumerate(sizes)])
-    weights = {"short": [(0, 0.9), (480, 0.1)], "long": [(0, 0.1), (480, 0.9)]}
-    chosen = {"short": np.flatnonzero(sizes < 20), "long": np.flatnonzero(sizes >= 20)}
-
-    def mixture(batch_size: int, start: int = 0) -> Mixture:
-        views = {name: train.select(indices=numbers).packed_documents(40, fit="crop") for name, numbers in chosen.items()}
-        schedules = {name: Schedule(points, "sample", "constant") for name, points in weights.items()}
-        return Mixture({name: (views[name], schedules[name]) for name in views}, batch_size, 3, start=start)
-
-    whole = mixture(16)
-    tokens = [whole[step].samples.tokens for step in range(60)]
-    means = [float(sizes[batch - 1].mean()) for batch in tokens]
-    assert max(means[:30]) < min(means[30:])
-    for step in range(0, 60, 7):
-        for hosts, batch_size in ((1, 16), (2, 16), (4, 8), (16, 16), (8, 24)):
-            later = mixture(batch_size, whole.position(step))
-            found = np.concatenate([later.shard(host, hosts)[0].samples.tokens for host in range(hosts)])
-            assert np.array_equal(found, np.concatenate(tokens[step : step + 2])[:batch_size])

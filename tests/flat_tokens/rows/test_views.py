@@ -515,28 +515,6 @@ def test_fewer_tokens_than_a_row_are_no_rows(train: FlatTokens) -> None:
 # The reference writer's dataset
 
 
-def test_the_reference_writers_dataset(reference: Path) -> None:
-    path = reference / "seqax" / "synthetic_dataset.zarr"
-    dataset = flat_tokens.open(path)
-    for name in ("train", "validation"):
-        stored: Any = zarr.open_group(path, mode="r")[name]
-        encoded, seq_starts = stored["encoded_tokens"][:], stored["seq_starts"][:].astype(np.int64)
-        part: FlatTokens = getattr(dataset, name)
-        some = np.random.default_rng(0).integers(0, len(encoded) // 64, 50)
-        packed = part.packed(64)
-        assert len(packed) == len(encoded) // 64
-        assert np.array_equal(packed.batch(some).encoded, encoded[: len(packed) * 64].reshape(-1, 64)[some])
-        assert np.array_equal(packed[-1].encoded, encoded[: len(packed) * 64][-64:])
-        documents = part.documents(64)
-        assert len(documents) == len(seq_starts) - 1
-        for i in (0, 1, 17, -1):
-            tokens = encoded[seq_starts[:-1][i] : seq_starts[1:][i]][:64]
-            assert documents[i].targets[documents[i].loss_mask].tolist() == (tokens >> 1).tolist()
-            assert documents[i].encoded[len(tokens) :].tolist() == [1] * (64 - len(tokens))
-        lengths = np.diff(seq_starts).tolist()
-        assert part.blocks(64).starts.tolist() == megatron(list(zip(seq_starts.tolist(), lengths, strict=False)), 64)
-
-
 # torch and jax, each in an interpreter of its own: they start threads, and tests in this one fork
 
 

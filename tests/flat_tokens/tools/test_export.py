@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from dataclasses import fields
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import TokenBatch
@@ -21,13 +18,11 @@ from flat_tokens.tools import export as exporting
 from flat_tokens.tools.arguments import description
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.import_ import import_dataset
-from tests.examples import examples
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
 MARKED = {"nanogpt", "build-nanogpt", "jaxformer", "llm.c", "llm.c-llama-3"}
 """Formats that keep documents apart by an end-of-text token alone."""
-_numbers = itertools.count()
 
 
 def given_to(format: str) -> dict[str, Any]:
@@ -61,29 +56,6 @@ def sequences(path: Path) -> dict[str, list[list[int]]]:
     flat_tokens.verify(path, "full")
     opened = flat_tokens.open(path)
     return {name: [ids.tolist() for ids in getattr(opened, name)] for name in ("train", "validation")}
-
-
-RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=7)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@examples(10)
-@given(train=RAGGED, validation=RAGGED)
-def test_what_is_exported_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, train: list[list[int]], validation: list[list[int]]
-) -> None:
-    """Every format gives back the same sequences, empty ones too, in the same splits."""
-    if format in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
-    if not train and not validation:
-        train = [[1]]
-    work = tmp_path / str(next(_numbers))
-    done = export(made(work / "dataset", train, validation), work / "out", format, **given_to(format))
-    assert {stored.key: stored.size for stored in done.objects} == {
-        name: len(data) for name, data in contents(work / "out").items()
-    }
-    import_dataset(work / "out", work / "back", format, given_to(format), layout="zarr2")
-    assert sequences(work / "back") == {"train": train, "validation": validation}
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import json
-import lzma
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +39,6 @@ def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, capsys: pytest.Cap
         assert found["text"] == texts[found["document"]["file"]][found["document"]["row"]]
         assert found["found"] == str(DEMO / found["document"]["file"])
         assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "compress"),
-    [("a.csv.bz2", bz2.compress), ("a.csv.xz", lzma.compress), ("a.csv", bytes)],
-    ids=["bz2", "xz", "plain"],  # ids that differ between processes stop pytest-xdist
-)
-def test_a_row_of_a_compressed_csv_with_lines_within_quotes_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, compress: Callable[[bytes], bytes]
-) -> None:
-    texts = ["one", 'two\nlines, with a ""quote""', "three"]
-    (tmp_path / name).write_bytes(compress(b"text\n\n" + "\n".join(f'"{text}"' for text in texts).encode()))
-    build_dataset(tmp_path / "out", source={"path": str(tmp_path / name)}, tokenizer="bytes", validation_fraction=0)
-    for i, text in enumerate(texts):
-        found = traced(capsys, str(tmp_path / "out"), "--sequence", str(i))
-        assert (found["text_from"], found["text"]) == ("source", text.replace('""', '"'))
-        assert (found["found"], found["document"]["row"]) == (str(tmp_path / name), i)
 
 
 def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tests.examples import first_fast
-from tests.faults.corpus import CORPUS
 from tests.faults.support import build_here, receipts, shards_stay, version_digests
 from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
@@ -115,62 +113,6 @@ def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
         assert line in page.splitlines()
     card = (Path(result.path) / "README.md").read_text().replace("\\", "")
     assert "Steps: length (version 1, min_bytes 2); normalize (version 1); pattern (version 1, drop lorem)." in card
-
-
-def test_a_dataset_without_steps_does_not_know_of_them(tmp_path: Path) -> None:
-    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
-    plain = settings(tmp_path / "plain", source, [])
-    with shards_stay():
-        first = build_here({**plain, "documents": {}})
-    assert build_here({**plain, "output": str(tmp_path / "out")}).version == first.version
-    kept = [path for name in ("versions", "_cache") for path in (tmp_path / "plain" / name).rglob("*.json")]
-    assert kept
-    assert not [path for path in kept if b"steps" in path.read_bytes()]
-
-
-@pytest.mark.slow
-def test_name_version_and_options_are_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
-    several: list[list[dict[str, Any]]] = [
-        [],
-        [{"use": "length", "min_bytes": 2}],
-        [{"use": "length", "min_bytes": 2, "name": "short"}],
-        [{"use": "length", "min_bytes": 3}],
-        [{"use": "length", "min_bytes": 2}, {"use": "normalize"}],
-        [{"use": "normalize"}, {"use": "length", "min_bytes": 2}],
-    ]
-    with shards_stay():
-        results = [build_here(settings(tmp_path / "out", source, steps)) for steps in several]
-        monkeypatch.setattr(flat_tokens.steps.shipped.Length, "version", "2")
-        flat_tokens.steps._opened.cache_clear()
-        results.append(build_here(settings(tmp_path / "out", source, several[1])))
-    assert len({result.version for result in results}) == len(several) + 1
-    assert len(receipts(tmp_path / "out")) == len(several) + 1
-    assert [result.text_bytes_tokenized > 0 for result in results] == [True] * (len(several) + 1)
-
-
-@pytest.mark.slow
-def test_a_build_that_a_step_ended_goes_on(tmp_path: Path) -> None:
-    """A store that a step reads may be away for a while: that is no document's fault. What was stored is not made again."""
-    calls = []
-
-    def away(documents: pa.RecordBatch) -> Outcome:
-        calls.append(len(documents))
-        if len(calls) == 4:
-            raise ConnectionResetError("the store is away")
-        return Outcome(pa.array(["3" not in text for text in documents.column("text").to_pylist()]), "three")
-
-    _install(away=away)
-    source = write_texts(tmp_path / "in" / "x.parquet", [f"{i} salt wind" for i in range(100)])
-    told = settings(tmp_path / "out", source, [{"use": "away"}], slice_bytes=250)
-    with pytest.raises(ConnectionResetError):
-        build_here(told, 1)
-    stored = receipts(tmp_path / "out")
-    resumed = build_here(told, 1)
-    anew = build_here({**told, "output": str(tmp_path / "anew")}, 1)
-    assert 0 < len(stored) == resumed.slices_reused < resumed.slices == 10
-    assert version_digests(tmp_path / "out", resumed.version) == version_digests(tmp_path / "anew", anew.version)
-    assert resumed.totals["documents"]["skipped"] == {"away.three": 19}
 
 
 @pytest.mark.slow
@@ -439,41 +381,6 @@ def _install(version: str = "1", **steps: Any) -> None:
 def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
     PACKAGES.clear()
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(PACKAGES.values()))
-
-
-CORPUS_FILTERS: list[dict[str, Any]] = [
-    {"filter": "C4QualityFilter", "min_num_sentences": -1},
-    {"filter": "C4ParagraphFilter"},
-    {"filter": "RegexFilter", "regex_exp": r"(?i)\bcookies?\b"},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CORPUS.exists(), reason="there is no corpus")
-@pytest.mark.parametrize("options", CORPUS_FILTERS, ids=[one["filter"] for one in CORPUS_FILTERS])
-def test_a_filter_gives_the_documents_of_datatrove_on_the_corpus(
-    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Read by datatrove's own reader, filtered by its own pipeline step; every text of two files, in its order."""
-    source = tmp_path / "in"
-    source.mkdir()
-    for path in sorted(CORPUS.iterdir())[:2]:
-        shutil.copy(path, source)
-    filters = pytest.importorskip("datatrove.pipeline.filters")
-    readers = pytest.importorskip("datatrove.pipeline.readers")
-    own = {name: value for name, value in options.items() if name != "filter"}
-    one = getattr(filters, options["filter"])(**own)
-    expected = [document.text for document in one.run(readers.ParquetReader(str(source), glob_pattern="*.parquet").run())]
-    told = settings(tmp_path / "out", source, [{"use": "datatrove", **options}], validation_fraction=0, slice_bytes=7_000_000)
-    result = build_here(told)
-    train = flat_tokens.open(tmp_path / "out").train
-    found = [(train.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(train.seq_count)]
-    assert found == expected
-    documents = result.totals["documents"]
-    assert documents["read"] == documents["written"] + sum(documents["skipped"].values())
-    assert 0 < documents["written"] < documents["read"]
-    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source), "--trust-records")
-    assert (status, said["documents"]["same"], said["documents"]["not_reachable"]) == (0, 64, {})
 
 
 def test_every_step_of_the_table_is_on_the_page() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
@@ -17,9 +15,7 @@ import flat_tokens.steps
 import tasks.tokenize.segments
 from flat_tokens.columns import columns_of
 from flat_tokens.stores.store import Store
-from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.cli import main
-from flat_tokens.words import words_of
 from flows.commands.build import plan_text
 from flows.commands.build import summary as summary_lines
 from flows.pipelines.build import BuildResult, build
@@ -224,36 +220,3 @@ def test_stored_sets_are_removed_as_garbage(tmp_path: Path) -> None:
     assert sum(item.name.startswith("_cache/sets/") for item in collected.garbage) == 2
     assert not (tmp_path / "out/_cache/sets").exists()
     flat_tokens.verify(tmp_path / "out", "full")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_corpus_with_planted_questions_keeps_what_tuples_of_words_keep(tmp_path: Path, corpus: Path) -> None:
-    """With 1, 2 and 4 workers and through groups."""
-    table = pq.read_table(corpus / "000_00008.parquet", columns=["id", "text"])
-    table = pa.concat_tables([table.slice(first, 40) for first in range(0, table.num_rows, table.num_rows // 8)])
-    texts = table["text"].to_pylist()
-    questions = [" ".join(text.split()[3:30]) for text in texts[::20]] + EXAM
-    for number in range(5, len(texts), 23):
-        some = questions[number % len(questions)]
-        texts[number] += [some.upper(), some.replace(" ", "\n--"), " ".join(some.split()[:12]), some][number % 4]
-    put(tmp_path / "exam.jsonl", questions)
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"id": table["id"], "text": texts}), tmp_path / "in/a.parquet", row_group_size=100)
-
-    def words(text: str) -> list[str]:
-        found = words_of(*text_buffers(pa.array([text], pa.large_string())))
-        return [found.data[start:stop].tobytes().decode() for start, stop in zip(found.starts, found.stops, strict=True)]
-
-    wanted = set[tuple[str, ...]]()
-    for question in map(words, questions):
-        length = min(len(question), 13)
-        wanted |= {tuple(question[i : i + length]) for i in range(len(question) - length + 1)} if length >= 8 else set()
-    runs = ({tuple(of[i : i + n]) for n in range(8, 14) for i in range(len(of) - n + 1)} for of in map(words, texts))
-    left = sorted(text for text, mine in zip(texts, runs, strict=True) if not wanted & mine)
-    results = [build_here(settings(tmp_path, f"out{n}", slice_bytes=200_000), n) for n in (1, 2, 4)]
-    config = BuildConfig.model_validate(settings(tmp_path, "groups", slice_bytes=200_000))
-    results.append(build(config, Elsewhere(config)))
-    assert len({*map(bytes_of, results)}) == 1
-    assert len(texts) // 20 < len(texts) - len(left) < len(texts) // 5
-    assert texts_in(results[0].path) == left

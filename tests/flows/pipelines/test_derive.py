@@ -355,27 +355,6 @@ def test_a_subset_is_what_the_filters_let_through(
     assert documents["read"] == sum(map(len, pair)) == documents["written"] + sum(documents["skipped"].values())
 
 
-def test_a_smaller_sample_is_within_a_larger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_parts(monkeypatch)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 70)
-    docs = [Doc((i,), (i * 0x9E3779B97F4A7C15) % 2**64, 0, i) for i in range(200)]
-    publish_docs(tmp_path / "a", docs)
-
-    def sample(**told: Any) -> list[int]:
-        name = "-".join(f"{key}{value}" for key, value in told.items())
-        run({"operation": "subset", **told}, [tmp_path / "a"], tmp_path / name)
-        return [doc.row for doc in read_docs(tmp_path / name)["train"]]
-
-    nested = [sample(fraction=fraction) for fraction in (0.1, 0.3, 0.8)]
-    assert set(nested[0]) < set(nested[1]) < set(nested[2])
-    assert [10 <= len(nested[0]) <= 32, 40 <= len(nested[1]) <= 80] == [True, True]
-    counted = [sample(count=count) for count in (1, 20, 60, 200, 500)]
-    assert list(map(len, counted)) == [1, 20, 60, 200, 200]
-    assert all(set(a) <= set(b) for a, b in itertools.pairwise(counted))
-    assert set(sample(count=20, seed=1)) != set(counted[1])
-    assert all(rows == sorted(rows) for rows in (*nested, *counted))
-
-
 def test_samples_have_nothing_to_do_with_how_validation_was_drawn() -> None:
     """Of the same seed, a tenth of the documents holds about a tenth of those that are validation."""
     keys = np.arange(200_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,15 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flows.commands.build import summary as told_summary
-from flows.pipelines.build import BuildResult, build
+from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult
-from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tests.examples import examples
 from tests.faults.support import build_here, receipts, refresh_here, version_digests
-from tests.flows.through_json import Elsewhere
 from tests.sources import write_rows
 
 Document = tuple[int, int, str]
@@ -322,42 +319,3 @@ def test_any_history_of_refreshes_gives_the_bytes_of_a_build_from_nothing(
         anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
         assert version_digests(tmp_path / "out", result.version) == version_digests(Path(anew.path).parents[1], anew.version)
         assert documents_of(anew) == first_ones(*(now for _, now in sorted(files.items()) if now is not None))[0]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_the_corpus_with_three_in_ten_planted_copies(
-    corpus: Path, vocabularies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Across two sources; with two workers and through groups. Documents, copies and counts are those of a set."""
-    monkeypatch.undo()
-    draw, files, before = random.Random(0), list[list[str]](), list[str]()
-    for i, path in enumerate(sorted(corpus.glob("*.parquet"))):
-        texts = [
-            draw.choice(before) if before and draw.random() < 0.3 else text for text in pq.read_table(path)["text"].to_pylist()
-        ]
-        target = tmp_path / f"source-{i % 2}" / path.name
-        target.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"id": [f"{i}-{row}" for row in range(len(texts))], "text": texts}), target, row_group_size=500)
-        before += texts
-        files.append(texts)
-    in_order = [*files[::2], *files[1::2]]
-    stay, copies = first_ones(*in_order)
-    assert len(copies) > 0.25 * len(before)
-    sources = tmp_path / "source-0", tmp_path / "source-1"
-    more = {"tokenizer": "cl100k_base", "slice_bytes": 8_000_000, "validation_fraction": 0.1}
-    found = []
-    for workers in (2, None):
-        config = BuildConfig.model_validate(told(tmp_path / "out", *sources, **more))
-        with Threads(workers) as threads:
-            result = build(config, threads if workers else Elsewhere(config))
-        found.append(version_digests(tmp_path / "out", result.version))
-        assert result.totals["documents"]["skipped"] == {"duplicate": len(copies)}
-        places = [zip(entries(result, split, "file"), entries(result, split, "row"), strict=True) for split in SPLITS]
-        assert sorted(place for split in places for place in split) == [(file, row) for file, row, _ in stay]
-        assert listed(result) == copies
-        if workers is None:
-            where = [word for source in sources for word in ("--source", str(source))]
-            assert main(["verify", result.path, "--sample", "1/1", "--documents", "500", *where]) == 0
-        shutil.rmtree(tmp_path / "out")
-    assert found[0] == found[1]

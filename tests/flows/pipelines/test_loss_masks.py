@@ -84,16 +84,6 @@ def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str
     assert np.asarray(train["seq_starts"]).tolist() == [0, 5, 6, 8]
 
 
-def test_a_dataset_without_masks_has_none(tmp_path: Path) -> None:
-    """Nothing of it says that there could be one."""
-    source = write_pairs(tmp_path / "in" / "x.jsonl", PAIRS[:2])
-    build_here({**settings(tmp_path / "out", source), "source": {"path": str(source), "text_column": "q"}})
-    assert not list((tmp_path / "out").rglob("*loss_mask*"))
-    versions = (tmp_path / "out" / "versions", tmp_path / "out" / "_cache")
-    assert not [path for root in versions for path in root.rglob("*.json") if b"loss_mask" in path.read_bytes()]
-    assert not [path for root in versions for path in root.rglob("*.json") if b"masked" in path.read_bytes()]
-
-
 def test_verify_refuses_a_mask_of_other_values(tmp_path: Path) -> None:
     batch = flat_tokens.TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 2], np.uint8))
     flat_tokens.write_dataset(tmp_path / "out", [batch])

@@ -24,7 +24,6 @@ from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.forget import forget
 from flows.pipelines.plan import plan
-from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import ForgetRequest
@@ -277,14 +276,6 @@ def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[P
     pairs = {place[row["key"]]: place[row["of"]] for row in rows if row["of"] is not None}
     assert pairs == {later: mine[0] for mine in naive(ONE, OTHER) for later in mine[1:]}
     assert all((row["of"] is None) or 0.6 < row["similarity"] <= 1 for row in rows)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_bytes(tmp_path: Path, paths: tuple[Path, Path]) -> None:
-    here = build_here(told(tmp_path / "out", *paths))
-    with Threads(9) as runner:  # above eight, workers are processes
-        there = build(BuildConfig.model_validate(told(tmp_path / "other", *paths)), runner)
-    assert version_digests(tmp_path / "other", there.version) == version_digests(tmp_path / "out", here.version)
 
 
 def test_the_report_shows_pairs_side_by_side(

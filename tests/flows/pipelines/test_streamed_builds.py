@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ from tasks.parts.part import Part
 from tasks.parts.unfinished import ENTRIES, TAILS
 from tasks.shards.receipts import read_receipt
 from tests.examples import first_fast
-from tests.faults.support import ROOT, Settings, build_here, command, receipts, settings_of, staged, version_digests
+from tests.faults.support import Settings, build_here, receipts, settings_of, staged, version_digests
 from tests.made import small
 from tests.sources import write_rows
 
@@ -202,13 +200,3 @@ def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings,
     assert len(streamed(tmp_path / "out")) >= 3
     put(tmp_path / "in" / "d.jsonl", 40)
     assert build_here(settings, 4).slices_reused >= 3
-
-
-def test_two_builds_of_the_same_at_once_both_succeed(settings: Settings, tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(settings))
-    both = [subprocess.Popen(command(config, "--quiet"), cwd=ROOT) for _ in range(2)]
-    assert [one.wait(120) for one in both] == [0, 0]
-    flat_tokens.verify(tmp_path / "out", "full")
-    assert receipts(tmp_path / "out") == set()
-    assert not (tmp_path / "out" / UNFINISHED).exists()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
@@ -20,7 +19,6 @@ from tasks.config import BuildConfig
 from tests.examples import first_fast
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
-WORKED_EXAMPLE = ["\x00\x01", "\x02\x03\x04", "\x05\x06\x07"]
 
 
 def run(output: Path, workers: int = 2, **settings: Any) -> BuildResult:
@@ -38,32 +36,6 @@ def demo_sources() -> list[dict[str, Any]]:
 
 def objects(path: str) -> dict[str, str]:
     return {o["key"]: o["blake3"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])
-@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
-def test_the_worked_example_byte_for_byte(tmp_path: Path, kind: str, layout: str) -> None:
-    source: dict[str, Any] = {"path": str(tmp_path / f"in.{kind}"), "format": kind}
-    if kind == "parquet":
-        pq.write_table(pa.table({"text": WORKED_EXAMPLE}), tmp_path / "in.parquet")
-    elif kind == "jsonl":
-        (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in WORKED_EXAMPLE))
-    else:
-        (tmp_path / "in.text").write_text("|".join(WORKED_EXAMPLE))
-        source["document_separator"] = "|"
-
-    result = run(tmp_path / "out", source=source, validation_fraction=0, layout=layout)
-
-    group = zarr.open_group(result.path, mode="r")
-    assert group["train/encoded_tokens"][:].tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
-    assert group["train/encoded_tokens"].dtype == np.uint32
-    assert group["train/seq_starts"][:].tolist() == [0, 2, 5, 8]
-    assert group["train/seq_starts"].dtype == np.uint64
-    assert group["train"].attrs["max_token_id"] == 8
-    assert group["validation/encoded_tokens"].shape == (0,)
-    assert group["validation/seq_starts"][:].tolist() == [0]
-    assert sorted(group.group_keys()) == ["train", "validation"]
-    assert group.metadata.zarr_format == (2 if layout == "zarr2" else 3)
 
 
 def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: Path) -> None:

@@ -27,8 +27,7 @@ import flat_tokens
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.threads import Threads
-from tasks.config import BuildConfig, TokenizerConfig
-from tasks.tokenize.tokenizers import load_tokenizer
+from tasks.config import BuildConfig
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -356,37 +355,6 @@ def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
     skipped = run(tmp_path, tmp_path / name, documents={"empty": "skip"}, **source)
     assert texts_of(skipped) == ["a", "b"]
     assert counts(skipped) == {"read": 5, "written": 2, "skipped": {"empty": 3}}
-
-
-GPT2 = pytest.param("gpt2", marks=pytest.mark.needs("shared/vocab"))
-
-
-@pytest.mark.parametrize("engine", ["auto", "reference"])
-@pytest.mark.parametrize("tokenizer", ["bytes", str(ROOT / "deployments" / "demo" / "tokenizer.json"), GPT2, "o200k_base"])
-def test_the_text_of_special_tokens_is_ordinary_text_to_the_end(tmp_path: Path, tokenizer: str, engine: str) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": SPECIAL}) + "\n")
-    result = run(tmp_path, tmp_path / "a.jsonl", tokenizer={"name": tokenizer, "engine": engine})
-    loaded = load_tokenizer(TokenizerConfig(name=tokenizer))
-    assert loaded.decode(flat_tokens.open(result.path).train[0].tolist()) == SPECIAL
-    assert result.totals["train"]["token_count"] > 15
-    assert result.totals["train"]["max_token_id"] <= loaded.highest_id
-
-
-def test_repeated_ids_are_accepted_and_counted(tmp_path: Path) -> None:
-    lines = [{"id": i, "text": text} for i, text in ((1, "a"), ("1", "b"), (2, "c"), (1, "d"))]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run(tmp_path, tmp_path / "a.jsonl", source_id_column="id")
-    assert texts_of(result) == ["a", "b", "c", "d"]
-    assert result.totals["documents"]["repeated_keys"] == 2
-
-
-def test_documents_of_one_id_are_on_the_same_side_of_the_split(tmp_path: Path) -> None:
-    lines = [{"id": i % 10, "text": f"{i % 10}"} for i in range(200)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run(tmp_path, tmp_path / "a.jsonl", source_id_column="id", validation_fraction=0.5)
-    train = set(texts_of(result))
-    assert 0 < len(train) < 10
-    assert result.totals["train"]["seq_count"] == 20 * len(train)
 
 
 def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
