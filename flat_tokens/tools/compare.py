@@ -20,7 +20,7 @@ from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.facts import recorded_of, values_of
 from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
-from flat_tokens.tools import arguments, compare_page, terminal
+from flat_tokens.tools import arguments, markup, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.diff import compare_documents
 from flat_tokens.tools.queries import query
@@ -60,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
     found = compare([open_corpus(path) for path in options.paths], options.split, options.by)
     told = lines(found)
     if options.html is not None:
-        html = compare_page.page(found, names_of(found), HEAD, list(total_rows(found)), note_of(found))
-        told = iter([arguments.write_file(options.html, html)])
+        told = iter([arguments.write_file(options.html, page(found))])
     terminal.show(options, found, told)
     return arguments.SAME
 
@@ -292,3 +291,28 @@ def note_of(found: Mapping[str, Any]) -> str:
     if found["text_bytes"] is None:
         return f"{', '.join(changing)}: bytes are those that tokens stand for; each tokenizer changes text in its own way"
     return f"{', '.join(changing)}: changes text before it is tokenized; bytes are those of the text"
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The comparison as one HTML document."""
+    names = names_of(found)
+    rows = {
+        kind: [
+            [group["name"], f"{group['text_bytes'] or group['of'][0]['token_bytes']:,}"]
+            + [f"{of['token_count']:,}" for of in group["of"]]
+            + [share(of["byte_token_share"]) for of in group["of"]]
+            for group in groups
+        ]
+        for kind, groups in found["by"].items()
+    }
+    return markup.page(
+        "compare.html",
+        found=found,
+        names=names,
+        head=HEAD,
+        totals=list(total_rows(found)),
+        note=note_of(found),
+        columns=[f"{what}, {name}" for what in ("tokens", "byte tokens") for name in names],
+        rows=rows,
+        places=[(name, version["path"]) for name, version in zip(names, found["versions"], strict=True)],
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from flat_tokens.array_types import Int64s
 from flat_tokens.keys import mix
 from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
 from flat_tokens.rows.table import lists_of
-from flat_tokens.tools import markup, terminal
+from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.tools.sources import Locator, Place, texts_of
 
@@ -94,50 +93,27 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Near-duplicates for people."""
     fate = "left out" if found["policy"]["action"] == "drop" else "kept"
     yield f"near-duplicates, {fate}, from a similarity of {found['policy']['threshold']:g} on"
-    rows = [["source", "documents", "near-duplicates", "share", "clusters", "largest"], *map(_row, found["by_source"])]
+    rows = [["source", "documents", "near-duplicates", "share", "clusters", "largest"], *map(row, found["by_source"])]
     yield from terminal.table(rows, "<>>>>>")
 
 
-def _row(row: Mapping[str, Any]) -> list[str]:
-    read = "" if row["read"] is None else f"{row['read']:,}"
-    counts = (f"{row[name]:,}" for name in ("clusters", "largest"))
-    return [row["name"], read, f"{row['near_duplicates']:,}", terminal.percent(row["share"]), *counts]
+def row(of: Mapping[str, Any]) -> list[str]:
+    """The counts of a source: a row of a table."""
+    read = "" if of["read"] is None else f"{of['read']:,}"
+    counts = (f"{of[name]:,}" for name in ("clusters", "largest"))
+    return [of["name"], read, f"{of['near_duplicates']:,}", terminal.percent(of["share"]), *counts]
 
 
-def section(found: Mapping[str, Any] | None) -> str:
-    """The same as a section of a page, with the pairs side by side."""
-    if found is None:
-        return ""
-    fate = "Left out, but for the first of each cluster" if found["policy"]["action"] == "drop" else "Kept"
-    policy = found["policy"]
-    about = f"{fate}; from an estimated similarity of {policy['threshold']:g} on, by runs of {policy['words']} words."
-    table = markup.table(
-        ["source", "documents", "near-duplicates", "share", "clusters", "largest cluster"], list(map(_row, found["by_source"]))
-    )
-    sizes = [[terminal.span(one["from"], one["to"]), f"{one['clusters']:,}"] for one in found["sizes"]]
-    pairs = "".join(
-        f'<h3 style="margin-top:20px">{escape(row["name"])}: {terminal.plural(len(row["pairs"]), "pair")}</h3>'
-        + "".join(map(_side_by_side, row["pairs"]))
-        for row in found["by_source"]
-        if row["pairs"]
-    )
-    numbers = markup.numbers(["documents of a cluster", "clusters"], sizes, "Show the sizes of clusters") if sizes else ""
-    return markup.section("near-duplicates", "Near-duplicates", f'<p class="soft">{escape(about)}</p>{table}{numbers}{pairs}')
+Parts = list[tuple[str, bool]]
+"""A text in parts, each with whether it differs from the other one's."""
 
 
-def _side_by_side(pair: Mapping[str, Any]) -> str:
-    one, other = pair["document"], pair["of"]
-    texts = _marked(one["text"], other["text"]) if one["text"] is not None and other["text"] is not None else None
-    shown = texts or tuple(
-        escape(_cut(each["text"], 0)) if each["text"] else f"<em>{escape(each['problem'] or '')}</em>" for each in (one, other)
-    )
-    places = [f"{each['file']} row {each['row']:,}" for each in (one, other)]
-    cells = "".join(
-        f'<figure><p class="note">{escape(place)}</p><p class="copy">{text}</p></figure>'
-        for place, text in zip(places, shown, strict=True)
-    )
-    summary = f"{terminal.percent(pair['similarity'])}: {places[0]}, as {places[1]}"
-    return f'<details open><summary>{escape(summary)}</summary><div class="pair">{cells}</div></details>'
+def side_by_side(pair: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Parts]]:
+    """Both documents of a pair, each with its text; without parts, if that is not known."""
+    places = (pair["document"], pair["of"])
+    if all(place["text"] is not None for place in places):
+        return list(zip(places, _marked(*(place["text"] for place in places)), strict=True))
+    return [(place, [(_cut(place["text"], 0), False)] if place["text"] else []) for place in places]
 
 
 def _cut(text: str, begin: int) -> str:
@@ -145,14 +121,14 @@ def _cut(text: str, begin: int) -> str:
     return ("…" if begin else "") + text[begin:end] + ("…" if end < len(text) else "")
 
 
-def _marked(one: str, other: str) -> tuple[str, str]:
-    """Two texts as HTML, from a little before the first difference on, the words marked that differ."""
+def _marked(one: str, other: str) -> tuple[Parts, Parts]:
+    """Two texts from a little before the first difference on, by words."""
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     begin = one.rfind(" ", 0, max(same - LEAD_CHARACTERS, 0)) + 1
     words = [re.findall(r"\s+|\S+", _cut(text, begin)) for text in (one, other)]
-    parts: tuple[list[str], list[str]] = ([], [])
+    parts: tuple[Parts, Parts] = ([], [])
     for kind, *ends in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
         for k, (low, high) in enumerate((ends[:2], ends[2:])):
-            text = escape("".join(words[k][low:high]))
-            parts[k].append(text if kind == "equal" or not text else f"<mark>{text}</mark>")
-    return "".join(parts[0]), "".join(parts[1])
+            if high > low:
+                parts[k].append(("".join(words[k][low:high]), kind != "equal"))
+    return parts

@@ -13,8 +13,9 @@ from flat_tokens.record.croissant import croissant, missing
 from flat_tokens.record.forms import filled_forms
 from flat_tokens.stores.records import json_object
 from flat_tokens.stores.store import Store
-from flat_tokens.tools import arguments, record_page, terminal
+from flat_tokens.tools import arguments, markup, terminal
 from flat_tokens.tools.corpus import open_corpus, vocabulary_of
+from flat_tokens.tools.evaluation import set_reports
 
 SUMMARY = "record what a run has seen before a step, or what a version holds: counts, Croissant, forms of the law"
 EXAMPLES = """\
@@ -33,6 +34,8 @@ empty. --answers names a file {"forms": {"eu.1.1.1": "..."}, "croissant": {"crea
 """
 LEDGER = ".json"
 VALUES_SHOWN = 12
+OF_A_SOURCE = ("samples", "epochs", "documents", "tokens", "stored_tokens", "text_bytes")
+OF_AN_EPOCH = ("rows", "documents", "tokens", "text_bytes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     record["forms"] = filled_forms(record, answers.get("forms"))
     written = []
     if options.html is not None:
-        written.append(arguments.write_file(options.html, record_page.page(record)))
+        written.append(arguments.write_file(options.html, page(record)))
     if options.croissant is not None:
         document = croissant(record, answers.get("croissant"))
         written.append(arguments.write_file(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
@@ -161,10 +164,51 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
 def _value_rows(values: Sequence[Mapping[str, Any]], tokens: int) -> list[list[str]]:
     return [
         [
-            record_page.value_text(one["value"]),
+            terminal.value_text(one["value"]),
             terminal.plural(one["documents"], "document"),
             terminal.plural(one["tokens"], "token"),
             terminal.percent(one["tokens"] / tokens),
         ]
         for one in values[:VALUES_SHOWN]
     ]
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """A record with its forms as one HTML document."""
+    sources = record["sources"]
+    names = [[source["name"], source["split"] or ""] for source in sources]
+    epochs = [[[terminal.span(one["first"], one["last"])] for one in source["by_epoch"]] for source in sources]
+    return markup.page(
+        "record.html",
+        record=record,
+        sources=_counted(["source", "split"], names, sources, OF_A_SOURCE),
+        epochs=[
+            _counted(["epoch"], first, source["by_epoch"], OF_AN_EPOCH) for first, source in zip(epochs, sources, strict=True)
+        ],
+        dataset_facts=_dataset_facts,
+    )
+
+
+def _counted(
+    head: list[str], firsts: list[list[str]], counts: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """A table of those of the counts *names* that one of the rows has. *firsts*: the first cells of each row."""
+    shown = [name for name in names if any(one.get(name) is not None for one in counts)]
+    rows = [[*first, *(markup.number(one.get(name)) for name in shown)] for first, one in zip(firsts, counts, strict=True)]
+    return [*head, *(name.replace("_", " ") for name in shown)], rows
+
+
+def _dataset_facts(dataset: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokenizer = dataset["tokenizer"]
+    steps = [step for source in dataset["sources"][:1] for step in source["steps"] or ()]
+    facts = {
+        "version": dataset["version"],
+        "path": dataset["path"],
+        "SHA-256 of its manifest": dataset["manifest_sha256"],
+        "licence": dataset["licence"],
+        "tokenizer": tokenizer["name"],
+        "digest of the tokenizer": tokenizer["digest"],
+        "kept columns": ", ".join(dataset["columns"]),
+        **{f"evaluation set {one.name}": one.sentence for one in set_reports(steps, dataset["documents"] or {})},
+    }
+    return [(name, value) for name, value in facts.items() if value]

@@ -214,6 +214,11 @@ def span(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+def value_text(value: Any) -> str:
+    """A value of a column for people."""
+    return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
 def percent(share: float) -> str:
     """A share for people. Small ones are not shown as 0."""
     if 0 < share < 0.0005:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -97,23 +96,24 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
     ]
     files = [(one["source"], one["name"], one["sha256"]) for one in certificate["source_files"]]
     runs = list(_of_runs(certificate["runs"]))
-    not_known = "".join(f"<p>{html.escape(line)}</p>" for line in certificate["not_known"])
+    sections: list[dict[str, Any]] = [
+        {"id": "request", "title": "Request", "facts": request},
+        {"id": "done", "title": "Done", "facts": done},
+        {"id": "versions", "title": "Versions", "head": REPLACED, "rows": versions, "text": (1,)},
+        {"id": "checked", "title": "Checked", "facts": looked},
+        {"id": "files", "title": "Source files that held them", "head": SOURCE_FILES, "rows": files, "text": (1, 2)},
+        {"id": "runs", "title": "Runs", "head": ("ledger", "saw"), "rows": runs, "text": (1,)},
+        {"id": "not-known", "title": "Not known", "paragraphs": certificate["not_known"]},
+    ]
     return markup.page(
+        "sections.html",
         title=f"forgotten {certificate['id']}",
         kind="certificate",
         name="Documents that were forgotten",
         path=certificate["id"],
-        figures="",
-        sections=[
-            markup.section("request", "Request", markup.facts(request)),
-            markup.section("done", "Done", markup.facts(done)),
-            markup.section("versions", "Versions", markup.table(REPLACED, versions, (1,))),
-            markup.section("checked", "Checked", markup.facts(looked)),
-            markup.section("files", "Source files that held them", markup.table(SOURCE_FILES, files, (1, 2))) if files else "",
-            markup.section("runs", "Runs", markup.table(("ledger", "saw"), runs, (1,))) if runs else "",
-            markup.section("not-known", "Not known", not_known),
-        ],
-        footer=f"The certificate as JSON has the SHA-256 <code>{sha256}</code>.",
+        sections=[one for one in sections if one["id"] not in ("files", "runs") or one["rows"]],
+        footer="The certificate as JSON has the SHA-256",
+        digest=sha256,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 import flat_tokens
 from flat_tokens import Ledger, TokenBatch, write_dataset
 from flat_tokens.record.account import record_of_dataset, record_of_run
-from flat_tokens.tools import record_page
+from flat_tokens.tools import record as command
 from flat_tokens.tools.cli import main
 from tests.flat_tokens.record.corpora import build_corpus
 from tests.flat_tokens.tools.test_report import HOSTILE, Page
@@ -88,7 +88,7 @@ def test_the_page_holds_what_the_json_holds(ledger: Path, tmp_path: Path, capsys
 
 def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger: Path) -> None:
     record = record_of_run(Ledger.open(ledger), 40, sizes=lambda _: np.ones(256, np.int64))
-    tables = re.findall(r"<table>.*?</table>", record_page.page({**record, "forms": []}), re.DOTALL)
+    tables = re.findall(r"<table>.*?</table>", command.page({**record, "forms": []}), re.DOTALL)
     shown = [
         [["spare" in cell for cell in re.findall(r"<t[hd][ >][^>]*", row)] for row in table.split("<tr>")[1:]] for table in tables
     ]
@@ -104,7 +104,7 @@ def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> 
     record["forms"] = [
         {"name": HOSTILE, "law": HOSTILE, "fields": [{"id": HOSTILE, "section": HOSTILE, "name": HOSTILE, "value": HOSTILE}]}
     ]
-    text = record_page.page(record)
+    text = command.page(record)
     page = Page(text)
     assert "<script" not in text
     assert text.count("</style>") == 1
