@@ -34,6 +34,7 @@ $(TOOLS): tests/tools.txt
 $(STAMP): requirements.lock | $(TOOLS)
 	@$(call install,--require-hashes --requirement requirements.lock)
 	@$(call install,--no-build-isolation --editable .)
+	@sh docker/trim.sh $(VENV)/lib/python3.*/site-packages
 	@printf '#!/bin/sh\nexec "$$(dirname "$$(readlink -f "$$0")")/python" -P -m flows "$$@"\n' > $(BIN)/flat-tokens-service
 	@chmod +x $(BIN)/flat-tokens-service
 	@$(BIN)/python -m compileall -q flat_tokens tasks flows deployments

@@ -81,6 +81,7 @@ def test_a_build_sees_the_service_and_nothing_else() -> None:
     assert {name.partition("/")[0] for name in seen} == {
         "LICENSE",
         "requirements.lock",
+        "docker",
         "flat_tokens",
         "tasks",
         "flows",
