@@ -31,12 +31,13 @@ from flat_tokens.manifest import (
     check_name,
     manifest_of,
     read_manifest,
+    splits_at,
     splits_of,
 )
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import at_least
 from flat_tokens.rows.ends import with_ends
-from flat_tokens.rows.facts import chosen_by
+from flat_tokens.rows.facts import chosen_by, matching, recorded_of
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.lookup import key_of, numbers_of
 from flat_tokens.rows.middle import FillInMiddle, with_middle
@@ -411,6 +412,13 @@ def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
     if "max_token_id" in metadata["attributes"]:
         raise no_dataset(store)
     return store, metadata
+
+
+def check_where(root: Store, where: str) -> None:
+    """ValueError for an expression that cannot be true or false of a dataset's documents, even if there are none."""
+    store, _ = open_root(root)
+    for split in splits_at(store):
+        matching(open_split(store / split), parse(where), 0, 0, lambda: recorded_of(store))
 
 
 def resolve(store: Store) -> Store:

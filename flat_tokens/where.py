@@ -58,17 +58,18 @@ class Where(NamedTuple):
     def holds(self, columns: Columns) -> Bools:
         """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
         try:
-            found: Bools = self.test(columns).fill_null(False).to_numpy(zero_copy_only=False)
-        except pa.lib.ArrowNotImplementedError as error:  # no comparison of these types
-            kinds = ", ".join(f"{name} is {_kind(columns(name).type)}" for name in sorted(self.names))
+            values = {name: columns(name) for name in sorted(self.names)}
+            found: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
+        except NotImplementedError as error:  # no comparison of these types
+            kinds = ", ".join(f"{name} is {_kind(of.type)}" for name, of in values.items())
             raise ValueError(
                 f"where {self.text!r} compares unlike values: {kinds}. Numbers are compared with numbers, texts with '...', "
                 "and booleans with true and false. All columns of CSV are text."
             ) from error
+        except ValueError as error:  # such as an unknown column, for which nothing imports Arrow
+            raise ValueError(f"where {self.text!r}: {error}") from None
         except pa.ArrowException as error:
             raise ValueError(f"where {self.text!r}: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"where {self.text!r}: {error}") from None
         return found
 
 

@@ -351,11 +351,11 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
         start += len(entries) - 1
 
 
-def ahead(items: Iterator[T], count: int = 2) -> Iterator[T]:
-    """The same items, made ahead by a thread, up to *count* of them."""
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, made ahead by a thread, up to two of them."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
-        waiting = deque(thread.submit(next, items, end) for _ in range(count))
+        waiting = deque(thread.submit(next, items, end) for _ in range(2))
         while (item := waiting.popleft().result()) is not end:
             waiting.append(thread.submit(next, items, end))
             yield cast(T, item)

@@ -60,7 +60,7 @@ def record_of_run(
     """
     mixture = ledger.mixture()
     drawn = mixture.drawn(step).tolist()
-    splits, sources = _Splits(sizes), list[_Source]()
+    splits, sources = _Splits(), list[_Source]()
     for name, view, samples in zip(mixture.names, mixture.views, drawn, strict=True):
         facts = {"samples": samples, "rows": len(view), "epochs": samples / len(view)}
         source = _Source(name, facts, None)
@@ -92,7 +92,7 @@ def record_of_dataset(
     The path is a dataset, or an output with ``latest.json``. FileNotFoundError if there is none; else as `record_of_run`.
     """
     store, _ = open_root(path if isinstance(path, Store) else Store.at(path))
-    splits, sources = _Splits(sizes), list[_Source]()
+    splits, sources = _Splits(), list[_Source]()
     for name in splits_at(store):
         split = splits.at(store / name)
         source = _Source(name, {}, split)
@@ -244,7 +244,7 @@ class _Source:
 class _Splits:
     """The splits that the sources are views of, each once, and the datasets that they belong to."""
 
-    def __init__(self, sizes: TokenSizes | None) -> None:
+    def __init__(self) -> None:
         self._splits, self.datasets = dict[str, _Split](), list[dict[str, Any]]()
         self._numbers, self._recorded = dict[str, int](), dict[str, Recorded]()
 

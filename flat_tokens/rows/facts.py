@@ -44,11 +44,6 @@ def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
     return np.concatenate(found)
 
 
-def check(tokens: FlatTokens, where: Where) -> None:
-    """ValueError for an expression that is not one of these sequences, even if there are none."""
-    matching(tokens, where, 0, 0, lambda: recorded_of(dataset_of(tokens.store)))
-
-
 def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> Bools:
     """For which of the sequences ``start:stop`` an expression is true: bool[stop - start].
 

@@ -37,7 +37,6 @@ Versions of other documents, or with other splits, cannot be compared: status 2,
 
 COUNT_TOKENS = 1 << 18
 """Tokens counted at a time: they and their counts stay in the processor's cache."""
-CODES_AT_A_TIME = 1 << 16
 MOST_VALUES = 1 << 12
 """Different values of a column, at most."""
 LANGUAGES = ("language", "lang")

@@ -15,8 +15,6 @@ examples:
   flat-tokens completion fish | source           in ~/.config/fish/config.fish
 """
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that completes command lines")

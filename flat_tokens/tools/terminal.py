@@ -144,9 +144,9 @@ def bar(share: float, width: int) -> str:
     return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def width(most: int = 110) -> int:
+def width() -> int:
     """Columns to fill."""
-    return max(min(shutil.get_terminal_size((100, 24)).columns, most), 40)
+    return max(min(shutil.get_terminal_size((100, 24)).columns, 110), 40)
 
 
 def size(count: float) -> str:

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flat_tokens.formats import FORMATS
+from flat_tokens.reader import check_where
 from flat_tokens.stores.local import real_path
+from flat_tokens.stores.store import Store
 from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
 from flat_tokens.tools.export import add_target, export_of, lines
 from flat_tokens.tools.import_ import lost_bounds
@@ -36,7 +38,7 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     from tasks.derive.request import HubRequest, ImportRequest, Merge, Publishing, Shuffle, Subset
 
-    merge = add_command(commands, "merge", run_merge, "publish the documents of several datasets, in order", reports=True)
+    merge = add_command(commands, "merge", run_operation, "publish the documents of several datasets, in order", reports=True)
     about = "publish a new version of a dataset with the documents of others after its own"
     append = add_command(commands, "append", run_append, about, reports=True)
     for command in (merge, append):
@@ -52,7 +54,7 @@ def add_commands(commands: Any) -> None:
         ("shuffle", Shuffle, "publish the documents of a dataset in an order that a seed decides"),
         ("relayout", Publishing, "publish a dataset in another layout"),
     ):
-        command = add_command(commands, name, run_alone, about, reports=True)
+        command = add_command(commands, name, run_operation, about, reports=True)
         add_places(command, "OUTPUT", "where the version is published")
         for kind in dict.fromkeys((model, Publishing)):
             add_fields(command, kind, sources="source", key_list="keys", id_list="ids")
@@ -85,10 +87,6 @@ def add_places(command: argparse.ArgumentParser, metavar: str, about: str) -> No
     command.add_argument("output", metavar=metavar, help=about)
 
 
-def run_merge(options: argparse.Namespace) -> None:
-    run_request(options, "merge", options.datasets)
-
-
 def run_append(options: argparse.Namespace) -> None:
     check_output_of_append(options.output, options.datasets)
     run_request(options, "merge", [options.output, *options.datasets])
@@ -97,7 +95,6 @@ def run_append(options: argparse.Namespace) -> None:
 def check_output_of_append(to: str, datasets: list[str]) -> None:
     """ValueError, with the command that does instead, where *to* is not an output with a latest version."""
     from flat_tokens.manifest import POINTER
-    from flat_tokens.stores.store import Store
     from tasks.locations import plain_location
     from tasks.output.paths import VERSIONS
     from tasks.output.pointer import MARKERS
@@ -121,9 +118,8 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
     )
 
 
-def run_alone(options: argparse.Namespace) -> None:
-    """Run an operation on one dataset."""
-    run_request(options, options.command, [options.dataset])
+def run_operation(options: argparse.Namespace) -> None:
+    run_request(options, options.command, getattr(options, "datasets", None) or [options.dataset])
 
 
 def run_request(options: argparse.Namespace, operation: str, inputs: list[str]) -> None:
@@ -133,6 +129,8 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str]) 
     kinds: dict[str, type[BaseModel]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
     settings = {"operation": operation, **given(options, kinds[operation])}
     request = checked(DeriveRequest, **{**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
+    if operation == "subset" and options.where:
+        check_where(Store.at(request.inputs[0]), options.where)
 
     from flows.pipelines.derive import derive
     from flows.runners.threads import Threads

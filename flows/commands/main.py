@@ -21,6 +21,7 @@ from flat_tokens.tools.arguments import TROUBLE, Parser, program
 from flat_tokens.tools.terminal import one_line, visible
 from flows.commands.running import PROGRAM, STATUS, add_command
 from flows.watch.failures import is_expected
+from tasks.progress import meter
 
 FAMILIES = {
     "build": ("build", "plan", "refresh", "retokenize"),
@@ -59,7 +60,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if not is_expected(error):
             raise
-        status, said = 1 if options.begun and not isinstance(error, FileNotFoundError) else TROUBLE, one_line(error)
+        begun = options.begun and meter.read().stage != "examine" and not isinstance(error, FileNotFoundError)
+        status, said = 1 if begun else TROUBLE, one_line(error)
     print(f"{PROGRAM} {options.command}: {said}", file=sys.stderr)
     return status
 

@@ -9,10 +9,8 @@ from typing import Any
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import common
 from flat_tokens.manifest import splits_of
-from flat_tokens.reader import open_split
-from flat_tokens.rows.facts import check
+from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
-from flat_tokens.where import parse
 from tasks.derive.inputs import Input
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.provenance import Provenance, card_head, card_sources, card_tokenizer, counts_text
@@ -32,11 +30,11 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str
     that is named does not exist.
     """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
-    if isinstance(request.operation, Subset) and (unknown := sorted(set(request.operation.sources or ()) - set(names))):
-        raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
-    if isinstance(request.operation, Subset) and request.operation.where is not None:
-        for split in inputs[0].seq_counts:
-            check(open_split(Store.at(inputs[0].location) / split), parse(request.operation.where))
+    if isinstance(request.operation, Subset):
+        if unknown := sorted(set(request.operation.sources or ()) - set(names)):
+            raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
+        if request.operation.where is not None:
+            check_where(Store.at(inputs[0].location), request.operation.where)
     return Derived(
         name=request.name or inputs[0].name,
         sources=tuple(merged_sources(inputs)),

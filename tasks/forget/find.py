@@ -13,8 +13,8 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import DUPLICATES, NEAR_DUPLICATES, read_manifest, splits_at
-from flat_tokens.reader import open_split
-from flat_tokens.rows.facts import check, matching, recorded_of
+from flat_tokens.reader import check_where, open_split
+from flat_tokens.rows.facts import matching, recorded_of
 from flat_tokens.rows.table import DocumentTable, lists_of
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
@@ -131,8 +131,7 @@ def keys_named(root: Store, version: str, named: NamedDocuments) -> UInt64s:
     recorded = functools.cache(lambda: recorded_of(store))
     found = [np.empty(0, np.uint64)]
     if where is not None:
-        for split in splits_at(store):
-            check(open_split(store / split), where)
+        check_where(store, where.text)
     for some in entries_of(store):
         mine = named.those(some.key)
         if named.source is not None:

@@ -86,7 +86,6 @@ def as_counts(groups: list[dict[str, Any]], k: int) -> dict[str, list[int]]:
 
 def test_counts_are_those_of_counting_by_hand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "COUNT_TOKENS", 371)
-    monkeypatch.setattr(tool, "CODES_AT_A_TIME", 5)
     found = compared(home, "demo", "bytes", by=["language", "part"])
     for k, name in enumerate(("demo", "bytes")):
         assert as_counts(found["by"]["source"], k) == by_hand(

@@ -87,6 +87,7 @@ MISTAKES_OF_SERVICE = {
     "merge OUT": "the following arguments are required: ",
     "subset OUT NEW": "a subset needs a filter: count, drop, fraction, id_list, key_list",
     "subset OUT NEW --keys HERE/kesy": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
+    "subset OUT NEW --where nosuch=1": "there is no column 'nosuch'; there are tokens, source, file, row, key",
     "subset OUT NEW --fraction 2": "fraction: should be less than or equal to 1, not 2.0",
     "shuffle OUT NEW --seed -1": "seed: should be greater than or equal to 0",
     "shuffle OUT NEW --workers 0": "workers: should be greater than or equal to 1",
