@@ -57,6 +57,8 @@ PERMITTED = {
     "flat_tokens/stores/disk_cache.py:_boot": SYSTEM,
     "flat_tokens/stores/disk_cache.py:_locked": LOCK,
     "flat_tokens/stores/disk_cache.py:_private": OWN,
+    "flat_tokens/record/croissant.py:croissant": OURS,
+    "flat_tokens/record/forms.py:filled_forms": OURS,
     "flat_tokens/stores/disk_cache.py:add": OWN,
     "flat_tokens/stores/disk_cache.py:find": "the reader's own cache, of which each unit has a checksum",
     "flat_tokens/stores/local.py:_open": "writes a new file; refuse_links has looked at its directories",

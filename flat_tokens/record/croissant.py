@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
@@ -10,50 +12,6 @@ from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 REQUIRED = ("creator", "datePublished", "license", "url")
 """Properties that Croissant asks for and that a record may not know: left out then."""
-OF_CROISSANT = (
-    *(
-        "citeAs",
-        "column",
-        "equivalentProperty",
-        "extract",
-        "field",
-        "fileObject",
-        "fileProperty",
-        "fileSet",
-        "format",
-        "includes",
-    ),
-    *(
-        "isLiveDataset",
-        "jsonPath",
-        "key",
-        "md5",
-        "parentField",
-        "path",
-        "recordSet",
-        "references",
-        "regex",
-        "repeated",
-        "replace",
-    ),
-    *("samplingRate", "separator", "source", "subField", "transform", "arrayShape", "containedIn", "isArray"),
-)
-CONTEXT: dict[str, Any] = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/",
-    "dct": "http://purl.org/dc/terms/",
-    "prov": "http://www.w3.org/ns/prov#",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "conformsTo": "dct:conformsTo",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "description": {"@container": "@language"},
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    "name": {"@container": "@language"},
-    **{name: f"cr:{name}" for name in OF_CROISSANT},
-}
 TYPES = {int: "sc:Integer", str: "sc:Text"}
 KIND_TYPES = {"bool": "sc:Boolean", "int64": "sc:Integer", "uint64": "sc:Integer", "float64": "sc:Float"}
 """Data types of kept columns; texts for all others."""
@@ -76,7 +34,7 @@ def croissant(record: Mapping[str, Any], answers: Mapping[str, Any] | None = Non
         description = f"A tokenized dataset: {record['documents']:,} documents, {record['tokens']:,} tokens."
         version = f"0.0.0+{first['version'] or (first['manifest_sha256'] or 'unnamed')[:16]}"
     made: dict[str, Any] = {
-        "@context": CONTEXT,
+        "@context": json.loads((files("flat_tokens.record") / "croissant_context.json").read_text("utf-8")),
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
         "name": name,

@@ -1,14 +1,16 @@
 """Forms that the law asks providers of models to publish, filled in as far as a record says it.
 
 The fields are those of the European Commission's template for the public summary of training content (Article 53(1)(d) of the AI
-Act, July 2025), and of California's AB 2013 (Civil Code, section 3111(a)), by short names of our own. Whatever a record cannot
-know is a field with no value: a person fills it in.
+Act, July 2025), and of California's AB 2013 (Civil Code, section 3111(a)), by short names of our own; they are in ``forms.toml``.
+Whatever a record cannot know is a field with no value: a person fills it in.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from importlib.resources import files
+from typing import Any, TypeAlias
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -22,43 +24,33 @@ SMALL, LARGE = 10**9, 10**13
 HUB = "hf://datasets/"
 
 
-class FormField(NamedTuple):
-    """A field of a form. ``id``: the form, the number of the law's or the template's section, and the field's in it."""
-
-    id: str
-    section: str
-    name: str
-    fill: Callable[[Record], str | None]
-
-
 def filled_forms(record: Record, answers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Both forms for JSON: their fields with a value, None where nobody knows one. *answers*: values by a field's id, which
     replace those of the record. ValueError for an id that no field has.
     """
     answers = answers or {}
-    known = {field.id for _, _, fields in FORMS for field in fields}
+    forms = tomllib.loads((files("flat_tokens.record") / "forms.toml").read_text("utf-8"))["forms"]
+    known = {id for form in forms for section in form["sections"].values() for id in section}
     if unknown := sorted(answers.keys() - known):
         raise ValueError(f"there is no field {unknown[0]!r} in a form; there are {', '.join(sorted(known))}")
+    values = {id: fill(record) for id, fill in FILLS.items()} | dict(answers)
     return [
         {
-            "name": name,
-            "law": law,
+            "name": form["name"],
+            "law": form["law"],
             "fields": [
-                {"id": field.id, "section": field.section, "name": field.name, "value": answers.get(field.id, field.fill(record))}
-                for field in fields
+                {"id": id, "section": section, "name": name, "value": values.get(id)}
+                for section, names in form["sections"].items()
+                for id, name in names.items()
             ],
         }
-        for name, law, fields in FORMS
+        for form in forms
     ]
 
 
 def column_of(record: Record, names: Sequence[str]) -> tuple[str, list[dict[str, Any]]] | None:
     """The first of the columns by which the record counts documents, and its values; None if there is none."""
     return next(((name, record["by"][name]) for name in names if record["by"].get(name)), None)
-
-
-def _nobody(record: Record) -> None:
-    return None
 
 
 def _modality(record: Record) -> str | None:
@@ -178,80 +170,18 @@ def _types(record: Record) -> str | None:
     return f"Text documents, as tokens.{kept}"
 
 
-EUROPE = (
-    FormField("eu.1.1.1", "1.1 Provider", "Provider: name and contact details", _nobody),
-    FormField("eu.1.1.2", "1.1 Provider", "Authorised representative: name and contact details", _nobody),
-    FormField("eu.1.2.1", "1.2 Model", "Names of the model, with versions", _nobody),
-    FormField("eu.1.2.2", "1.2 Model", "Models that it depends on", _nobody),
-    FormField("eu.1.2.3", "1.2 Model", "Date of placement on the Union market", _nobody),
-    FormField("eu.1.3.1", "1.3 Modalities, size, characteristics", "Modalities", _modality),
-    FormField("eu.1.3.2", "1.3 Modalities, size, characteristics", "Size of the training data", _size),
-    FormField("eu.1.3.3", "1.3 Modalities, size, characteristics", "Types of content", _nobody),
-    FormField("eu.1.3.4", "1.3 Modalities, size, characteristics", "Latest date at which data was acquired", _nobody),
-    FormField("eu.1.3.5", "1.3 Modalities, size, characteristics", "Is it trained on new data after that date?", _nobody),
-    FormField("eu.1.3.6", "1.3 Modalities, size, characteristics", "Linguistic characteristics", _languages),
-    FormField("eu.1.3.7", "1.3 Modalities, size, characteristics", "Other characteristics", _nobody),
-    FormField("eu.1.3.8", "1.3 Modalities, size, characteristics", "Comments (optional)", _nobody),
-    FormField("eu.2.0.1", "2 Sources of data", "All sources that the data names, to be assigned to 2.1 to 2.6", _sources),
-    FormField("eu.2.1.1", "2.1 Public datasets", "Were publicly available datasets used?", _nobody),
-    FormField("eu.2.1.2", "2.1 Public datasets", "Their modalities", _nobody),
-    FormField("eu.2.1.3", "2.1 Public datasets", "Large public datasets (here: those of the hub)", _hub_sources),
-    FormField("eu.2.1.4", "2.1 Public datasets", "Other public datasets", _nobody),
-    FormField("eu.2.1.5", "2.1 Public datasets", "Comments (optional)", _nobody),
-    FormField("eu.2.2.1", "2.2.1 Licensed datasets", "Are there commercial licence agreements with rightsholders?", _nobody),
-    FormField("eu.2.2.2", "2.2.1 Licensed datasets", "Their modalities", _nobody),
-    FormField("eu.2.2.3", "2.2.2 Other private datasets", "Were private datasets obtained from other third parties?", _nobody),
-    FormField("eu.2.2.4", "2.2.2 Other private datasets", "Their modalities", _nobody),
-    FormField("eu.2.2.5", "2.2.2 Other private datasets", "Those that are publicly known", _nobody),
-    FormField("eu.2.2.6", "2.2.2 Other private datasets", "Description of the others", _nobody),
-    FormField("eu.2.2.7", "2.2.2 Other private datasets", "Comments (optional)", _nobody),
-    FormField("eu.2.3.1", "2.3 Crawled data", "Were crawlers used by the provider or for it?", _nobody),
-    FormField("eu.2.3.2", "2.3 Crawled data", "Names or identifiers of the crawlers", _nobody),
-    FormField("eu.2.3.3", "2.3 Crawled data", "Purposes of the crawlers", _nobody),
-    FormField("eu.2.3.4", "2.3 Crawled data", "Behaviour of the crawlers", _nobody),
-    FormField("eu.2.3.5", "2.3 Crawled data", "Period of collection", _nobody),
-    FormField("eu.2.3.6", "2.3 Crawled data", "Kinds of content and of sites", _nobody),
-    FormField("eu.2.3.7", "2.3 Crawled data", "Modalities", _nobody),
-    FormField("eu.2.3.8", "2.3 Crawled data", "Most relevant domain names (here: a tenth of those recorded)", _domains),
-    FormField("eu.2.3.9", "2.3 Crawled data", "Comments (optional)", _nobody),
-    FormField("eu.2.4.1", "2.4 User data", "Was data of interactions with the model used?", _nobody),
-    FormField("eu.2.4.2", "2.4 User data", "Was data of the provider's other services used?", _nobody),
-    FormField("eu.2.4.3", "2.4 User data", "Modalities", _nobody),
-    FormField("eu.2.4.4", "2.4 User data", "Description of these services", _nobody),
-    FormField("eu.2.4.5", "2.4 User data", "Comments (optional)", _nobody),
-    FormField("eu.2.5.1", "2.5 Synthetic data", "Was synthetic data made by the provider or for it?", _nobody),
-    FormField("eu.2.5.2", "2.5 Synthetic data", "Modalities", _nobody),
-    FormField("eu.2.5.3", "2.5 Synthetic data", "General-purpose models that made it", _nobody),
-    FormField("eu.2.5.4", "2.5 Synthetic data", "Other models that made it", _nobody),
-    FormField("eu.2.5.5", "2.5 Synthetic data", "Comments (optional)", _nobody),
-    FormField("eu.2.6.1", "2.6 Other sources", "Were other sources used?", _nobody),
-    FormField("eu.2.6.2", "2.6 Other sources", "Description", _nobody),
-    FormField("eu.3.1.1", "3.1 Reservations of rights", "Signatory of the code of practice?", _nobody),
-    FormField("eu.3.1.2", "3.1 Reservations of rights", "Measures to respect reservations before training", _nobody),
-    FormField("eu.3.2.1", "3.2 Illegal content", "Measures to avoid or remove it", _nobody),
-    FormField("eu.3.3.1", "3.3 Other information", "Other processing (optional)", _processing),
-)
-
-CALIFORNIA = (
-    FormField("ca.1", "(1)", "Sources or owners of the datasets", _sources),
-    FormField("ca.2", "(2)", "How the datasets further the intended purpose", _nobody),
-    FormField("ca.3", "(3)", "Number of data points", _points),
-    FormField("ca.4", "(4)", "Types of data points", _types),
-    FormField("ca.5", "(5)", "Is data protected by copyright, trademark or patent, or all in the public domain?", _licences),
-    FormField("ca.6", "(6)", "Were the datasets purchased or licensed?", _nobody),
-    FormField("ca.7", "(7)", "Do they include personal information?", _nobody),
-    FormField("ca.8", "(8)", "Do they include aggregate consumer information?", _nobody),
-    FormField("ca.9", "(9)", "Cleaning, processing or other modification, and its purpose", _processing),
-    FormField("ca.10", "(10)", "Time in which the data was collected; is collection ongoing?", _nobody),
-    FormField("ca.11", "(11)", "Dates at which the datasets were first used in development", _nobody),
-    FormField("ca.12", "(12)", "Is synthetic data generated, or was it?", _nobody),
-)
-
-FORMS = (
-    (
-        "Public summary of training content",
-        "Regulation (EU) 2024/1689 (AI Act), Article 53(1)(d); the European Commission's template of July 2025",
-        EUROPE,
-    ),
-    ("Training data documentation", "California AB 2013; Civil Code, section 3111(a)", CALIFORNIA),
-)
+FILLS: dict[str, Callable[[Record], str | None]] = {
+    "eu.1.3.1": _modality,
+    "eu.1.3.2": _size,
+    "eu.1.3.6": _languages,
+    "eu.2.0.1": _sources,
+    "eu.2.1.3": _hub_sources,
+    "eu.2.3.8": _domains,
+    "eu.3.3.1": _processing,
+    "ca.1": _sources,
+    "ca.3": _points,
+    "ca.4": _types,
+    "ca.5": _licences,
+    "ca.9": _processing,
+}
+"""How a record answers those of the fields that it can, by their ids."""
