@@ -7,6 +7,7 @@ from prefect import flow
 from pydantic import Field
 
 from flat_tokens.arrays.layouts import LayoutName
+from flat_tokens.manifest import SplitName
 from flows.credentials import credentials
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.prefect_tasks import PrefectTasks
@@ -15,7 +16,6 @@ from flows.watch.progress import dataset_name, ended, showing_progress
 from flows.watch.summaries import show_derived
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.locations import Location, Output
-from tasks.models import Split
 
 Workers = Annotated[int, Field(ge=1, le=256)] | None
 Level = Literal["quick", "full"]
@@ -74,7 +74,7 @@ def shuffle_dataset(
     dataset: Location,
     output: Output,
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
-    split: Split | None = None,
+    split: SplitName | None = None,
     name: str | None = None,
     layout: Literal["auto"] | LayoutName = "auto",
     workers: Workers = None,

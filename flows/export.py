@@ -7,6 +7,7 @@ from prefect import flow
 from pydantic import Field
 
 from flat_tokens.formats import FORMATS
+from flat_tokens.manifest import SplitName
 from flat_tokens.tools.export import export_of
 from flows.credentials import credentials
 from flows.pipelines.export import ExportResult, export
@@ -14,7 +15,6 @@ from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_export
 from tasks.locations import Location, Output
-from tasks.models import Split
 
 FormatName = Annotated[str, Field(json_schema_extra={"enum": list(FORMATS)})]
 
@@ -25,7 +25,7 @@ def export_dataset(
     output: Output,
     format: FormatName,
     options: dict[str, Any] | None = None,
-    split: Split | None = None,
+    split: SplitName | None = None,
     workers: Annotated[int, Field(ge=1, le=256)] | None = None,
 ) -> ExportResult:
     """Write a dataset in another format, file by file. Run again after any failure, it resumes after the last whole file.

@@ -47,7 +47,7 @@ Kind = Literal[
     "staging",
     "unfinished version",
     "unfinished objects",
-    "reserve",
+    "left out",
     "shard",
     "file",
     "quarantine",
@@ -209,7 +209,8 @@ def remove_version(root: Store, version: str) -> bool:
     for record in (paths.index_key(version), paths.origin_key(version)):
         root.remove(record)
         root.remove(record + SIGNATURE)
-    root.remove(paths.reserve_key(version))
+    root.remove(paths.beside_key(version))
+    root.remove(f"{paths.CACHE}/reserves/{version}")  # of an older release
     return True
 
 
@@ -299,7 +300,7 @@ def _throw_away(root: Store, key: str) -> str:
 def _tidy(root: Store) -> None:
     """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
-        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.RESERVES, paths.SETS)
+        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.BESIDE, paths.SETS)
 
 
 def _remove(root: Store, item: Garbage) -> None:
@@ -367,8 +368,8 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
     there = {*names_of(root, VERSIONS)} - {version.version for version in going}
-    reserves = (paths.reserve_key(name) for name in names_of(root, paths.RESERVES) if name not in there)
-    yield from _left(root, reserves, ALWAYS, "reserve", "its version is gone")
+    left_out = (paths.beside_key(name) for name in names_of(root, paths.BESIDE) if name not in there)
+    yield from _left(root, left_out, ALWAYS, "left out", "its version is gone")
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
     yield from _left(root, groups, limit, "group", "its build died or was another one")
     for key, size in expired_leases(root):

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,19 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
-from flat_tokens.manifest import EVERY_SPLIT, SPLITS, SplitName
+from flat_tokens.manifest import EVERY_SPLIT, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
 from flat_tokens.tools.terminal import plural
-from tasks.rows import KEY, OF_PLACE, ROW
+from tasks.rows import DIGEST, KEY, OF_PLACE, ROW
 
 FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
 
-Split = SplitName
+LEFT_OUT: Final = "left_out"
+Split = SplitName | Literal["left_out"]
+"""A split of a version. What it leaves out, and a later version may need, is one more, next to the version."""
+ALL_SPLITS: tuple[Split, ...] = (*EVERY_SPLIT, LEFT_OUT)
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name and never a path: what is below an output stays there."""
@@ -91,7 +94,7 @@ class FoundFile(NamedTuple):
     size: int | None
     immutable: str | None = None
     content: str | None = None
-    split: Split | None = None
+    split: SplitName | None = None
     stamp: Stamp = ()
 
 
@@ -108,7 +111,7 @@ class SourceFile(NamedTuple):
     sha256: Digest
     format: FileFormat
     location: str = ""
-    split: Split | None = None
+    split: SplitName | None = None
     stamp: Stamp = ()
     found: FoundFile | None = None
     line_ends: Literal["crlf"] | None = None
@@ -152,7 +155,7 @@ class Slice(NamedTuple):
         return self.ranges[0].file.source
 
     @property
-    def split(self) -> Split | None:
+    def split(self) -> SplitName | None:
         """The split of all its documents; None: by their keys."""
         return self.ranges[0].file.split
 
@@ -168,24 +171,21 @@ class Slice(NamedTuple):
 
 
 class PublishedLocation(Model):
-    """Where a published version has the tokens of a slice: in each split a run of sequences, ``(first, count)``, in the order of
+    """Where a published version has the documents of a slice: in each split a run of them, ``(first, count)``, in the order of
     their files and rows. ``first_row``: the row of the file at which the slice begins.
-
-    Where documents are compared, its reserve has more of the slice: those documents that the version left out, and what is known
-    of the texts of all.
     """
 
     version: Name
     first_row: int
     first_file: int | None = Field(None, description="The number of its first file in the version, for a run of files")
-    train: tuple[int, int]
-    validation: tuple[int, int]
-    test: tuple[int, int] = Field((0, 0), description="Without any, if the version has no such split")
-    left_out: tuple[int, int] = Field((0, 0), description="Of the documents in the version's reserve")
-    first_text: int | None = Field(None, description="Where its texts begin in the reserve; None: the version has no reserve")
+    train: tuple[int, int] = (0, 0)
+    validation: tuple[int, int] = (0, 0)
+    test: tuple[int, int] = (0, 0)
+    left_out: tuple[int, int] = (0, 0)
 
     def of(self, split: Split) -> tuple[int, int]:
-        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+        run: tuple[int, int] = getattr(self, split)
+        return run
 
 
 class TokenRange(Model):
@@ -214,9 +214,10 @@ class UnfinishedLocation(Model):
     train: TokenRange
     validation: TokenRange
     test: TokenRange | None = Field(None, description="Of a version that has one")
+    left_out: TokenRange | None = Field(None, description="Of a version that leaves documents out")
 
     def of(self, split: Split) -> TokenRange:
-        found = {"train": self.train, "validation": self.validation, "test": self.test}[split]
+        found: TokenRange | None = getattr(self, split)
         if found is None:
             raise ValueError(f"the unfinished version {self.version} has no {split}")
         return found
@@ -224,7 +225,7 @@ class UnfinishedLocation(Model):
     @property
     def splits(self) -> tuple[Split, ...]:
         """The splits of the version."""
-        return SPLITS if self.test is None else EVERY_SPLIT
+        return tuple(split for split in ALL_SPLITS if getattr(self, split) is not None)
 
 
 class TokenShard(Model):
@@ -264,6 +265,8 @@ class TokenShard(Model):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in version {self.published.version} and elsewhere, too")
         if self.unfinished is not None and any(stored.key.startswith("encoded_tokens") for stored in self.objects):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in an unfinished version and in objects of its own")
+        if self.unfinished is not None and DIGEST in self.facts and self.unfinished.left_out is None:
+            raise ValueError(f"shard {self.key[:12]}: does not say where its duplicates are")
         return self
 
     @model_validator(mode="after")

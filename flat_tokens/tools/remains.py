@@ -102,24 +102,26 @@ class Remains:
                     yield f"version {version}, {key}: names {plural(gone, 'forgotten document')}"
 
     def of_others(self, versions: list[str]) -> Iterator[str]:
-        """Sentences about everything that is in no version of *versions*: token shards, reserves, unfinished objects, records."""
+        """Sentences about everything that is in no version of *versions*: token shards, what versions left out, unfinished
+        objects, records.
+        """
         below = tuple(f"{VERSIONS}/{version}/" for version in versions)
-        arrays, rest = dict[str, str](), list[tuple[str, int]]()
+        arrays, rest = dict[str, tuple[str, str]](), list[tuple[str, int]]()
         for key, size in sorted(self._root.listing()):
             if key.startswith(below) or key == LINK:
                 continue
             parts = key.split("/")
             if parts[0] == CACHE and len(parts) > 2 and len(parts[1]) == 64:
-                arrays["/".join(parts[:2])] = f"token shard {parts[1][:12]}"
-            if parts[0] == CACHE and len(parts) > 4 and parts[1] == "reserves":
-                arrays["/".join(parts[:4])] = f"the reserve of version {parts[2]}"
+                arrays["/".join(parts[:2])] = "documents/key", f"token shard {parts[1][:12]}"
+            if parts[:2] == [CACHE, "left_out"] and parts[3:4] == ["left_out"]:
+                arrays["/".join(parts[:4])] = "../documents/left_out/key", f"what version {parts[2]} left out"
             rest.append((key, size))
-        for name, called in sorted(arrays.items()):
-            store = self._root / name
+        for name, (key, called) in sorted(arrays.items()):
+            keys = self._root / posixpath.normpath(f"{name}/{key}")
             try:
-                for found in self._in_split(store, store / "documents/key", name):
+                for found in self._in_split(self._root / name, keys, name):
                     yield sentence(found, self._root.url)
-                yield from self._keys_in(store / "documents/key", called)
+                yield from self._keys_in(keys, called)
             except (*NO_OBJECT, ValueError):
                 pass  # it has no arrays of its own, or is not whole: its objects are looked through one by one
         for key, size in rest:

@@ -65,7 +65,7 @@ from tasks.parts.unfinished import may_stream
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
-from tasks.shards.recipe import Recipe, signature_of
+from tasks.shards.recipe import Recipe, signature_of, text_facts
 from tasks.shards.stream import Sink
 from tasks.text.documents import Tally, read_documents
 from tasks.text.separators import unused_separators
@@ -272,7 +272,8 @@ def build_version(
     with publication(
         output, made_of, layout, remember, config.publish.gates if gates is None else gates, keeps_waiting=gates is None
     ) as version:
-        settings = {"rule": rule, "splits": rule.splits, "facts": config.facts}
+        texts = {name: fact.numbers for name, fact in text_facts(config.documents).items()}
+        settings = {"rule": rule, "splits": rule.splits, "facts": config.facts, "texts": texts}
         if target := version.target(**settings, token_arrays=config.token_arrays, columns=columns):
             workspace = target.workspace
             with assembling(runner, target, text.file_names) as (assembler, under_way):

@@ -35,14 +35,17 @@ from tasks.forget.find import forgotten_in, sources_of_files, versions_of
 from tasks.forget.runs import skip
 from tasks.forget.successor import (
     copy_origin,
+    facts_beside,
+    left_out_by,
     renamed_clusters,
     successor_of,
+    successor_shards,
     totals_without,
     write_duplicates,
-    write_successor_index,
 )
 from tasks.forget.sweep import make_removals_durable, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
+from tasks.models import LEFT_OUT
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.held import rename as rename_held
 from tasks.output.history import put_run
@@ -165,16 +168,17 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
             token_arrays=one.token_arrays,
             columns=one.columns,
             forgotten=forgotten.sha256,
+            texts=facts_beside(root, of.version),
         )
         if len(renamed := renamed_clusters(store, forgotten)):
             target = target.model_copy(update={"clusters": "clusters.npy"})
             np.save(Path(workspace.staging) / target.clusters, renamed)
-        parts = cut([one], None)
+        parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
         lists, lost = write_duplicates(target, store, forgotten)
         with assembling(runner, target) as (assembler, _):
             meter.begin("split", TOKEN_BYTES * sum(count.token_count for _, count in counted))
-            for split in target.splits:
+            for split in target.every_split:
                 for part in positioned(counted, split):
                     assembler.add(part)
             assembler.end()
@@ -184,10 +188,11 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         copies: dict[int, Counter[str | None]] = {}
         for (file, reason), count in lost.items():
             copies.setdefault(of_file[file], Counter())[reason] += count
-        totals = partial(totals_without, successor.former, counted, copies)
+        in_splits = [(part, count) for part, count in counted if part.split != LEFT_OUT]
+        totals = partial(totals_without, successor.former, in_splits, copies)
         bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
-        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, lists, bytes_of)
-        write_successor_index(target, of.version, forgotten, of.numbers)
+        shards = successor_shards(target, of.version, forgotten, of.numbers)
+        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, lists, bytes_of, shards)
         runner.start(target, FINALIZE.given(draft, "quick")).result()
     copy_origin(root, successor.name, of.version)
     return successor.name

@@ -1,4 +1,4 @@
-"""The choice: which documents of a part go to a split, and which to none."""
+"""The choice: which documents of a part go to a split, and which are left out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.manifest import EVERY_SPLIT, SPLITS
+from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
-from tasks.models import Split
+from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.target import SplitRule, Target
 from tasks.parts.documents import Documents
 from tasks.parts.input import choose
@@ -28,10 +28,12 @@ class SplitCounts(NamedTuple):
     validation_tokens: int
     test_seqs: int = 0
     test_tokens: int = 0
+    left_out_seqs: int = 0
+    left_out_tokens: int = 0
 
     def of(self, split: Split) -> tuple[int, int]:
         """Sequences and tokens of a split."""
-        first = 2 * EVERY_SPLIT.index(split)
+        first = 2 * ALL_SPLITS.index(split)
         return self[first], self[first + 1]
 
     @classmethod
@@ -42,15 +44,15 @@ class SplitCounts(NamedTuple):
     @classmethod
     def by_split(cls, counts: Mapping[Split, tuple[int, int]]) -> SplitCounts:
         """Sequences and tokens by split; none in the others."""
-        return cls(*(count for split in EVERY_SPLIT for count in counts.get(split, (0, 0))))
+        return cls(*(count for split in ALL_SPLITS for count in counts.get(split, (0, 0))))
 
 
 def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
-    """The split of each document of a slice, by its number in EVERY_SPLIT: int8[n]. *all_in*: the split of all of them, where
+    """The split of each document of a slice, by its number in ALL_SPLITS: int8[n]. *all_in*: the split of all of them, where
     their file has one.
     """
     if all_in is not None:
-        return np.full(len(split_keys), EVERY_SPLIT.index(all_in), np.int8)
+        return np.full(len(split_keys), ALL_SPLITS.index(all_in), np.int8)
     return rule.numbers(split_keys)
 
 
@@ -69,8 +71,10 @@ def chosen(part: Part, documents: Documents, split: Split, target: Target) -> np
     if not isinstance(part, ShardPart):
         return np.ones(len(documents), bool)
     numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
-    mine: npt.NDArray[np.bool_] = numbers == EVERY_SPLIT.index(split)
-    return mine & not_duplicate(part, target.store) if part.left_out else mine
+    if part.left_out:
+        numbers[~not_duplicate(part, target.store)] = ALL_SPLITS.index(LEFT_OUT)
+    mine: npt.NDArray[np.bool_] = numbers == ALL_SPLITS.index(split)
+    return mine
 
 
 def count_part(part: Part, target: Target) -> SplitCounts:
@@ -78,12 +82,13 @@ def count_part(part: Part, target: Target) -> SplitCounts:
     if not isinstance(part, ShardPart):
         return SplitCounts.all_in(part.split, part.seq_count, part.token_count)
     seqs, tokens = part.counts.written, part.counts.token_count
+    left_out: dict[Split, tuple[int, int]] = {LEFT_OUT: (part.shard.written - seqs, part.shard.token_count - tokens)}
     if part.all_in is not None or (target.rule.fraction == 0 and target.rule.splits == SPLITS):
-        return SplitCounts.all_in(part.all_in or "train", seqs, tokens)
+        return SplitCounts.by_split({part.all_in or "train": (seqs, tokens), **left_out})
     documents = open_part(part, target, KEY, SPLIT_KEY)
     held_out: dict[Split, tuple[int, int]] = {}
     for split in target.rule.splits[1:]:
         mine = chosen(part, documents, split, target)
         held_out[split] = int(mine.sum()), int(documents.lengths[mine].sum())
         seqs, tokens = seqs - held_out[split][0], tokens - held_out[split][1]
-    return SplitCounts.by_split({"train": (seqs, tokens), **held_out})
+    return SplitCounts.by_split({"train": (seqs, tokens), **held_out, **left_out})

@@ -15,16 +15,15 @@ from blake3 import blake3
 
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
-from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.choice import split_numbers
 from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
 from tasks.assemble.span_writer import SpanInProgress, SpanWriter
-from tasks.models import Split, TokenRange, UnfinishedLocation
+from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
-from tasks.parts.unfinished import IN_NO_SPLIT, Tail, followed_by, last_of
+from tasks.parts.unfinished import Tail, followed_by, last_of
 from tasks.rows import drawn_by
 from tasks.shards.stream import TASK, BrokenStreamError, Streamed
 
@@ -175,7 +174,7 @@ class _SplitSink:
 
 
 class VersionStream:
-    """The tokens of one slice on their way into all splits, without the documents that *compared* leaves out. *pass_on* is called
+    """The tokens of one slice on their way into all splits: *compared* says which documents are left out. *pass_on* is called
     when all have arrived.
     """
 
@@ -188,18 +187,18 @@ class VersionStream:
         pass_on: Callable[[], object],
     ) -> None:
         self._target, self._all_in, self._compared, self._pass_on = target, all_in, compared, pass_on
-        of_all = target.specs.encoded_tokens, target.token_arrays
-        self._sinks: dict[Split, _SplitSink] = {split: _SplitSink(writers[split], *of_all) for split in target.splits}
+        self._sinks: dict[Split, _SplitSink] = {
+            split: _SplitSink(writers[split], target.layout_of(split).encoded_tokens, target.token_arrays)
+            for split in target.every_split
+        }
         self.location: UnfinishedLocation | None = None
         self.is_passed_on = False
 
     def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        """Take the next documents, with their rows. Return the split of each, uint64[n]: its number in EVERY_SPLIT, or
-        IN_NO_SPLIT.
-        """
+        """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n]."""
         numbers = split_numbers(self._all_in, self._target.rule, drawn_by(rows)).astype(np.uint64)
         if self._compared is not None:
-            numbers[self._compared.find(rows)] = IN_NO_SPLIT
+            numbers[self._compared.find(rows)] = ALL_SPLITS.index(LEFT_OUT)
         # Consecutive documents that go to one split are one run of tokens.
         borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         starts = np.concatenate([[0], borders, [len(rows)]])
@@ -207,7 +206,7 @@ class VersionStream:
         of_run = numbers[starts[:-1]] if len(numbers) else np.zeros(1, np.uint64)
         arrays = {name: batch.items(name) for name in self._target.token_arrays}
         for split, sink in self._sinks.items():
-            some = (of_run == EVERY_SPLIT.index(split)) & (begins < ends)
+            some = (of_run == ALL_SPLITS.index(split)) & (begins < ends)
             runs = begins[some], ends[some]
             for items in zip(*(runs_in_memory([array], *runs) for array in arrays.values()), strict=True):
                 sink.append(dict(zip(arrays, items, strict=True)), 2 * batch.max_token_id + 1)

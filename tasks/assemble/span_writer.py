@@ -53,7 +53,7 @@ class SpanWriter:
     def __init__(self, split: Split, target: Target, streams: bool) -> None:
         self.split: Split = split
         self._target, self._streams = target, streams
-        self._length, self.end_of_tokens = span_length(target.specs, of_tokens=True), 0
+        self._length, self.end_of_tokens = span_length(target.layout_of(split), of_tokens=True), 0
         self._thread = ThreadPoolExecutor(1, f"{split} spans")
         self._begun: dict[int, SpanInProgress] = {}
         self._change = threading.Condition()

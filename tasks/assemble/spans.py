@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from flat_tokens.arrays.layouts import Layout
 from tasks.assemble.choice import SplitCounts
-from tasks.models import Model, Split
+from tasks.models import LEFT_OUT, Model, Split
 from tasks.output.target import Target
 from tasks.parts.part import Part, Position
 
@@ -53,7 +54,7 @@ class SpanLayout:
         self._keeps_columns = bool(target.columns)
         self._waiting: list[Span] = []
         self._lines: dict[Split, tuple[_ArraySpans, _ArraySpans]] = {
-            split: (_ArraySpans(split, True, target.specs), _ArraySpans(split, False, target.specs)) for split in target.splits
+            split: (_ArraySpans(split, True, target), _ArraySpans(split, False, target)) for split in target.every_split
         }
 
     def add(self, part: Part, counts: SplitCounts) -> Iterator[Span]:
@@ -80,11 +81,13 @@ class SpanLayout:
 class _ArraySpans:
     """The items of one array, cut into spans. (part, item) -> (split, item): parts are consecutive."""
 
-    def __init__(self, split: Split, of_tokens: bool, layout: Layout) -> None:
+    def __init__(self, split: Split, of_tokens: bool, target: Target) -> None:
         self.end = 0
         self._split: Split = split
         self._of_tokens = of_tokens
-        self._step = span_length(layout, of_tokens=of_tokens)
+        # One task writes the rows of what is left out: their columns are one object.
+        is_one = split == LEFT_OUT and not of_tokens
+        self._step = sys.maxsize if is_one else span_length(target.layout_of(split), of_tokens=of_tokens)
         self._start = 0
         self._open: list[Part] = []
 

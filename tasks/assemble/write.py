@@ -19,7 +19,8 @@ from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
 from tasks.assemble.choice import chosen
 from tasks.assemble.spans import Span
-from tasks.output.paths import DOCUMENTS
+from tasks.models import LEFT_OUT, Split
+from tasks.output.paths import DOCUMENTS, TEXTS, beside_key
 from tasks.output.target import Target
 from tasks.parts.documents import Documents, Int64s, UInt64s
 from tasks.parts.opening import open_part
@@ -32,8 +33,8 @@ MAX_ENCODED = 2**32 - 1
 
 
 class DocumentEntries(NamedTuple):
-    """Entries of documents: where each starts in its split, and its facts by their names: uint64[n] each; and n rows of kept
-    columns.
+    """Entries of documents: where each starts in its split, and its facts by their names: uint64[n] or uint64[n, numbers]
+    each; and n rows of kept columns.
     """
 
     starts: UInt64s
@@ -52,10 +53,18 @@ Marks = list[Future[None]]
 
 
 class Written(NamedTuple):
-    """The objects of a written span, and its largest token id."""
+    """The objects of a written span, its largest token id, and its objects next to the version."""
 
     objects: tuple[StoredObject, ...]
     max_token_id: int
+    beside: tuple[StoredObject, ...] = ()
+
+    @classmethod
+    def of(
+        cls, split: Split, objects: tuple[StoredObject, ...], max_token_id: int = 0, beside: tuple[StoredObject, ...] = ()
+    ) -> Written:
+        """The *objects* of a split, and others that are next to the version."""
+        return cls((), max_token_id, (*objects, *beside)) if split == LEFT_OUT else cls(objects, max_token_id, beside)
 
 
 class SpansAhead(Protocol):
@@ -68,7 +77,8 @@ class SpansAhead(Protocol):
 
 def names_below_output(written: Written, target: Target, *_: Any) -> list[str]:
     """Names below the output of the objects of a written span."""
-    return [target.key(stored.key) for stored in written.objects]
+    beside = beside_key(target.name)
+    return [*(target.key(stored.key) for stored in written.objects), *(f"{beside}/{stored.key}" for stored in written.beside)]
 
 
 HereOnly = Annotated[SpansAhead | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
@@ -99,8 +109,9 @@ def write_tokens(
     Marks are set when everything before them would survive the end of this process, in the *unfinished* file of its array and
     object.
     """
-    first, largest = span.start // target.specs.encoded_tokens.object_length, 0
-    store, specs = target.store / span.split, {name: target.specs.token_array(name) for name in target.token_arrays}
+    layout, largest = target.layout_of(span.split), 0
+    first, store = span.start // layout.encoded_tokens.object_length, target.home(span.split) / span.split
+    specs = {name: layout.token_array(name) for name in target.token_arrays}
     with contextlib.ExitStack() as stack:
         writers = {}
         for name, spec in specs.items():
@@ -124,21 +135,26 @@ def write_tokens(
     if len(set(lengths.values())) > 1:
         raise AssertionError(f"{span.label}: arrays of {lengths} items were written")
     objects = tuple(stored for name in specs for stored in _named(span.split, writers[name].objects))
-    return Written(objects, largest >> 1), lengths[TOKENS]
+    return Written.of(span.split, objects, largest >> 1), lengths[TOKENS]
 
 
 def _write_documents(span: Span, target: Target) -> Written:
     """Write the objects of a span of documents: seq_starts; their facts, which are not arrays of the format; and one object of
     the columns that the dataset keeps.
     """
-    spec, of_documents, store = target.specs.seq_starts, document_spec(target.specs), target.store
+    split, store = span.split, target.home(span.split)
+    spec, of_documents = target.layout_of(split).seq_starts, document_spec(target.layout_of(split))
     first = span.start // spec.object_length
-    starts = ArrayWriter(store / span.split, "seq_starts", spec, first_object=first, write_metadata=False)
+    starts = ArrayWriter(store / split, "seq_starts", spec, first_object=first, write_metadata=False)
+    facts, texts = store / f"{DOCUMENTS}/{split}", target.beside / f"{TEXTS}/{split}"
     arrays = {
-        name: ArrayWriter(store / f"{DOCUMENTS}/{span.split}", name, of_documents, first_object=first, write_metadata=False)
-        for name in target.facts
+        **{name: ArrayWriter(facts, name, of_documents, first_object=first, write_metadata=False) for name in target.facts},
+        **{
+            name: ArrayWriter(texts, name, of_documents, first_object=numbers * first, write_metadata=False)
+            for name, numbers in target.texts.items()
+        },
     }
-    kept_object = store.create(name_of(span.split, span.start)) if span.columns and span.start < span.stop else None
+    kept_object = store.create(name_of(split, span.start)) if span.columns and span.start < span.stop else None
     with contextlib.ExitStack() as stack:
         for writer in (starts, *arrays.values()):
             stack.enter_context(writer)
@@ -148,7 +164,7 @@ def _write_documents(span: Span, target: Target) -> Written:
         for some in (_entries_of(span, part, target) for part in span.parts):
             starts.append(some.starts)
             for name, array in arrays.items():
-                array.append(some.facts[name])
+                array.append(some.facts[name].reshape(-1))
             if kept is not None:
                 for batch in some.columns:
                     kept.append(batch)
@@ -157,9 +173,10 @@ def _write_documents(span: Span, target: Target) -> Written:
             check_length(span, kept.row_count)
         if span.last_entry is not None:
             starts.append(np.array([span.last_entry], np.uint64))
-    entries = [stored for array in arrays.values() for stored in array.objects]
-    objects = (*_named(span.split, starts.objects), *_named(f"{DOCUMENTS}/{span.split}", entries))
-    return Written((*objects, *([] if kept_object is None else [kept_object.stored])), 0)
+    entries = [stored for name in target.facts for stored in arrays[name].objects]
+    objects = (*_named(split, starts.objects), *_named(f"{DOCUMENTS}/{split}", entries))
+    beside = _named(f"{TEXTS}/{split}", [stored for name in target.texts for stored in arrays[name].objects])
+    return Written.of(split, (*objects, *([] if kept_object is None else [kept_object.stored])), beside=beside)
 
 
 def check_length(span: Span, length: int) -> None:
@@ -181,7 +198,8 @@ def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[TokenItem
 
 def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     """The span's documents that come from one part."""
-    documents = open_part(part, target, *target.facts)
+    facts = (*target.facts, *target.texts)
+    documents = open_part(part, target, *facts)
     numbers = np.flatnonzero(chosen(part, documents, span.split, target))
     lengths = documents.lengths[numbers].astype(np.uint64)
     starts = np.cumsum(lengths) - lengths + np.uint64(part.first_token)
@@ -189,7 +207,7 @@ def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
     numbers = numbers[here]
     columns = _columns_of(part, documents, numbers, target)
-    return DocumentEntries(starts[here], {name: documents.fact(name)[numbers] for name in target.facts}, columns)
+    return DocumentEntries(starts[here], {name: documents.fact(name)[numbers] for name in facts}, columns)
 
 
 def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Target) -> Iterator[pa.RecordBatch]:

@@ -18,13 +18,13 @@ from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
 from flat_tokens.keys import token_keys
-from flat_tokens.manifest import EVERY_SPLIT, TEST
+from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import open_corpus, options_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
-from tasks.models import FORMAT_SEMANTICS, Model, Split, TokenShard, digest_of
+from tasks.models import FORMAT_SEMANTICS, Model, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.parts.opening import open_shard
@@ -52,7 +52,7 @@ class ImportPart(Model):
     options: dict[str, Any]
     content: str
     tokenizer: str | None
-    split: Split
+    split: SplitName
     start: int
     stop: int
     masked: bool = False
@@ -115,7 +115,7 @@ def parts_of(
     return parts
 
 
-def of_split(split: Split, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
+def of_split(split: SplitName, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
     """The files of a split, reported by their names."""
     return (
         list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key, TEST in opened.splits) == split]
@@ -136,7 +136,7 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
     return write_shard(_make_shard(part, key, opened.splits[part.split], workspace), workspace)
 
 
-def reads_mask(opened: Opened, split: Split) -> bool:
+def reads_mask(opened: Opened, split: SplitName) -> bool:
     """Whether the loss mask of a split is made of files of another format, as earlier releases did not."""
     return opened.format != FLAT_TOKENS and LOSS_MASK in token_arrays_of([opened.splits[split]])
 
@@ -148,7 +148,7 @@ def token_arrays_of(splits: Iterable[Readable]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(8)
-def _recorded_keys(path: str, format: str, options: str, content: str, split: Split) -> StoredArray | None:
+def _recorded_keys(path: str, format: str, options: str, content: str, split: SplitName) -> StoredArray | None:
     """The keys of a split's documents by the record of an export of ours; None if there is none."""
     documents = open_corpus(path, format, json.loads(options)).documents(split)
     return None if documents is None else documents.key

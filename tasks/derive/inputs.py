@@ -16,14 +16,14 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import MANIFEST, manifest_of, splits_at, splits_of
+from flat_tokens.manifest import MANIFEST, SplitName, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.finalize.naming import FORGOTTEN
-from tasks.models import Model, Split, digest_of
+from tasks.models import Model, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION
@@ -53,8 +53,8 @@ class Input(Model):
     split: dict[str, Any] | None = None
     sources: tuple[dict[str, Any], ...]
     text_bytes: int | None = None
-    seq_counts: dict[Split, int]
-    token_counts: dict[Split, int]
+    seq_counts: dict[SplitName, int]
+    token_counts: dict[SplitName, int]
     token_arrays: tuple[str, ...] = (TOKENS,)
     columns: dict[str, str] = Field({})
     stored_facts: tuple[str, ...] = OF_VERSION
@@ -88,7 +88,7 @@ def examine(path_or_url: str) -> Input:
     )
 
 
-def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[str, Any]) -> dict[str, Any]:
+def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: dict[str, Any]) -> dict[str, Any]:
     made_of = manifest["provenance"]
     tokenizer = made_of.get("tokenizer") or {}
     digest = hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
@@ -117,7 +117,7 @@ def _of_manifest(store: Store, splits: dict[Split, FlatTokens], manifest: dict[s
     }
 
 
-def _of_content(store: Store, splits: dict[Split, FlatTokens]) -> dict[str, Any]:
+def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> dict[str, Any]:
     stored = {split: sorted((store / split).listing()) for split in splits}
     meter.expect(bytes_to_check(store) + sum(size for mine in stored.values() for _, size in mine))
     for split in splits.values():
@@ -135,7 +135,7 @@ def _name_of(store: Store) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", store.root.rpartition("/")[2]).strip(".-") or "dataset"
 
 
-def _has_documents(store: Store, splits: Iterable[Split]) -> bool:
+def _has_documents(store: Store, splits: Iterable[SplitName]) -> bool:
     corpus = open_corpus(store.url)
     try:
         return all(corpus.documents(name) for name in splits)
@@ -143,7 +143,7 @@ def _has_documents(store: Store, splits: Iterable[Split]) -> bool:
         return False
 
 
-def _as_source(name: str, stored: dict[Split, list[StoredObject]]) -> dict[str, Any]:
+def _as_source(name: str, stored: dict[SplitName, list[StoredObject]]) -> dict[str, Any]:
     """A dataset without record of its documents, as a source: each split a file, each sequence a row."""
     files = [
         {"name": split, "size": sum(one.size for one in mine), "sha256": digest_of(*map(list, sorted(mine))), "split": split}
@@ -157,7 +157,7 @@ def token_arrays_in(inputs: Sequence[Input]) -> tuple[str, ...]:
     return tuple(name for name in TOKEN_ARRAYS if any(name in one.token_arrays for one in inputs))
 
 
-def splits_in(inputs: Sequence[Input]) -> tuple[Split, ...]:
+def splits_in(inputs: Sequence[Input]) -> tuple[SplitName, ...]:
     """The splits of a dataset that is made of *inputs*: those of all of them."""
     return splits_of({split: True for one in inputs for split in one.seq_counts})
 

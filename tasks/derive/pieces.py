@@ -15,11 +15,10 @@ import numpy.typing as npt
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import document_keys, token_keys
-from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, file_at
 from tasks.derive.inputs import Input
-from tasks.models import Split
+from tasks.models import ALL_SPLITS, Split
 from tasks.output.target import Target
 from tasks.parts.documents import Int64s
 from tasks.parts.input import choose, input_documents, open_input, sample_hashes, sources_of
@@ -47,7 +46,7 @@ class Counted(NamedTuple):
 def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
     """The parts of all inputs, in order, split by split. *wanted*: names of the sources that a filter lets through."""
     parts: list[InputPart] = []
-    for split in EVERY_SPLIT:
+    for split in ALL_SPLITS:
         file, source, before = 0, 0, len(parts)
         for index, one in enumerate(inputs):
             stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()

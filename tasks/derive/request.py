@@ -8,11 +8,12 @@ from pydantic import Field, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
+from flat_tokens.manifest import SplitName
 from flat_tokens.tools.corpus import options_of
 from flat_tokens.where import parse
 from tasks.config import Licence, Share, TokenizerConfig, Whole, Workers
 from tasks.locations import Location, Output, plain_location, writable
-from tasks.models import GivenName, Matching, Model, Reason, Split
+from tasks.models import GivenName, Matching, Model, Reason
 
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
@@ -43,8 +44,8 @@ class Subset(Model):
     )
     count: Whole | None = Field(None, ge=0, description="A sample of this many documents of each split")
     seed: Seed = Field(0, description="Another seed draws another sample")
-    split: Split | None = Field(None, description="Filter this split alone; the others stay as they are")
-    drop: Split | None = Field(None, description="Leave this split empty")
+    split: SplitName | None = Field(None, description="Filter this split alone; the others stay as they are")
+    drop: SplitName | None = Field(None, description="Leave this split empty")
 
     @model_validator(mode="after")
     def sensible(self) -> Self:
@@ -69,7 +70,7 @@ class Shuffle(Model):
 
     operation: Literal["shuffle"] = "shuffle"
     seed: Seed = Field(0, description="Another seed gives another order")
-    split: Split | None = Field(None, description="Shuffle this split alone; the others stay as they are")
+    split: SplitName | None = Field(None, description="Shuffle this split alone; the others stay as they are")
 
 
 class Relayout(Model):

@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 from flat_tokens.extras import pa
+from flat_tokens.manifest import SplitName
 from flat_tokens.stores.answers import MOST_BYTES, bounded, check_encoding
 from flat_tokens.stores.local import make_directory, sync
 from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_after, teller
 from tasks.config import Source
 from tasks.locations import check_hop
-from tasks.models import FoundFile, PinnedSource, Split, digest_of
+from tasks.models import FoundFile, PinnedSource, digest_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     builder = _configuration(repo, commit, hub.name)
     found = builder.config.data_files or {}
     splits = {str(split): list(dict.fromkeys(map(str, uris))) for split, uris in found.items() if uris}
-    roles: dict[str, Split | None] = {hub.split: "train", validation: "validation"} if validation else {hub.split: None}
+    roles: dict[str, SplitName | None] = {hub.split: "train", validation: "validation"} if validation else {hub.split: None}
     for split in roles:
         if split not in splits:
             setting = "hub.split" if split == hub.split else "validation_split"
@@ -180,7 +181,7 @@ def _as_they_are(config: Any, uris: list[str]) -> bool:
     return not unusual
 
 
-def _repository_files(repo: str, commit: str, uris: list[str], index: int, role: Split | None) -> Iterator[FoundFile]:
+def _repository_files(repo: str, commit: str, uris: list[str], index: int, role: SplitName | None) -> Iterator[FoundFile]:
     """The files of *uris* with their sizes."""
     prefix = f"hf://datasets/{repo}@{commit}/"
     names = [uri.removeprefix(prefix) for uri in uris]
@@ -205,7 +206,7 @@ def _check_of_commit(repo: str, commit: str, uris: Iterable[str]) -> None:
             )
 
 
-def _converted_file(repo: str, commit: str, split: str, source: Source, index: int, role: Split | None) -> FoundFile:
+def _converted_file(repo: str, commit: str, split: str, source: Source, index: int, role: SplitName | None) -> FoundFile:
     """A split as one Parquet file that is yet to be written. Its URI has everything that its content depends on."""
     settings = {"name": source.hub and source.hub.name, "split": split, "text": source.text_column, "id": source.id_column}
     query = urlencode({key: value for key, value in settings.items() if value is not None})

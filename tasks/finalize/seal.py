@@ -7,8 +7,8 @@ import functools
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
-from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
+from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores import endorsing
 from flat_tokens.stores.endorsing import ENDORSED, Endorsement
@@ -30,14 +30,13 @@ from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.assemble.assembler import Assembled
 from tasks.finalize.provenance import CARD, Provenance
-from tasks.finalize.reserve import write_reserve
-from tasks.models import Split
-from tasks.output.paths import DOCUMENTS, version_store
+from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenShard
+from tasks.output.paths import DOCUMENTS, TEXTS, version_store
 from tasks.output.target import Target
 from tasks.parts.part import DocumentCounts, ShardPart
 from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
-from tasks.shards.index import IndexEntry, write_index
+from tasks.shards.index import IndexEntry, published_shards, write_index
 from tasks.text.documents import EXAMPLES
 
 KEYS_AT_ONCE = 1 << 25
@@ -53,6 +52,7 @@ class VersionDraft(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
     how many have the key of another. ``card``: the dataset card, given ``made_of``, the layout, the totals and the version.
     ``others``: objects of the version that no part has written. ``token_bytes``: those of its tokenizer, if they are known.
+    ``shards``: those that it holds, where it is not made of them.
     """
 
     made_of: Provenance
@@ -61,26 +61,29 @@ class VersionDraft(NamedTuple):
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
     others: tuple[StoredObject, ...] = ()
     token_bytes: Callable[[], TokenBytes | None] | None = None
+    shards: Sequence[TokenShard] = ()
 
 
 def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     """Write metadata, card and manifest of a version whose arrays are written, check it, commit it. Return its name."""
     store, layout, assembled = target.store, target.layout, draft.assembled
-    totals = split_totals(assembled, target.splits)
+    totals, of_texts = split_totals(assembled, target.splits), split_totals(assembled, target.every_split)
+    beside = [stored for part in assembled.written for stored in part.beside]
     objects = [*draft.others, *(stored for part in assembled.written for stored in part.objects)]
     known = known_below(store, objects)
     totals["documents"] = draft.documents(repeated_keys(known, layout, totals, Path(target.workspace.staging)))
     for split in target.splits:
         objects += _split_metadata(target, split, totals[split])
+    if target.texts:
+        beside += [*_split_metadata(target, LEFT_OUT, of_texts[LEFT_OUT]), *_texts_metadata(target, of_texts)]
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
     objects += [stored for part, _ in shards for stored in part.lists]
-    if shards:
-        reserve = write_reserve(target, [part for part, _ in shards], assembled.columns)
-        entries = (
-            IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in EVERY_SPLIT), share)
-            for (part, counts), share in zip(shards, reserve.shares, strict=True)
-        )
-        write_index(target.root, target.name, entries, reserve.objects)
+    entries = (
+        IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in ALL_SPLITS))
+        for part, counts in shards
+    )
+    if published := [*draft.shards, *published_shards(target.name, entries)]:
+        write_index(target.root, target.name, published, beside)
     made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
     if draft.token_bytes is not None and (found := draft.token_bytes()) is not None:
         objects.append(store.put(BYTES_RECORD, found.record()))
@@ -89,16 +92,16 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     store.put(MANIFEST, manifest)
     if (key := endorsing.private_key()) is not None:
         made = Endorsement("made", 0, target.name, hashlib.sha256(manifest).hexdigest())
-        beside = MANIFEST + ENDORSED
-        lines = store.read(beside) if store.exists(beside) else b""  # of another process that builds the same
-        store.put(beside, endorsing.with_endorsement(lines, made, key))
+        record = MANIFEST + ENDORSED
+        lines = store.read(record) if store.exists(record) else b""  # of another process that builds the same
+        store.put(record, endorsing.with_endorsement(lines, made, key))
     check_version(store, objects, totals, verify_level)
-    commit(store, target.specs)
+    commit(store, LAYOUTS[target.layout])
     return target.name
 
 
-def _split_metadata(target: Target, split: str, totals: dict[str, int]) -> list[StoredObject]:
-    store, layout = target.store, target.specs
+def _split_metadata(target: Target, split: Split, totals: dict[str, int]) -> list[StoredObject]:
+    store, layout = target.home(split), target.layout_of(split)
     arrays = {
         **{f"{split}/{name}": (layout.token_array(name), totals["token_count"]) for name in target.token_arrays},
         f"{split}/seq_starts": (layout.seq_starts, totals["seq_count"] + 1),
@@ -107,6 +110,12 @@ def _split_metadata(target: Target, split: str, totals: dict[str, int]) -> list[
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
     attributes = split_attributes(totals["max_token_id"], target.token_arrays)
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
+
+
+def _texts_metadata(target: Target, totals: dict[str, Any]) -> Iterator[StoredObject]:
+    for split, name in product(target.every_split, target.texts):
+        metadata = document_spec(target.layout_of(split)).metadata(target.texts[name] * totals[split]["seq_count"])
+        yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
 
 
 def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:

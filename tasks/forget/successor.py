@@ -14,9 +14,11 @@ import numpy.typing as npt
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
+from flat_tokens.reader import open_split
 from flat_tokens.rows.table import numbered
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from tasks.derive.inputs import Input
 from tasks.derive.pieces import Counted
 from tasks.derive.provenance import Derived
 from tasks.derive.provenance import card as card_of_derived
@@ -24,14 +26,14 @@ from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
 from tasks.forget.find import duplicates_of, entries_of
-from tasks.models import PublishedLocation, TokenShard
-from tasks.output.paths import DOCUMENTS, origin_key, version_store
+from tasks.models import LEFT_OUT, PublishedLocation, Split, TokenShard
+from tasks.output.paths import DOCUMENTS, beside_key, fact_key, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import InputPart
-from tasks.parts.reserve import ReserveWriter
-from tasks.shards.index import check_reserve, put_index, read_index, segments_of
+from tasks.rows import KEY
+from tasks.shards.index import check_beside, read_index, segments_of
 from tasks.tokenize.segments import DIGEST_BYTES
 
 logger = logging.getLogger(__name__)
@@ -196,55 +198,49 @@ def _places(copies: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
     return numbered(copies["file"], copies["row"])
 
 
-def write_successor_index(target: Target, of: str, forgotten: Forgotten, gone: Mapping[str, Int64s]) -> None:
-    """Write the index and the reserve of a successor: the slices of the version *of* without the documents *gone*, by their
-    ascending numbers in each split: int64[n]. Segments that lose documents are not known by their digests any more. Compared
-    slices are tokenized again where they cannot be read.
+def facts_beside(root: Store, version: str) -> dict[str, int]:
+    """The facts of texts that are next to a version, and how many numbers each has; none if they are not what was written:
+    compared slices are then tokenized again.
     """
-    root, index = target.root, read_index(target.root, of)
-    numbers = tuple(gone.get(split, np.empty(0, np.int64)) for split in EVERY_SPLIT)
-    plain = [shard for shard in index.published if not shard.of_texts]
-    published = [_without(root, shard, target.name, forgotten, numbers) for shard in plain]
-    compared, reserve = list[TokenShard](), list[StoredObject]()
+    index = read_index(root, version)
     try:
-        if len(plain) < len(index.published):
-            check_reserve(root, of, index)
-            shards = [shard for shard in index.published if shard.of_texts]
-            reserve = _write_reserve(target, shards, forgotten, numbers, compared)
+        check_beside(root, version, index)
     except (*NO_OBJECT, ValueError) as problem:
-        logger.warning("What version %s left out is not trusted, and is rebuilt: %s", of, problem)
-        compared, reserve = [], []
-    put_index(root, target.name, [*published, *compared], reserve)
+        logger.warning("What version %s left out is not trusted, and is rebuilt: %s", version, problem)
+        return {}
+    return {name: shard.facts[name] for shard in index.published for name in shard.of_texts}
 
 
-def _write_reserve(
-    target: Target, shards: Sequence[TokenShard], forgotten: Forgotten, gone: Sequence[Int64s], made: list[TokenShard]
-) -> list[StoredObject]:
-    """Write the reserve of a successor without the forgotten documents, and append to *made* what becomes of *shards*."""
-    with ReserveWriter(target, dict.fromkeys(name for shard in shards for name in shard.of_texts), target.columns) as writer:
-        for shard in shards:
-            assert shard.published is not None
-            documents = open_shard(target.root, shard)
-            stays = ~forgotten.those(documents.keys)
-            # The arrays of a published slice are its splits, and after them what the version left out.
-            left_out = documents.array == len(target.splits)
-            share = writer.append(documents.those(stays), left_out[stays], has_columns=bool(shard.columns))
-            without = _without(target.root, shard, target.name, forgotten, gone)
-            assert without.published is not None
-            made.append(without.model_copy(update={"published": without.published.model_copy(update=share._asdict())}))
-    return writer.objects
+def left_out_by(one: Input, target: Target) -> Input:
+    """The documents that a version left out, as an input."""
+    store = target.root / beside_key(one.location.rpartition("/")[2])
+    counts = {LEFT_OUT: open_split(store / LEFT_OUT).seq_count} if target.texts else {}
+    return one.model_copy(update={"location": store.url, "seq_counts": counts})
 
 
-def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Sequence[Int64s]) -> TokenShard:
+def successor_shards(target: Target, of: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> list[TokenShard]:
+    """The slices of the version *of* without the documents *gone*, by their ascending numbers in each split, int64[n], and those
+    that it left out. Segments that lose documents are not known by their digests any more.
+    """
+    numbers = dict(gone)
+    if target.texts:
+        keys = open_array(target.root / fact_key(of, LEFT_OUT, KEY), "uint64")
+        numbers[LEFT_OUT] = np.flatnonzero(forgotten.those(keys.read(0, keys.length)))
+    shards = (shard for shard in read_index(target.root, of).published if target.texts or not shard.of_texts)
+    return [_without(target.root, shard, target.name, forgotten, numbers) for shard in shards]
+
+
+def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> TokenShard:
     was = shard.published
     assert was is not None
-    runs, lost = [], 0
-    for (first, count), numbers in zip(map(was.of, EVERY_SPLIT), gone, strict=True):
+    runs, lost = dict[Split, tuple[int, int]](), 0
+    for split, numbers in gone.items():
+        first, count = was.of(split)
         before, within = np.searchsorted(numbers, (first, first + count)).tolist()
-        runs.append((first - before, count - (within - before)))
+        runs[split] = first - before, count - (within - before)
         lost += within - before
-    location = PublishedLocation.model_validate({**dict(was), "version": to, **dict(zip(EVERY_SPLIT, runs, strict=True))})
-    if not lost and not was.left_out[1]:
+    location = PublishedLocation.model_validate({**dict(was), "version": to, **runs})
+    if not lost:
         return shard.model_copy(update={"published": location})
     documents = open_shard(root, shard)
     mine = forgotten.those(documents.keys)

@@ -13,6 +13,8 @@ from flat_tokens.manifest import RUNS as RUNS
 from flat_tokens.manifest import VERSIONS as VERSIONS
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
+from tasks.models import LEFT_OUT
+from tasks.rows import OF_PLACE
 
 FORGOTTEN = FORGOTTEN_DIRECTORY
 DOCUMENTS = "documents"
@@ -21,8 +23,10 @@ DOCUMENTS = "documents"
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
-RESERVES = f"{CACHE}/reserves"
-"""Below it, what versions whose documents were compared left out, and what is known of their texts."""
+BESIDE = f"{CACHE}/left_out"
+"""Below it, what versions whose documents were compared left out, and facts of all of their texts."""
+TEXTS = "texts"
+"""Below what a version left out: for each split, arrays of the facts of its texts."""
 SETS = f"{CACHE}/sets"
 """Below it, evaluation sets by their digests, for the workers of builds."""
 UNFINISHED = f"{CACHE}/unfinished"
@@ -41,7 +45,7 @@ DIRECTORIES = (
     CACHE,
     FILES,
     INDEX,
-    RESERVES,
+    BESIDE,
     SETS,
     UNFINISHED,
     RUNS,
@@ -98,9 +102,21 @@ def index_key(version: str) -> str:
     return f"{INDEX}/{version}.json"
 
 
-def reserve_key(version: str) -> str:
-    """Key of a version's reserve."""
-    return f"{RESERVES}/{version}"
+def beside_key(version: str) -> str:
+    """Key of what a version left out."""
+    return f"{BESIDE}/{version}"
+
+
+def home_key(version: str, split: str) -> str:
+    """Key of the directory that has a split of a version."""
+    return beside_key(version) if split == LEFT_OUT else version_key(version)
+
+
+def fact_key(version: str, split: str, name: str) -> str:
+    """Key of the array of a fact of the documents of a split of a version."""
+    if name in OF_PLACE:
+        return f"{home_key(version, split)}/{DOCUMENTS}/{split}/{name}"
+    return f"{beside_key(version)}/{TEXTS}/{split}/{name}"
 
 
 def origin_key(version: str) -> str:

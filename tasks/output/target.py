@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,20 @@ from flat_tokens.keys import A, mix
 from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
-from tasks.models import Model, Name, Split, TokenArrayName
-from tasks.output.paths import DOCUMENTS, version_key, version_store
+from tasks.models import ALL_SPLITS, LEFT_OUT, FactWidth, Model, Name, Split, TokenArrayName
+from tasks.output.paths import DOCUMENTS, beside_key, home_key, version_key, version_store
 from tasks.output.staging import Workspace
 from tasks.rows import OF_VERSION
 
 UInt64s = npt.NDArray[np.uint64]
+
+LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15, zstd_level=1)
+"""Compressed: it is read at most once a build, and stays as long as its version."""
+
+
+def layout_of(layout: LayoutName, split: Split) -> Layout:
+    """The specifications of the arrays of a split, in a version of this *layout*."""
+    return LAYOUTS["mmap"]._replace(encoded_tokens=LEFT_OUT_TOKENS) if split == LEFT_OUT else LAYOUTS[layout]
 
 
 class Kept(Model):
@@ -88,7 +97,7 @@ class Selection(Model):
     whose hash is below this are in the sample; of those with this hash, each part takes its first ``ties``.
     """
 
-    splits: tuple[Split, ...] = EVERY_SPLIT
+    splits: tuple[Split, ...] = ALL_SPLITS
     dropped: Split | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -111,7 +120,7 @@ near-duplicates has from now on; ``alone``: it has none.
 class Target(Model):
     """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
     its token arrays, and the kinds of the columns that it keeps, as far as they are known before its documents are
-    read.
+    read. ``texts``: facts of texts, which are next to the version as what it leaves out is; it leaves nothing out without any.
     """
 
     workspace: Workspace
@@ -120,6 +129,7 @@ class Target(Model):
     splits: tuple[Split, ...] = SPLITS
     rule: SplitRule = SplitRule(fraction=0, seed=0)
     facts: tuple[Name, ...] = Field(OF_VERSION, description="Of each document, in arrays with an entry a document")
+    texts: dict[Name, FactWidth] = Field({}, description="The numbers of each of these facts")
     selection: Selection = ALL
     token_arrays: tuple[TokenArrayName, ...] = (TOKENS,)
     columns: dict[str, str] = Field({}, description="By the columns' names")
@@ -137,9 +147,22 @@ class Target(Model):
         return version_store(self.root, self.name)
 
     @property
-    def specs(self) -> Layout:
-        """The specifications of its arrays."""
-        return LAYOUTS[self.layout]
+    def beside(self) -> Store:
+        """The store of what the version leaves out."""
+        return self.root / beside_key(self.name)
+
+    @property
+    def every_split(self) -> tuple[Split, ...]:
+        """Its splits, with that of the documents that it leaves out."""
+        return (*self.splits, LEFT_OUT) if self.texts else self.splits
+
+    def home(self, split: Split) -> Store:
+        """The store that has a split."""
+        return self.root / home_key(self.name, split)
+
+    def layout_of(self, split: Split) -> Layout:
+        """The specifications of the arrays of a split."""
+        return layout_of(self.layout, split)
 
     def selecting(self, selection: Selection) -> Target:
         """The same target with another selection."""

@@ -13,21 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import batch_of, with_kinds
+from flat_tokens.columns import Columns, batch_of, with_kinds
 from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
-from flat_tokens.manifest import CLUSTER, EVERY_SPLIT
+from flat_tokens.manifest import CLUSTER, read_manifest
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.facts import Recorded, matching, recorded_of
 from flat_tokens.rows.shuffle import derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
-from tasks.models import Split
+from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.forgotten import forgotten_at
-from tasks.output.paths import DOCUMENTS
+from tasks.output.paths import DOCUMENTS, fact_key, version_store
 from tasks.output.target import Selection, Target
-from tasks.parts.documents import Documents, Int64s, stored_arrays
+from tasks.parts.documents import Documents, Int64s, read_fact, stored_arrays
 from tasks.parts.part import InputPart
+from tasks.parts.published import left_out_columns
 from tasks.parts.runs import Reads
 from tasks.rows import FILE, ROW
 
@@ -61,10 +62,13 @@ def input_documents(part: InputPart, target: Target) -> Documents:
 def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
     """A fact of a part's documents, the file by the output's number. ValueError where that is none of the input's."""
     start, stop = part.start + first, part.start + stop
+    if name in target.texts:
+        array = open_array(target.root / fact_key(version_of(part), part.split, name), "uint64")
+        return read_fact(array, target.texts[name], start, stop)
     if part.made_keys is None:
         found = open_array(Store.at(part.location) / f"{DOCUMENTS}/{part.split}/{name}", "uint64").read(start, stop)
     elif name == FILE:
-        found = np.full(stop - start, EVERY_SPLIT.index(part.split), np.uint64)
+        found = np.full(stop - start, ALL_SPLITS.index(part.split), np.uint64)
     elif name == ROW:
         found = np.arange(start, stop, dtype=np.uint64)
     else:
@@ -81,12 +85,24 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
 
 def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
     """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any."""
-    kept = _recorded_at(part.location).columns[part.split]
+    kept = _kept_by(part, target)
     names = [name for name in target.columns if name in kept.kinds]
     if not names:
         return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in target.columns}), target.columns)
     taken = with_kinds(kept.take(numbers, names), target.columns)
     return _with_names(taken, part, numbers, target) if target.clusters else taken
+
+
+def _kept_by(part: InputPart, target: Target) -> Columns:
+    if part.split != LEFT_OUT:
+        return _recorded_at(part.location).columns[part.split]
+    version = version_of(part)
+    return left_out_columns(target.root, version, read_manifest(version_store(target.root, version)))
+
+
+def version_of(part: InputPart) -> str:
+    """The version of a part of an output."""
+    return part.location.rpartition("/")[2]
 
 
 def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
@@ -101,10 +117,10 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
     return columns.set_column(place, columns.schema.field(place), named)
 
 
-@functools.lru_cache(len(EVERY_SPLIT))
+@functools.lru_cache(len(ALL_SPLITS))
 def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
     renamed = np.load(path)
-    return cast("npt.NDArray[np.void]", renamed[renamed["split"] == EVERY_SPLIT.index(split)])
+    return cast("npt.NDArray[np.void]", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
 def choose(

@@ -1,8 +1,9 @@
-"""Documents of a slice in a published version, with those that it left out, which are in its reserve."""
+"""Documents of a slice in a published version, with those that it left out."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,21 +14,21 @@ import pyarrow as pa
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
-from flat_tokens.columns import Columns, batch_of, columns_of, with_kinds
-from flat_tokens.manifest import read_manifest, splits_at, splits_of
+from flat_tokens.columns import Columns, batch_of, columns_of, name_of, with_kinds
+from flat_tokens.columns import Part as ColumnsPart
+from flat_tokens.manifest import read_manifest, splits_at
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
-from tasks.models import Name, PublishedLocation, TokenShard
-from tasks.output.paths import DOCUMENTS, version_store
+from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
+from tasks.output.paths import beside_key, fact_key, home_key, version_store
 from tasks.parts.documents import Documents, read_fact, stored_arrays
-from tasks.parts.reserve import left_out_array, left_out_columns, open_left_out, reserved_texts
-from tasks.rows import FILE, KEY, ROW, SPLIT_KEY
+from tasks.rows import FILE, KEY, ROW
 
 VERSIONS_OPEN = 4
 
 
 class _OpenSplit(NamedTuple):
-    """One split of an open version, or what it left out, and the arrays with an entry a document."""
+    """A split of an open version, and the keys and the rows of its documents."""
 
     tokens: FlatTokens
     key: StoredArray
@@ -44,56 +45,52 @@ class _SplitDocuments(NamedTuple):
 
 
 def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
-    """The documents that a version has of a slice, in all splits, and those that it left out, in the order of their files and
-    rows.
-    """
-    opened, version, has_more = replace(root, staging=None, read_once=False), location.version, location.left_out[1] > 0
-    splits = _open_version(opened, version)
-    runs = [location.of(split) for split in splits_at(version_store(opened, version))]
-    none: tuple[StoredArray | None, ...] = (None,) * len(splits)
-    of_files = _open_arrays(opened, version, FILE) if location.first_file is not None else none
-    begin = _FirstPlace(location.first_file, location.first_row)
-    found = [_read(split, of_file, *run, begin) for split, of_file, run in zip(splits, of_files, runs, strict=True)]
-    if has_more:
-        tokens, key, file, row = open_left_out(opened, version)
-        splits, runs = (*splits, _OpenSplit(tokens, key, row)), [*runs, location.left_out]
-        found.append(_read(splits[-1], file, *location.left_out, _OF_SLICE))
+    """The documents that a version has of a slice, in all splits, in the order of their files and rows."""
+    opened, version = replace(root, staging=None, read_once=False), location.version
+    names: list[Split] = [*splits_at(version_store(opened, version))]
+    names += [LEFT_OUT] if location.left_out[1] else []
+    splits, runs = [_open_split(opened, version, split) for split in names], list(map(location.of, names))
+    found = [_read(opened, location, split, of) for split, of in zip(names, splits, strict=True)]
     files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
     order = np.lexsort((rows, files))
     firsts, counts = np.array(runs, np.int64).T
     before = np.cumsum(counts) - counts
 
+    def places(at: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        # (split after split, document) -> (split, document)
+        split_of = np.searchsorted(before + counts, at, "right")
+        return split_of, at - before[split_of] + firsts[split_of]
+
     def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
         # (shard, document) -> (split after split, document) -> (split, document) -> (shard, document)
-        at, names = order[wanted], list(shard.columns)
-        split_of = np.searchsorted(before + counts, at, "right")
-        kept = _columns_of_version(opened, version)
-        if has_more:
-            kept = (*kept, left_out_columns(opened, version, kept[0].kinds))
-        numbers = at - before[split_of] + firsts[split_of]
-        batches = [of_split.take(numbers[split_of == number], names) for number, of_split in enumerate(kept)]
+        at, kept = order[wanted], list(shard.columns)
+        split_of, numbers = places(at)
+        of_splits = enumerate(_columns_of(opened, version, split) for split in names)
+        batches = [of_split.take(numbers[split_of == number], kept) for number, of_split in of_splits]
         together = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in batches])
         back = np.empty(len(at), np.int64)
         back[np.argsort(split_of, kind="stable")] = np.arange(len(at))
-        return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in names})
+        return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in kept})
 
     # Of all splits one after another, in the documents' order.
     keys, files, rows = (np.concatenate([getattr(some, name) for some in found])[order] for name in ("keys", "files", "rows"))
     read_before = {KEY: keys, FILE: files, ROW: rows}
 
     def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
-        if name == SPLIT_KEY and name in shard.facts and name not in read_before:
-            arrays = _open_arrays(opened, version, name)
-            arrays = (*arrays, left_out_array(opened, version, name)) if has_more else arrays
-            parts = zip(arrays, runs, strict=True)
-            read_before[name] = np.concatenate([array.read(at, at + count) for array, (at, count) in parts])[order]
-        if name in shard.of_texts:
-            array, at = reserved_texts(opened, location, name)
-            return read_fact(array, shard.facts[name], at + first, at + stop)
-        return read_before[KEY if name == SPLIT_KEY and name not in read_before else name][first:stop]
+        if name in read_before or name not in shard.facts:
+            return read_before.get(name, keys)[first:stop]
+        split_of, numbers = places(order[first:stop])
+        found = np.empty((stop - first, shard.facts[name]), np.uint64)
+        for number, split in enumerate(names):
+            mine = split_of == number
+            if mine.any():  # documents that follow each other in the slice do so in each split
+                some = numbers[mine]
+                array = _open_fact(opened, version, split, name)
+                found[mine] = read_fact(array, found.shape[1], int(some[0]), int(some[-1]) + 1).reshape(len(some), -1)
+        return found if found.shape[1] > 1 else found[:, 0]
 
     return Documents(
-        np.repeat(np.arange(len(splits), dtype=np.int8), [len(some.keys) for some in found])[order],
+        np.repeat(np.arange(len(splits), dtype=np.int8), counts)[order],
         np.concatenate([some.starts[:-1] for some in found])[order],
         np.concatenate([np.diff(some.starts) for some in found])[order],
         tuple(stored_arrays(split.tokens) for split in splits),
@@ -102,55 +99,45 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     )
 
 
-class _FirstPlace(NamedTuple):
-    """The file and the row at which a slice begins. No file: it is of one."""
-
-    file: int | None
-    row: int
-
-
-_OF_SLICE = _FirstPlace(0, 0)
-"""Where files and rows are those of the slice."""
-
-
-def _read(split: _OpenSplit, of_file: StoredArray | None, first: int, count: int, begin: _FirstPlace) -> _SplitDocuments:
-    """The documents ``first:first + count`` of a split; *of_file*: the file of each, for a run of files.
-    (version, file, row) -> (slice, file, row)
-    """
+def _read(root: Store, location: PublishedLocation, name: Split, split: _OpenSplit) -> _SplitDocuments:
+    """The documents of a slice in a split. (version, file, row) -> (slice, file, row)"""
+    first, count = location.of(name)
     stop = first + count
     rows, starts = split.row.read(first, stop), split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
-    if of_file is None or begin.file is None:
-        files, rows = np.zeros(count, np.uint64), rows - np.uint64(begin.row)
+    if location.first_file is None:
+        files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
     else:
-        files = of_file.read(first, stop) - np.uint64(begin.file)
+        files = _open_fact(root, location.version, name, FILE).read(first, stop) - np.uint64(location.first_file)
     return _SplitDocuments(split.key.read(first, stop), files, rows, starts)
 
 
-@functools.lru_cache(VERSIONS_OPEN)
-def _open_version(root: Store, version: Name) -> tuple[_OpenSplit, ...]:
-    """The splits of a version, which never changes: what is opened once is good for all its slices."""
-    store = version_store(root, version)
-    opened = []
-    for name in splits_at(store):
-        split = open_split(store / name)
-        # The entries of documents are kept, as several slices share a chunk; tokens are read once.
-        once = replace(store, read_once=True)
-        arrays: Any = {of: open_array(once / f"{name}/{of}", TOKEN_ARRAYS[of].dtype) for of in split.arrays}
-        columns = (open_array(store / f"{DOCUMENTS}/{name}/{column}", "uint64") for column in ("key", "row"))
-        opened.append(_OpenSplit(replace(split, **arrays), *columns))
-    return tuple(opened)
+@functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
+def _open_split(root: Store, version: Name, split: Split) -> _OpenSplit:
+    """A split of a version, which never changes: what is opened once is good for all its slices."""
+    store = root / home_key(version, split)
+    tokens = open_split(store / split)
+    # The entries of documents are kept, as several slices share a chunk; tokens are read once.
+    once = replace(store, read_once=True)
+    arrays: Any = {of: open_array(once / f"{split}/{of}", TOKEN_ARRAYS[of].dtype) for of in tokens.arrays}
+    return _OpenSplit(replace(tokens, **arrays), *(_open_fact(root, version, split, name) for name in (KEY, ROW)))
 
 
-@functools.lru_cache(2 * VERSIONS_OPEN)
-def _open_arrays(root: Store, version: Name, fact: str) -> tuple[StoredArray, ...]:
-    """A fact of the documents of each split of a version."""
-    store = version_store(root, version)
-    return tuple(open_array(store / f"{DOCUMENTS}/{split}/{fact}", "uint64") for split in splits_at(store))
+@functools.lru_cache(4 * len(ALL_SPLITS) * VERSIONS_OPEN)
+def _open_fact(root: Store, version: Name, split: Split, name: str) -> StoredArray:
+    """A fact of the documents of a split."""
+    return open_array(root / fact_key(version, split, name), "uint64")
 
 
-@functools.lru_cache(VERSIONS_OPEN)
-def _columns_of_version(root: Store, version: Name) -> tuple[Columns, ...]:
-    """The kept columns of all splits of a version."""
+@functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
+def _columns_of(root: Store, version: Name, split: Split) -> Columns:
+    """The kept columns of a split."""
     store = version_store(root, version)
     manifest = read_manifest(store)
-    return tuple(columns_of(store, manifest, split) for split in splits_of(manifest["totals"]))
+    return left_out_columns(root, version, manifest) if split == LEFT_OUT else columns_of(store, manifest, split)
+
+
+def left_out_columns(root: Store, version: str, manifest: Mapping[str, Any]) -> Columns:
+    """The kept columns of the documents that a version left out."""
+    store, kinds = root / beside_key(version), manifest.get("columns") or {}
+    count = open_split(store / LEFT_OUT).seq_count
+    return Columns(store, kinds, (ColumnsPart(name_of(LEFT_OUT, 0), 0, count),) if kinds and count else ())

@@ -3,8 +3,7 @@
 Such a shard has an object of its own with the entries of its documents. Its receipt says where the tokens are, a range in each
 split, with a digest of each. An object of the version is below ``_cache/unfinished`` until it is complete; then it moves to its
 place. Its chunks are where the whole object has them, one after another. A compressed chunk is there when it is complete:
-until then, what a slice has of it is in one more object of its shard, the tails of its tokens. Documents that the version leaves
-out as duplicates have their tokens in an array of the shard: another version may need them.
+until then, what a slice has of it is in one more object of its shard, the tails of its tokens.
 """
 
 from __future__ import annotations
@@ -12,41 +11,35 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
+from flat_tokens.arrays.layouts import ArraySpec
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, Store, StoredObject
-from flat_tokens.writer import ArrayWriter
 from tasks.config import DocumentPolicy
-from tasks.models import Split, TokenShard, UnfinishedLocation
-from tasks.output.paths import shard_key, unfinished_key, version_key
-from tasks.parts.documents import Documents, Runs, TokenRuns, of_shard, stored_runs
+from tasks.models import ALL_SPLITS, Split, TokenShard, UnfinishedLocation
+from tasks.output.paths import home_key, shard_key, unfinished_key
+from tasks.output.target import layout_of
+from tasks.parts.documents import Documents, Runs, TokenRuns, of_shard
 from tasks.parts.runs import runs_of_parts
-from tasks.parts.stored import SHARD_LAYOUT, shard_columns
+from tasks.parts.stored import shard_columns
 from tasks.rows import fact
 
 CHECKSUM_BYTES = 4
 """After each raw chunk of an object."""
 ENTRIES = "entries"
 """Below a streamed shard: the rows of its documents, one fact after another by their names, with two more: their lengths in
-tokens, and the number of each one's split in EVERY_SPLIT or IN_NO_SPLIT. All are uint64.
+tokens, and the number of each one's split in ALL_SPLITS. All are uint64.
 """
 LENGTH, SPLIT = "length", "split"
-IN_NO_SPLIT = 255
-"""In the place of a split's number, for a document that the version leaves out."""
 TAILS = "tails"
 """Below a streamed shard: of each of its token arrays the tail in each split."""
-LEFT_OUT = "left_out"
-"""Below a streamed shard: the arrays of the documents that the version leaves out, raw as in any shard."""
 
 
 def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
@@ -126,54 +119,18 @@ def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> npt.N
 
 def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLocation) -> Documents:
     """The documents of a streamed shard."""
-    entries, splits = read_entries(root, shard), len(location.splits)
-    array = np.minimum(entries[SPLIT], splits).astype(np.int8)  # a number in EVERY_SPLIT, or after it
-    lengths, begins = entries[LENGTH].astype(np.int64), np.empty(shard.written, np.int64)
-    for number in range(splits + 1):
-        mine = array == number
-        begins[mine] = np.cumsum(lengths[mine]) - lengths[mine]
+    entries = read_entries(root, shard)
+    lengths, (begins, array) = entries[LENGTH].astype(np.int64), np.zeros((2, shard.written), np.int64)
+    for number, split in enumerate(location.splits):
+        mine = entries[SPLIT] == ALL_SPLITS.index(split)
+        begins[mine], array[mine] = np.cumsum(lengths[mine]) - lengths[mine], number
 
     def arrays(split: Split) -> TokenRuns:
         return {name: _runs(unfinished_items(root, shard, split, name)) for name in shard.token_arrays}
 
-    left_out = [_left_out(root, shard)] if (array == splits).any() else []
     read = of_shard(lambda name, first, stop: entries[name][first:stop], shard)
     columns = partial(shard_columns, root, shard)
-    return Documents(array, begins, lengths, (*map(arrays, location.splits), *left_out), read, columns)
-
-
-class LeftOutWriter:
-    """Writes the tokens of the documents that the version leaves out below a streamed shard's *store*, if there are any, within a
-    block. *token_arrays*: those that they have.
-    """
-
-    def __init__(self, store: Store, token_arrays: Iterable[str]) -> None:
-        self._arrays = {of: ArrayWriter(store, f"{LEFT_OUT}/{of}", SHARD_LAYOUT.token_array(of)) for of in token_arrays}
-        self._has_any = False
-        self.objects: list[StoredObject] = []
-
-    def append(self, batch: TokenBatch, those: npt.NDArray[np.bool_]) -> None:
-        """Append *those* documents of a batch, bool[n]."""
-        if not those.any():
-            return
-        self._has_any = True
-        tokens = np.repeat(those, np.diff(batch.seq_starts).astype(np.int64))
-        for name, array in self._arrays.items():
-            array.append(batch.items(name)[tokens])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for writer in self._arrays.values() if self._has_any else ():
-            writer.__exit__(kind, error, trace)
-            self.objects += writer.objects
-
-
-def _left_out(root: Store, shard: TokenShard) -> TokenRuns:
-    """The arrays of the documents that the version leaves out."""
-    store = root / shard_key(shard.key) / LEFT_OUT
-    return {name: stored_runs(open_array(store / name, TOKEN_ARRAYS[name].dtype)) for name in shard.token_arrays}
+    return Documents(array.astype(np.int8), begins, lengths, (*map(arrays, location.splits),), read, columns)
 
 
 class Items(NamedTuple):
@@ -194,7 +151,7 @@ def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) ->
     """
     location = shard.unfinished
     assert location is not None
-    layout, tokens = LAYOUTS[location.layout], location.of(split)
+    layout, tokens = layout_of(location.layout, split), location.of(split)
     spec = layout.token_array(name)
     length, chunk, stop = spec.object_length, spec.chunk_length, tokens.stop - tokens.tail
     for n in range(tokens.first // length, -(-stop // length)) if tokens.first < stop else ():
@@ -241,10 +198,10 @@ def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int, label: st
     return np.frombuffer(stored, spec.numpy_dtype, stop - first, first * spec.numpy_dtype.itemsize)
 
 
-def _mapped(root: Store, location: UnfinishedLocation, split: str, name: str, n: int) -> memoryview:
+def _mapped(root: Store, location: UnfinishedLocation, split: Split, name: str, n: int) -> memoryview:
     """An object of the version, whole or not. It moves to its place when it is complete, never back."""
-    object_key = LAYOUTS[location.layout].encoded_tokens.object_key(n)
-    whole = f"{version_key(location.version)}/{split}/{name}/{object_key}"
+    object_key = layout_of(location.layout, split).encoded_tokens.object_key(n)
+    whole = f"{home_key(location.version, split)}/{split}/{name}/{object_key}"
     for key in (unfinished_key(location.attempt, split, name, n), whole):
         try:
             with open_plain(root.path(key)) as file:

@@ -1,8 +1,8 @@
 """Indexes: which slices and segments a version holds, so that their tokens are neither stored nor made a second time.
 
 An index is one object for each version, written before the version is committed. It is a shortcut: where it is missing, what it
-knew is tokenized again. What it leads to is checked before it is used: a version's objects against its manifest, those of its
-reserve against the index.
+knew is tokenized again. What it leads to is checked before it is used: a version's objects against its manifest, those of what
+it left out against the index.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
-from tasks.models import Name, PublishedLocation, TokenShard, digest_of
-from tasks.output.paths import CACHE, DOCUMENTS, RESERVES, index_key, receipt_key, reserve_key, version_key, version_store
+from tasks.models import ALL_SPLITS, Name, PublishedLocation, TokenShard, digest_of
+from tasks.output.paths import BESIDE, CACHE, DOCUMENTS, beside_key, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
 from tasks.parts.opening import open_shard
-from tasks.parts.reserve import NOTHING_RESERVED, Reserved
 from tasks.parts.stored import document_spec
 from tasks.rows import FILE, OF_PLACE
 from tasks.shards.receipts import load_shard, read_receipt
@@ -70,51 +69,41 @@ def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
 
 
 class IndexEntry(NamedTuple):
-    """A shard, the number of its first file, the row of that at which it begins, its number of sequences in each of EVERY_SPLIT,
-    and its share of the version's reserve.
+    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each of
+    ALL_SPLITS.
     """
 
     shard: TokenShard
     file: int
     first_row: int
     seq_counts: tuple[int, ...]
-    reserved: Reserved = NOTHING_RESERVED
 
 
-def write_index(root: Store, version: Name, entries: Iterable[IndexEntry], reserve: Sequence[StoredObject] = ()) -> None:
-    """Write the index of a version that holds shards in order, and of the objects of its *reserve*."""
+def published_shards(version: Name, entries: Iterable[IndexEntry]) -> list[TokenShard]:
+    """The shards of a version that holds them in order, each once."""
     shards: dict[str, TokenShard] = {}
-    firsts = [0] * len(EVERY_SPLIT)
-    for shard, file, first_row, counts, reserved in entries:
-        train, validation, test = ((first, count) for first, count in zip(firsts, counts, strict=True))
-        location = PublishedLocation(
-            version=version,
-            first_row=first_row,
-            first_file=file if shard.file_rows else None,
-            train=train,
-            validation=validation,
-            test=test if firsts[-1] + counts[-1] else (0, 0),
-            left_out=reserved.left_out,
-            first_text=reserved.first_text,
-        )
+    firsts = [0] * len(ALL_SPLITS)
+    for shard, file, first_row, counts in entries:
+        first_file, runs = file if shard.file_rows else None, dict(zip(ALL_SPLITS, zip(firsts, counts, strict=True), strict=True))
+        location = PublishedLocation(version=version, first_row=first_row, first_file=first_file, **runs)
         bare: dict[str, Any] = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
-    put_index(root, version, list(shards.values()), reserve)
+    return list(shards.values())
 
 
-def put_index(root: Store, version: Name, shards: Sequence[TokenShard], reserve: Sequence[StoredObject] = ()) -> None:
-    """Write the index of a version that holds *shards*, and of the objects of its *reserve*."""
+def write_index(root: Store, version: Name, shards: Sequence[TokenShard], beside: Sequence[StoredObject] = ()) -> None:
+    """Write the index of a version that holds *shards*, and of the objects next to it."""
     facts: dict[str, Any] = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
-    facts |= {"reserve": [stored.described() for stored in reserve]} if reserve else {}
+    facts |= {"beside": [stored.described() for stored in beside]} if beside else {}
     root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
 
 
 class Index(NamedTuple):
-    """The slices that a version has, and the objects of its reserve."""
+    """The slices that a version has, and the objects next to it: of what it left out, and of texts."""
 
     published: list[TokenShard]
-    reserve: tuple[StoredObject, ...] = ()
+    beside: tuple[StoredObject, ...] = ()
 
 
 def read_index(root: Store, version: str) -> Index:
@@ -124,9 +113,9 @@ def read_index(root: Store, version: str) -> Index:
         if facts.pop("sha256", None) != digest_of(facts):
             raise ValueError(f"{root.path(index_key(version))}: does not have its own digest")
         published = [TokenShard.model_validate(one) for one in facts["shards"]]
-        reserve = tuple(stored_object(one) for one in facts.get("reserve", ()))
-        if wrong := [stored.key for stored in reserve if not is_below(stored.key)]:
-            raise ValueError(f"{root.path(index_key(version))}: {wrong[0]!r} is not a name of an object of a reserve")
+        beside = tuple(stored_object(one) for one in facts.get("beside", ()))
+        if wrong := [stored.key for stored in beside if not is_below(stored.key)]:
+            raise ValueError(f"{root.path(index_key(version))}: {wrong[0]!r} is not a name of an object next to a version")
         if any(shard.published is None or shard.published.version != version for shard in published):
             raise ValueError(f"{root.path(index_key(version))}: is the index of another version")
     except FileNotFoundError:
@@ -135,13 +124,13 @@ def read_index(root: Store, version: str) -> Index:
         why = "it is not an index" if isinstance(error, ValidationError | KeyError | TypeError) else error
         logger.warning("The index of version %s is not used: %s", version, why)
         return Index([])
-    return Index(published, reserve)
+    return Index(published, beside)
 
 
-def check_reserve(root: Store, version: Name, index: Index) -> None:
-    """ValueError where an object of a version's reserve is not what its index says."""
-    store = root / reserve_key(version)
-    for stored in index.reserve:
+def check_beside(root: Store, version: Name, index: Index) -> None:
+    """ValueError if an object next to a version is not what its index says."""
+    store = root / beside_key(version)
+    for stored in index.beside:
         if store.now(stored) != stored:
             raise ValueError(f"{store.path(stored.key)} is not what was written")
 
@@ -282,8 +271,8 @@ class StoredTokens:
         return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
-        """Whether the version's objects that hold a slice are what its manifest says, and its reserve what its index says, where
-        the slice has a share of that. Each is read through once.
+        """Whether the version's objects that hold a slice are what its manifest says, and those next to it what its index says,
+        if texts were compared. Each is read through once.
         """
         assert shard.published is not None
         version = shard.published.version
@@ -299,12 +288,12 @@ class StoredTokens:
                             raise ValueError(f"{store.path(key)} is not what was published")
                     if not self._checked[where]:
                         return False  # it was reported before
-            if shard.published.first_text is None:
+            if not shard.of_texts:
                 return True
             with self._lock:
-                if (where := (version, RESERVES)) not in self._checked:
+                if (where := (version, BESIDE)) not in self._checked:
                     self._checked[where] = False
-                    check_reserve(self.root, version, self._indexes[version])
+                    check_beside(self.root, version, self._indexes[version])
                     self._checked[where] = True
                 return self._checked[where]
         except (*NO_OBJECT, ValueError) as problem:

@@ -32,6 +32,16 @@ class TextFact(NamedTuple):
     of: Callable[[pa.LargeStringArray], npt.NDArray[np.uint64]]
 
 
+def text_facts(policy: DocumentPolicy, kind: bytes = b"") -> dict[str, TextFact]:
+    """The facts of texts of this *kind* that a policy asks for, by their names."""
+    facts = {TEXT_BYTES: TextFact(1, text_lengths)} if policy.compares else {}
+    if policy.duplicates == "drop":
+        facts[DIGEST] = TextFact(2, lambda texts: text_digests(texts, kind))
+    if (near := policy.near_duplicates) is not None:
+        facts[signature_of(near)] = TextFact(NUMBERS, lambda texts: signatures(texts, kind, near.words))
+    return facts
+
+
 class Recipe(Model):
     """Everything that the tokens of slices depend on besides the slice."""
 
@@ -102,13 +112,7 @@ class Recipe(Model):
 
     def facts_of_texts(self, part: Slice) -> dict[str, TextFact]:
         """Those facts that follow from the texts of a slice as they are tokenized."""
-        policy, kind = self.documents, self.of_texts(part)
-        facts = {TEXT_BYTES: TextFact(1, text_lengths)} if policy.compares else {}
-        if policy.duplicates == "drop":
-            facts[DIGEST] = TextFact(2, lambda texts: text_digests(texts, kind))
-        if (near := policy.near_duplicates) is not None:
-            facts[signature_of(near)] = TextFact(NUMBERS, lambda texts: signatures(texts, kind, near.words))
-        return facts
+        return text_facts(self.documents, self.of_texts(part))
 
     def _policy(self) -> dict[str, object]:
         """The policy as far as it decides the bytes of a shard: signatures are the same for every threshold."""

@@ -34,8 +34,8 @@ class SliceStream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
     def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        """Take the next documents, with their rows. Return the split of each, uint64[n]: its number in EVERY_SPLIT, or
-        IN_NO_SPLIT: it is a duplicate. BrokenStreamError where the version's objects have been given up.
+        """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n].
+        BrokenStreamError if the version's objects have been given up.
         """
         ...
 

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
-from tasks.parts.unfinished import IN_NO_SPLIT, LENGTH, SPLIT, LeftOutWriter, write_entries, write_tails
+from tasks.parts.unfinished import LENGTH, SPLIT, write_entries, write_tails
 from tasks.progress import meter
 from tasks.rows import as_rows, changed, fact, kept_of
 from tasks.shards.columns import ShardColumns
@@ -171,35 +170,23 @@ def staging_shard(
 
 
 class StreamedTokens:
-    """The tokens of a slice on their way into a version, and the rows of its documents, which go into the *store* of its shard,
-    with the tokens of those that the version leaves out, with their *token_arrays*. *facts*: of the rows. A block appends to
-    it.
+    """The tokens of a slice on their way into a version, and the rows of its documents, which go into the *store* of its shard.
+    *facts*: of the rows.
     """
 
-    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str], token_arrays: Iterable[str]) -> None:
+    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str]) -> None:
         self._store, self._stream, self._facts = store, stream, [*facts]
         self._parts: list[pa.RecordBatch] = []
-        self._left_out = LeftOutWriter(store, token_arrays)
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
         rows = batch.rows.select(self._facts)
         numbers = self._stream.append(batch.tokens, rows)
-        self._left_out.append(batch.tokens, numbers == IN_NO_SPLIT)
         self._parts.append(changed(rows, as_rows({LENGTH: np.diff(batch.tokens.seq_starts), SPLIT: numbers})))
 
-    def __enter__(self) -> Self:
-        self._left_out.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._left_out.__exit__(kind, error, trace)
-
     def end(self, *others: StoredObject) -> dict[str, Any]:
-        """When the block has ended: write the entries, and wait for the tokens. Return where all is, with the *others* of the
-        shard's objects.
-        """
-        some = [write_entries(self._store, self._parts), *self._left_out.objects, *others]
+        """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
+        some = [write_entries(self._store, self._parts), *others]
         location, tails = self._stream.end()
         tail = [write_tails(self._store, tails)] if any(len(some[TOKENS]) for some in tails) else []
         return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
@@ -241,8 +228,8 @@ def streaming_shard(
 ) -> Iterator[StreamedShardWriter]:
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, workspace)
-    with ShardColumns(store) as columns, StreamedTokens(store, stream, facts, token_arrays) as tokens:
-        writer = StreamedShardWriter(tokens, columns, token_arrays)
+    with ShardColumns(store) as columns:
+        writer = StreamedShardWriter(StreamedTokens(store, stream, facts), columns, token_arrays)
         yield writer
     writer.end()
 
@@ -256,12 +243,12 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1)
     # Documents of about BATCH_TOKENS together: where the batch of each begins.
     firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
-    with StreamedTokens(store, stream, shard.facts, shard.token_arrays) as streamed:
-        for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
-            low, high = int(starts[first]), int(starts[stop])
-            arrays = {name: array.read(low, high) for name, array in tokens.arrays.items()}
-            batch = TokenBatch.of_arrays(arrays, starts[first : stop + 1] - starts[first], shard.max_token_id)
-            streamed.append(Batch(batch, as_rows({name: read(name, first, stop) for name in shard.facts}), {}))
+    streamed = StreamedTokens(store, stream, shard.facts)
+    for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
+        low, high = int(starts[first]), int(starts[stop])
+        arrays = {name: array.read(low, high) for name, array in tokens.arrays.items()}
+        batch = TokenBatch.of_arrays(arrays, starts[first : stop + 1] - starts[first], shard.max_token_id)
+        streamed.append(Batch(batch, as_rows({name: read(name, first, stop) for name in shard.facts}), {}))
     made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
     for stored in shard.objects:
         if stored.key != COLUMNS:

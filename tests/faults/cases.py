@@ -11,6 +11,7 @@ import random
 import secrets
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,8 @@ import flat_tokens.text.limits
 import flows.runners.threads
 import tasks.assemble.span_writer
 import tasks.assemble.spans
-import tasks.parts.reserve
+import tasks.output.target
 import tasks.parts.stored
-import tasks.parts.unfinished
 import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
@@ -104,7 +104,7 @@ def prepare_gc(here: Path, command: Command) -> None:
         if name == "b":
             command("pin", str(out))
     remains = ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw")
-    for left in (*remains, "_cache/reserves/gone/texts/zarr.json"):
+    for left in (*remains, "_cache/left_out/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)
         (out / left).write_text("{}")
     (out / "_quarantine" / "damaged").mkdir(parents=True)
@@ -154,9 +154,9 @@ def small_objects() -> None:
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.span_writer.SMALL_TOKENS = 1
-    for module in (tasks.parts.stored, tasks.parts.unfinished, tasks.shards.write):
+    for module in (tasks.parts.stored, tasks.shards.write):
         module.SHARD_LAYOUT = LAYOUTS["mmap"]  # type: ignore[attr-defined]
-    tasks.parts.reserve.LAYOUT = LAYOUTS["mmap"]
+    tasks.output.target.LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, zstd_level=1)
     tasks.assemble.span_writer.ARRAYS_WAITING = tasks.assemble.span_writer.MARKS_TOGETHER = 2
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 

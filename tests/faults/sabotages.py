@@ -84,9 +84,9 @@ SABOTAGES = (
         f"{SINK}::test_a_slice_that_fails_is_no_copy_of_itself",
     ),
     Sabotage(
-        "the digests of a version's reserve are not looked at",
+        "the digests of what a version left out are not looked at",
         "tasks/shards/index.py",
-        "                    check_reserve(self.root, version, self._indexes[version])\n",
+        "                    check_beside(self.root, version, self._indexes[version])\n",
         "",
         "tests/flows/pipelines/test_dropped_duplicates.py::test_the_next_copy_takes_the_place_of_one_that_leaves",
     ),
@@ -186,7 +186,7 @@ SABOTAGES = (
         "a version can be opened before it has a manifest",
         "tasks/finalize/seal.py",
         "    store.put(MANIFEST, manifest)\n",
-        "    commit(store, target.specs)\n    store.put(MANIFEST, manifest)\n",
+        "    commit(store, LAYOUTS[target.layout])\n    store.put(MANIFEST, manifest)\n",
         "--only kills --under streamed$ --every 2",
     ),
 )

@@ -185,7 +185,7 @@ def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -
 
 
 def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its tokens are in the reserve: none is made again. Where that is damaged, they are made again."""
+    """Its tokens are among those that were left out: none is made again. If they are damaged, they are made again."""
     one, other = planted(20)
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", one)
@@ -199,11 +199,11 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog
     assert 0 <= result.text_bytes_tokenized <= sum(len(text.encode()) for text in other[:5])
     (sources / "a.jsonl").unlink()
     put(sources / "c.jsonl", one)
-    for path in (tmp_path / "out/_cache/reserves").glob("*/texts/digest/c/0"):
+    for path in (tmp_path / "out/_cache/left_out").glob("*/texts/train/digest/c/0"):
         path.write_bytes(path.read_bytes()[::-1])
     with caplog.at_level("WARNING", "tasks.shards.index"):
         result = check_as_anew(settings, tmp_path, other, one)
-    assert "texts/digest/c/0 is not what was written" in caplog.text
+    assert "texts/train/digest/c/0 is not what was written" in caplog.text
     assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
 
 
@@ -222,7 +222,7 @@ def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Pat
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
-    """The reserve of a version goes with it, and that of one that stays gives a later one what it needs."""
+    """What a version left out goes with it, and that of one that stays gives a later one what it needs."""
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", ["same", "a"])
     put(sources / "b.jsonl", ["same", "b"])
@@ -231,10 +231,10 @@ def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> N
     assert collect(Store.at(tmp_path / "out"), policy, delete=True).garbage == ()
     (sources / "a.jsonl").unlink()
     assert check_as_anew(settings, tmp_path, ["same", "b"]).text_bytes_tokenized == 0
-    reserves = {path.name for path in (tmp_path / "out/_cache/reserves").iterdir()}
+    left_out = {path.name for path in (tmp_path / "out/_cache/left_out").iterdir()}
     kinds = {item.kind for item in collect(Store.at(tmp_path / "out"), policy, delete=True).garbage}
     assert kinds == {"version", "record"}
-    assert {path.name for path in (tmp_path / "out/_cache/reserves").iterdir()} < reserves
+    assert {path.name for path in (tmp_path / "out/_cache/left_out").iterdir()} < left_out
     put(sources / "c.jsonl", ["b", "c"])
     check_as_anew(settings, tmp_path, ["same", "b"], ["b", "c"])
 
@@ -257,26 +257,26 @@ def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, mo
     assert documents_of(build_here(settings)) == [(0, 0, "same"), (0, 1, "a")]
 
 
-def test_a_reserve_has_the_tokens_of_what_was_left_out_and_no_others(tmp_path: Path) -> None:
+def test_what_was_left_out_is_a_split_next_to_the_version(tmp_path: Path) -> None:
     path = put(tmp_path / "a.jsonl", ["salt and wind " * 2000, "same", "other " * 3000, "same"])
     first = build_here(told(tmp_path / "out", path, slice_bytes=10**6))
     again = build_here(told(tmp_path / "out", path, slice_bytes=10**6, split_seed=5))
     assert (again.slices_reused, again.text_bytes_tokenized) == (1, 0)
     assert documents_of(again) == documents_of(first)
-    left_out = open_split(Store.at(tmp_path / "out/_cache/reserves" / again.version / "left_out"))
+    left_out = open_split(Store.at(tmp_path / "out/_cache/left_out" / again.version / "left_out"))
     assert [left_out.sequence(i).tolist() for i in range(left_out.seq_count)] == [[byte + 1 for byte in b"same"]]
     assert receipts(tmp_path / "out") == set()
 
 
-@pytest.mark.parametrize("planted", ["an object of the reserve", "an array of texts"])
+@pytest.mark.parametrize("planted", ["an object next to the version", "an array of texts"])
 def test_an_index_leads_nowhere_else(tmp_path: Path, caplog: pytest.LogCaptureFixture, planted: str) -> None:
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", ["same", "other", "same"]))
     first = build_here(settings)
     index = tmp_path / f"out/_cache/index/{first.version}.json"
     facts = json.loads(index.read_bytes())
     del facts["sha256"]
-    if planted == "an object of the reserve":
-        facts["reserve"][0]["key"] = "../../../../secret"
+    if planted == "an object next to the version":
+        facts["beside"][0]["key"] = "../../../../secret"
     else:
         facts["shards"][0]["texts"] = ["../../../../secret"]
     index.write_text(json.dumps({"sha256": digest_of(facts), **facts}))

@@ -37,7 +37,7 @@ from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect
 from tasks.output.held import approve
-from tasks.output.paths import RESERVES
+from tasks.output.paths import BESIDE
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
 from tests.examples import first_fast
@@ -305,13 +305,13 @@ def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
     dataset.rows["b"][21]["text"] = dataset.rows["a"][3]["text"]
     dataset.rows["b"][22]["text"] = dataset.rows["a"][4]["text"]
     dataset.build()
-    (reserve,) = Path(dataset.output, RESERVES).iterdir()
-    shutil.copytree(reserve, tmp_path / "reserve")
+    (left_out,) = Path(dataset.output, BESIDE).iterdir()
+    shutil.copytree(left_out, tmp_path / "left_out")
     result = dataset.forget("b-21")
     assert (result.key_count, result.same_text) == (1, 2)
-    shutil.copytree(tmp_path / "reserve", reserve)
-    assert any(f"the reserve of version {reserve.name}" in line for line in check_forgotten(dataset.root))
-    shutil.rmtree(reserve)
+    shutil.copytree(tmp_path / "left_out", left_out)
+    assert any(f"what version {left_out.name} left out" in line for line in check_forgotten(dataset.root))
+    shutil.rmtree(left_out)
     assert dataset.refresh().outcome == "unchanged"
     with pytest.raises(AssertionError):
         check_gone(dataset, ["a-4"])
