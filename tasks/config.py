@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -99,6 +99,9 @@ Delimiter = Annotated[
     AfterValidator(one_character),
     WithJsonSchema({"type": "string", "pattern": r"^([\t !#-~]|\\t)$", "examples": [";"]}),
 ]
+TableFormat = Literal["delta", "iceberg"]
+SQLITE = "sqlite:///"
+"""How the URL of a catalog in a file of SQLite begins."""
 READING = ("text_column", "id_column", "document_separator")
 """The settings of a source that are part of the keys of its token shards."""
 
@@ -135,15 +138,26 @@ class MessageNames(Model):
 
 
 class TextPlace(Model):
-    """A place of texts: files (path) or a dataset on the hub (hub), one of the two."""
+    """A place of texts: files (path), a dataset on the hub (hub) or a table (table), one of the three."""
 
     path: Location | None = Field(
         None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
     )
     hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
+    table: Unsigned | None = Field(
+        None,
+        min_length=1,
+        description="A Delta or Iceberg table, instead of path: its directory or URL, its metadata file, or its name in catalog",
+    )
+    version: Whole | str | None = Field(
+        None, description="Tables: latest, a version of Delta, or a snapshot, branch or tag of Iceberg; latest without it"
+    )
+    catalog: Unsigned | None = Field(
+        None, min_length=1, description="Iceberg: a catalog of pyiceberg's settings, or its URL: http, https or sqlite:///PATH"
+    )
     text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
     name: GivenName = Field("source", description="A name for people and the manifest")
-    format: Literal["auto", FileFormat] = Field("auto", description="auto: told from the content")
+    format: Literal["auto", FileFormat, TableFormat] = Field("auto", description="auto: told from the content")
     split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
     delimiter: Delimiter | None = Field(
         None,
@@ -152,11 +166,47 @@ class TextPlace(Model):
 
     @model_validator(mode="after")
     def one_place(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError(f"{self.called} has {'neither' if self.hub is None else 'both'} of 'path' and 'hub'; give one")
+        given = [name for name in ("path", "hub", "table") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "more than one" if given else "neither"
+            raise ValueError(f"{self.called} has {found} of 'path', 'hub' and 'table'; give one")
+        is_table = self.format in get_args(TableFormat)
+        if self.table is None and (set_ := [name for name in ("version", "catalog") if getattr(self, name) is not None]):
+            raise ValueError(f"{self.called} has {set_[0]}, which is for tables; give its table, too")
+        if self.table is not None and not is_table and self.format != "auto":
+            raise ValueError(f"{self.called} is a table, whose format is delta or iceberg, not {self.format}")
+        if self.table is None and is_table:
+            raise ValueError(f"{self.called}: {self.format} is a format of tables. Set table instead of {given[0]}")
         if self.hub is not None and self.split is not None:
             raise ValueError(f"{self.called}: the split of a hub dataset is hub.split")
         return self
+
+    @model_validator(mode="after")
+    def within_roots(self) -> Self:
+        if self.table is not None and self.catalog is None:
+            readable(plain_location(self.table))
+        if self.catalog is not None and self.format == "delta":
+            raise ValueError(f"{self.called} has a catalog, which is for Iceberg; name the directory of a Delta table in table")
+        if self.catalog is not None and "://" in self.catalog:
+            is_file = self.catalog.startswith(SQLITE)
+            if not is_file and not self.catalog.startswith(("http://", "https://")):
+                raise ValueError(
+                    f"{self.called}: a catalog is http://, https:// or {SQLITE}PATH, or a name in the settings of pyiceberg"
+                )
+            readable(plain_location(self.catalog.removeprefix(SQLITE)))
+        return self
+
+    @property
+    def place(self) -> str:
+        """Its path or URL, for people and lineage."""
+        if self.catalog is not None:
+            return f"{self.catalog if '://' in self.catalog else f'iceberg://{self.catalog}'}/{self.table}"
+        return self.path or self.table or f"hf://datasets/{self.hub and self.hub.path}"
+
+    @property
+    def file_format(self) -> Literal["auto", FileFormat]:
+        """The format of its files. Those of a table say it by their content."""
+        return "auto" if self.table is not None else cast("Literal['auto', FileFormat]", self.format)
 
     @property
     def called(self) -> str:
@@ -165,12 +215,12 @@ class TextPlace(Model):
 
 
 class Source(TextPlace):
-    """Where text comes from: files (path) or a dataset on the hub (hub), one of the two."""
+    """Where text comes from: files (path), a dataset on the hub (hub) or a table (table), one of the three."""
 
     # So that the form refuses neither, when it is submitted. Not anyOf: the form would take it for a choice between schemas.
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"properties": {"path": {"type": "null"}}},
+            "if": {"properties": {"path": {"type": "null"}, "table": {"type": "null"}}},
             "then": {"required": ["hub"], "properties": {"hub": {"type": "object"}}},
         }
     )
@@ -351,8 +401,7 @@ class EvaluationSet(TextPlace):
 
     def absolute(self) -> dict[str, Any]:
         """The settings with a local path that means the same from any directory."""
-        settings = self.model_dump(mode="json", exclude_unset=True)
-        return {**settings, "path": absolute(self.path)} if self.path is not None else settings
+        return with_absolute(self.model_dump(mode="json", exclude_unset=True))
 
 
 def evaluation_sets(step: DocumentStep) -> tuple[EvaluationSet, ...]:
@@ -610,14 +659,15 @@ class BuildConfig(Model):
         """Refuse an output within a source, or around one: the next build would read what this one wrote."""
         store, output = place_of(self.output)
         for source in self.sources:
-            where, path = place_of(source.path) if source.path else (None, "")
+            named = source.path or (source.table if source.catalog is None else None)
+            where, path = place_of(named) if named else (None, "")
             if where == store and os.path.commonpath([output, path]) in (output, path):
                 raise ValueError(
-                    f"output {self.output} and source {source.path} are within each other. Keep them apart, so that no build "
+                    f"output {self.output} and source {named} are within each other. Keep them apart, so that no build "
                     "reads what another one wrote."
                 )
             if self.scratch and where == "" and Path(place_of(self.scratch)[1]).is_relative_to(path):
-                raise ValueError(f"scratch {self.scratch} is within source {source.path}. Keep them apart.")
+                raise ValueError(f"scratch {self.scratch} is within source {named}. Keep them apart.")
         return self
 
     @model_validator(mode="after")
@@ -766,16 +816,19 @@ class BuildConfig(Model):
         return {"train": 1 - sum(held_out.values()), **held_out}
 
 
+def with_absolute(source: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a source with local paths that mean the same from any directory."""
+    places = ("path", "chat_template", *(() if source.get("catalog") else ("table",)))
+    return {**source, **{name: absolute(source[name]) for name in places if source.get(name) is not None}}
+
+
 def with_absolute_paths(config: BuildConfig) -> BuildConfig:
     """The same settings with local paths that mean the same from any directory: those that are relative now begin here."""
     settings = config.model_dump(mode="json", exclude_unset=True)
     for setting in ("output", "scratch"):
         if settings.get(setting) is not None:
             settings[setting] = absolute(settings[setting])
-    for source in settings["sources"]:
-        for setting in ("path", "chat_template"):
-            if source.get(setting) is not None:
-                source[setting] = absolute(source[setting])
+    settings["sources"] = list(map(with_absolute, settings["sources"]))
     if is_path(settings["tokenizer"]["name"]):
         settings["tokenizer"]["name"] = absolute(settings["tokenizer"]["name"])
     if config.documents.steps:

@@ -70,6 +70,14 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
+def version_of(info: dict[str, Any]) -> str | None:
+    """A store's name for an object's content, which changes whenever the content does."""
+    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
+        if info.get(name):
+            return f"{name}:{info[name]}"
+    return None
+
+
 def digest_of(*parts: Any) -> str:
     """A hexadecimal digest of values that JSON can write: equal values, equal digest, on every machine."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

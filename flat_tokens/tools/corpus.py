@@ -344,7 +344,11 @@ def run_of(corpus: Corpus) -> RunRecord:
             return nothing
         config = read_json(runs, ours[-1])["config"]
         tokenizer = config.get("tokenizer") or {}
-        found = [*(source.get("path") for source in config["sources"]), tokenizer.get("name"), tokenizer.get("pattern")]
+        found = [
+            *(source.get("path") or source.get("table") for source in config["sources"]),
+            tokenizer.get("name"),
+            tokenizer.get("pattern"),
+        ]
         *paths, name, pattern, scratch = (text if isinstance(text, str) else None for text in [*found, config.get("scratch")])
         return RunRecord(tuple(paths), name, pattern, scratch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -123,7 +123,7 @@ class Locator:
             repository = source.origin.removeprefix("hf://datasets/").partition(" ")[0]
             yield f"hf://datasets/{repository}@{source.revision}", file.name
         elif "://" in source.origin:
-            yield _base(source.origin), file.name
+            yield _base(source.origin.partition(" (")[0]), file.name
 
 
 def place_below(base: str, name: str) -> str | None:

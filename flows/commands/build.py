@@ -179,7 +179,7 @@ def trusted_config(options: argparse.Namespace, dataset: str) -> BuildConfig:
     from tasks.output.versions import at_dataset
 
     config = config_of(*at_dataset(dataset))
-    places = {one.called: one.path or f"hf://datasets/{one.hub and one.hub.path}" for one in config.sources}
+    places = {one.called: one.place for one in config.sources}
     for what, place in {**places, "tokenizer": config.tokenizer.name, "scratch": config.scratch}.items():
         if place:
             print(line(f"{options.command}: the record of {dataset} names {what}: {place}"), file=sys.stderr)

@@ -24,7 +24,7 @@ def fault_of_config(settings: dict[str, Any]) -> str | None:
     try:
         check_here(config)
         for number, source in enumerate(config.sources):
-            if source.path is not None and "://" not in source.path:
+            if "://" not in source.place:
                 resolve_source(source, number)
     except (ValueError, OSError) as error:
         return one_line(error)

@@ -161,8 +161,10 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
 
 
 def _pinned(source: Source, revision: str | None) -> Source:
-    if source.hub is None or revision is None:
+    if revision is None or (source.hub is None and source.table is None):
         return source
+    if source.hub is None:
+        return source.model_copy(update={"version": revision})
     return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
 
 

@@ -149,8 +149,7 @@ def origin(source: Source) -> str:
     if source.hub is not None:
         name = f"/{source.hub.name}" if source.hub.name else ""
         return f"hf://datasets/{source.hub.path}{name}/{source.hub.split}"
-    assert source.path is not None
-    return Store.at(source.path).url if "://" not in source.path else source.path
+    return Store.at(source.place).url if "://" not in source.place else source.place
 
 
 def output_of(path_or_url: str) -> str:

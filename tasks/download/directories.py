@@ -32,11 +32,12 @@ class Table(NamedTuple):
     kind: str
     log: str
     entry: str = ""
+    remedy: str = "Set source.table instead of source.path to read the table."
 
 
 TABLES = (
     Table("a Delta table", "_delta_log"),
-    Table("a Hudi table", ".hoodie"),
+    Table("a Hudi table", ".hoodie", remedy="Write its rows to a directory of their own, and name that in source.path."),
     Table("an Iceberg table", "metadata", ".metadata.json"),
 )
 
@@ -63,7 +64,7 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: st
         if table is not None:
             raise ValueError(
                 f"{source.called}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
-                "table has removed. Write its rows to a directory of their own, and name that in source.path."
+                f"table has removed. {table.remedy}"
             )
 
 

@@ -87,4 +87,4 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
 
 
 def _named(one: EvaluationSet) -> str:
-    return one.path if one.path is not None else f"{one.hub.path}, split {one.hub.split}" if one.hub else ""
+    return f"{one.hub.path}, split {one.hub.split}" if one.hub else one.place

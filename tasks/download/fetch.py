@@ -26,9 +26,10 @@ from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
 from tasks.download.hub import fetch_hub
-from tasks.download.sources import TIMEOUT, fetching, naming, version_of
+from tasks.download.sources import TIMEOUT, fetching, naming
+from tasks.download.tables import TABLE, write_rows
 from tasks.locations import checked_session, readable
-from tasks.models import FoundFile, SourceFile, Stamp, digest_of
+from tasks.models import FoundFile, SourceFile, Stamp, digest_of, version_of
 from tasks.output.staging import attempt
 from tasks.text.files import changed_meanwhile, stamp
 
@@ -71,7 +72,7 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
         raise ValueError(changed_meanwhile(found.name))
     now = stamp(os.fspath(here)) if ending else before
-    file = _as_file(found, Path(real_path(here)), sha256, detect_format(_head(here), found.name, source.format), now)
+    file = _as_file(found, Path(real_path(here)), sha256, detect_format(_head(here), found.name, source.file_format), now)
     return file._replace(line_ends="crlf") if may_be_crlf(source, file.format) and _has_crlf(here) else file
 
 
@@ -156,7 +157,8 @@ def check_remote(found: FoundFile) -> None:
 
 def _bring(found: FoundFile, files: Path, hub_cache: Path | None, most: int | None) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
-    check_remote(found)
+    if not (is_table := found.uri.startswith(TABLE)):
+        check_remote(found)
     if found.uri.startswith(("hf://", "datasets://")):
         return fetch_hub(found, files, hub_cache)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
@@ -164,7 +166,7 @@ def _bring(found: FoundFile, files: Path, hub_cache: Path | None, most: int | No
         if found.immutable and (known := _noted(note)):
             return known
         with (halves / "raw").open("wb") as file:
-            sha256 = fetch_into(found, file, most)
+            sha256 = write_rows(found, file) if is_table else fetch_into(found, file, most)
             file.flush()
             os.fsync(file.fileno())
         path = _settle(halves / "raw", files / f"{sha256}.raw", sha256)

@@ -22,6 +22,7 @@ from tasks.config import Source, available_memory
 from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
 from tasks.download.hub import fetch_hub
 from tasks.download.sources import naming
+from tasks.download.tables import TABLE
 from tasks.locations import readable_directory
 from tasks.models import FoundFile, SourceFile, Stamp, stamp_of
 
@@ -49,7 +50,7 @@ def packs_of(found: Iterable[FoundFile]) -> Iterator[tuple[FoundFile, ...]]:
 
 
 def is_small(found: FoundFile) -> bool:
-    return found.size is not None and found.size <= SMALL_BYTES
+    return found.size is not None and found.size <= SMALL_BYTES and not found.uri.startswith(TABLE)
 
 
 class Raw(NamedTuple):
@@ -93,7 +94,7 @@ def read_small(
                     continue
                 text = parts
                 location, stamp = keep(sha256, text)
-            kind = detect_format(text[:HEAD_BYTES], found.name, source.format)
+            kind = detect_format(text[:HEAD_BYTES], found.name, source.file_format)
             file = SourceFile(found.source, found.name, len(text), sha256, kind, location, found.split, stamp, found)
             yield file._replace(line_ends="crlf") if may_be_crlf(source, kind) and b"\r\n" in text else file, text
 

@@ -26,8 +26,9 @@ from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import resolve_hub
+from tasks.download.tables import resolve_table
 from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
-from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of
+from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of, version_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +51,9 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
         raise ValueError(f"{source.called}: there is no chat template at {template}{_place(template)}{_nearest(Path(template))}")
     if source.hub is not None:
         return resolve_hub(source, index)
+    if source.table is not None:
+        pinned = resolve_table(source, index)
+        return pinned._replace(files=assign_splits(source, pinned.files))
     assert source.path is not None
     here = local_path(source.path)
     found = _remote(source, index, source.path) if here is None else _local(source, index, here)
@@ -107,13 +111,13 @@ def names_split(name: str, split: str) -> bool:
 
 def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     location = Path(path)
-    hidden_too = is_one = False
+    hidden_too = False
     if kind_of(location) == "directory":
         base, paths = path.rstrip("/") or "/", _walk(path, source)
         begin = len(base.rstrip("/")) + 1
     elif kind_of(location, follow_links=False) is not None:
         paths, begin = iter([(os.fspath(location), "")]), len(os.fspath(location)) - len(location.name)
-        base, hidden_too, is_one = "", True, True
+        base, hidden_too = "", True
     elif MAGIC & set(path):
         base, pattern = pattern_base(path)
         _check_listed(Path(base), Path(pattern).parts[:-1], source)
@@ -122,12 +126,10 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
     else:
         meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
         raise ValueError(f"{source.called}: there is nothing at {path}{_place(path)}{meant}")
-    if not is_one:
-        files = list(paths)
-        parents = {file[: file.rfind("/") + 1] for file, _ in files}
-        refuse_tables(source, Store.at(base), [os.path.abspath(f"{parent}x") for parent in parents])
-        paths = iter(files)
-    for file, directory in paths:
+    files = list(paths)
+    parents = {file[: file.rfind("/") + 1] for file, _ in files}
+    refuse_tables(source, Store.at(base or "."), [os.path.abspath(f"{parent}x") for parent in parents])
+    for file, directory in files:
         name = file[begin:]
         if not hidden_too and HIDDEN.search(name):
             continue
@@ -268,7 +270,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     store = Store.at(url)
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
-    hidden_too, is_one, listed = False, False, None
+    hidden_too, listed = False, None
     try:
         if http and (found := magic & set(path)):
             base = path[: min(map(path.index, found))].rpartition("/")[0]
@@ -285,7 +287,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             base, listed = path, path.rstrip("/")
             infos = [info for info in store.ask("find", detail=True).values() if not _stands_for_directory(info, listed)]
         else:
-            base, infos, hidden_too, is_one = posixpath.dirname(path), [info], True, True
+            base, infos, hidden_too = posixpath.dirname(path), [info], True
     except FileNotFoundError as error:
         raise ValueError(f"{source.called}: there is nothing at {url}") from error
     except ValueError:
@@ -295,7 +297,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             raise  # it names the file, what the server said, and how often it was asked
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"{source.called}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
-    if not http and not is_one:
+    if not http:
         refuse_tables(source, store, [str(info["name"]) for info in infos], listed=listed)
     for info in infos:
         uri = readable(store.fs.unstrip_protocol(info["name"]))
@@ -325,14 +327,6 @@ def _remote_pattern_base(store: Store) -> tuple[str, str]:
         if MAGIC & set(part) and not replace(store, root=directory).exists(""):
             return "/".join(parts[:k]), "/".join([*parts[k:], last])
     return "/".join(parts), last
-
-
-def version_of(info: dict[str, Any]) -> str | None:
-    """A store's name for an object's content, which changes whenever the content does."""
-    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
-        if info.get(name):
-            return f"{name}:{info[name]}"
-    return None
 
 
 def _http_info(url: str) -> dict[str, Any]:

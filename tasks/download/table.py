@@ -24,7 +24,7 @@ from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.rows import Range, text_buffers
 from tasks.config import Source
-from tasks.locations import local_path
+from tasks.locations import absolute, local_path
 from tasks.models import FORMAT_SEMANTICS, FoundFile, SourceFile, digest_of
 from tasks.output.paths import FILES
 from tasks.output.pointer import pointer_lock
@@ -68,6 +68,8 @@ def table_key(source: Source) -> str:
     """Key of the table of a source's files: by the place of the source and how it is read."""
     if source.hub is not None:
         place: tuple[Any, ...] = ("hub", source.hub.path, source.hub.name, source.hub.split)
+    elif source.table is not None:
+        place = ("table", source.table if source.catalog else absolute(source.table), source.catalog)
     else:
         assert source.path is not None
         here = local_path(source.path)
@@ -119,7 +121,7 @@ class FileTable:
             stamp=found.stamp if in_place else (),
             found=found,
             line_ends=self._texts["line_ends"][row] or None,
-            partitions=tuple((name, given[name]) for name in names if name in given),
+            partitions=tuple((name, given.get(name)) for name in names),
         )
         return CutFile(file, tuple(_ranges(self._cuts[self._ends[row] : self._ends[row + 1]])))
 

@@ -50,7 +50,7 @@ class LineageDataset(NamedTuple):
 def inputs_of(request: Any) -> list[LineageDataset]:
     """The datasets that a request reads, as its settings name them."""
     if sources := getattr(request, "sources", None):
-        places = (one.path or f"hf://datasets/{one.hub.path}" for one in sources)
+        places = (one.place for one in sources)
         return [LineageDataset.at(place if "://" in place else Store.at(place).url) for place in places]
     return [LineageDataset.at(place) for place in getattr(request, "inputs", None) or (request.path,)]
 
@@ -67,7 +67,12 @@ def with_digests(
         files = {file["name"]: file["sha256"] for file in source["files"]}
         digest = next(iter(files.values())) if len(files) == 1 else digest_of(files)
         sizes = sum(file["size"] for file in source["files"])
-        known = {"version": f"sha256:{digest}", "rows": read.get(source["name"]), "byte_count": sizes, "files": len(files)}
+        known = {
+            "version": source.get("revision") or f"sha256:{digest}",
+            "rows": read.get(source["name"]),
+            "byte_count": sizes,
+            "files": len(files),
+        }
         found.append(one._replace(**known))
     return found
 

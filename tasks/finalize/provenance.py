@@ -43,7 +43,7 @@ def provenance(
         of_source[file.source].append(_facts_of(file))
     sources = [
         {
-            **source.model_dump(exclude={"path", "hub", "chat_template"}, exclude_none=True),
+            **source.model_dump(exclude={"path", "hub", "table", "version", "catalog", "chat_template"}, exclude_none=True),
             **({"chat": chat.model_dump(mode="json", exclude_none=True)} if (chat := chats[i]) else {}),
             **({"steps": list(steps)} if steps else {}),  # next to the source, so that a dataset made of several keeps them
             "from": pin.origin,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -20,8 +19,7 @@ from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import Store
-from flat_tokens.vocabulary import is_file_name
-from tasks.config import BuildConfig, DocumentStep
+from tasks.config import BuildConfig, with_absolute_paths
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.forgotten import check_without_forgotten
 from tasks.output.held import Candidate, HeldVersions, candidate_of, forgive, is_current, read_held
@@ -295,7 +293,7 @@ def remember_origin(
     origin = Origin(
         at=known.at if known else now,
         looked_up=now,
-        config=absolute(config).model_dump(mode="json", exclude_unset=True),
+        config=with_absolute_paths(config).model_dump(mode="json", exclude_unset=True),
     )
     lists = {
         "pinned": [{**one._asdict(), "files": list(map(_as_found, one.files))} for one in pinned],
@@ -330,27 +328,6 @@ def _read_origin(root: Store, version: str, kind: type[SomeOrigin]) -> SomeOrigi
         return kind.model_validate_json(read_record(root, origin_key(version)))
     except (FileNotFoundError, ValueError):
         return None
-
-
-def absolute(config: BuildConfig) -> BuildConfig:
-    """The same settings with absolute paths."""
-    sources = [one.model_copy(update={"path": _absolute(one.path)}) if one.path else one for one in config.sources]
-    tokenizer = config.tokenizer
-    if tokenizer.name != "bytes" and (is_file_name(tokenizer.name) or kind_of(tokenizer.name) == "directory"):
-        tokenizer = tokenizer.model_copy(update={"name": _absolute(tokenizer.name)})
-    paths: dict[str, Any] = {
-        "output": _absolute(config.output),
-        **({"scratch": _absolute(config.scratch)} if config.scratch else {}),
-    }
-    steps = tuple(DocumentStep.model_validate(step.absolute()) for step in config.documents.steps)
-    if steps:
-        paths["documents"] = config.documents.model_copy(update={"steps": steps})
-    return config.model_copy(update={**paths, "sources": tuple(sources), "tokenizer": tokenizer})
-
-
-def _absolute(location: str) -> str:
-    plain = location.removeprefix("file://").removeprefix("local://")
-    return location if "://" in plain else os.path.abspath(os.path.expanduser(plain))
 
 
 def check_distinct(outputs: Sequence[str]) -> None:

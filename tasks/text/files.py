@@ -50,6 +50,8 @@ def with_partitions(file: SourceFile, source: Source, content: bytes | None = No
     are known. Raises as ``plan_ranges`` does.
     """
     given = partitions_of(file.name)
+    if source.table is not None:  # a file that is older than a column lacks it
+        given = dict.fromkeys(source.keep_columns or ()) | given
     names = [name for name in source.keep_columns or () if name in given]
     if not names:
         return file

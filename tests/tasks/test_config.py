@@ -161,8 +161,10 @@ def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch:
     assert made.model_fields_set == told.model_fields_set
     monkeypatch.chdir("/")
     assert with_absolute_paths(made) == made
-    short = config(source={"hub": {"path": "a/b"}}, tokenizer="gpt2")
-    assert with_absolute_paths(short) == short
+    for source in ({"hub": {"path": "a/b"}}, {"table": "texts.web", "catalog": "lake"}):
+        short = config(source=source, tokenizer="gpt2")
+        assert with_absolute_paths(short) == short
+    assert with_absolute_paths(config(source={"table": "x"})).sources[0].table == "/x"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def pipe(*names: str) -> None:
 
 @pytest.mark.parametrize(("log", "kind"), [DELTA, HUDI, ICEBERG])
 @pytest.mark.parametrize(
-    "path", ["tab", "tab/", "tab/**/*.parquet", "tab/day=1", "tab/day=1/*.parquet", "*/*/*.parquet", ".", "tab/day=1/p*"]
+    "path",
+    ["tab", "tab/", "tab/**/*.parquet", "tab/day=1", "tab/day=1/*.parquet", "*/*/*.parquet", ".", "tab/day=1/part-1.parquet"],
 )
 def test_the_files_of_a_table_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, kind: str, path: str
@@ -59,16 +60,14 @@ def test_the_files_of_a_table_are_refused(
     for place in (f"{tmp_path}/{path}", path):
         with pytest.raises(ValueError, match=rf"^the source: {tmp_path}/tab is {kind}: it has {log.partition('/')[0]}, and its"):
             names(place)
-    assert names(tmp_path / "tab/day=1/part-1.parquet") == ["part-1.parquet"]  # who names a file means it
 
 
 @pytest.mark.parametrize(("log", "kind"), [DELTA, HUDI, ICEBERG])
-@pytest.mark.parametrize("path", ["tab", "tab/day=1", "tab/*/*.parquet", "**/*.parquet"])
+@pytest.mark.parametrize("path", ["tab", "tab/day=1", "tab/*/*.parquet", "tab/day=1/part-0.parquet"])
 def test_the_files_of_a_table_in_a_store_are_refused(memory: str, log: str, kind: str, path: str) -> None:
     pipe(f"tab/{log}", "tab/day=1/part-0.parquet")
     with pytest.raises(ValueError, match=rf"^the source: /directories/tab is {kind}"):
         names(f"{memory}/{path}")
-    assert names(f"{memory}/tab/day=1/part-0.parquet") == ["part-0.parquet"]
 
 
 def test_a_directory_that_is_called_metadata_makes_no_table(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_set_is_named_by_a_path_or_by_settings() -> None:
     ("against", "message"),
     [
         (["/a/x.jsonl", "/b/x.jsonl"], "two evaluation sets are named 'x'; give each a name of its own"),
-        ([{"text_column": "q"}], "neither of 'path' and 'hub'; give one"),
+        ([{"text_column": "q"}], "neither of 'path', 'hub' and 'table'; give one"),
         ([{"path": "/a", "column": "q"}], "against.0.column: Extra inputs are not permitted"),
         (["https://user:secret@host/x.jsonl"], "against.0.path: the URL of host carries credentials"),
         ([7], "against.0"),

@@ -11,10 +11,8 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from tasks.config import BuildConfig
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import (
-    absolute,
     at_dataset,
     check_distinct,
     find_version,
@@ -175,17 +173,6 @@ def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, spoiled: bytes) -
     root = Store.at(tmp_path)
     root.put("origins/x.json", spoiled)
     assert read_origin(root, "x") is None
-
-
-def test_remembered_paths_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    sources = [{"name": "a", "path": "in/*.txt"}, {"name": "b", "path": "s3://bucket/x"}, {"name": "c", "hub": {"path": "org/x"}}]
-    config = BuildConfig.model_validate({"output": "out", "sources": sources, "tokenizer": "t.json", "scratch": "tmp"})
-    moved = absolute(config)
-    assert [source.path for source in moved.sources] == [f"{tmp_path}/in/*.txt", "s3://bucket/x", None]
-    assert (moved.output, moved.tokenizer.name, moved.scratch) == (f"{tmp_path}/out", f"{tmp_path}/t.json", f"{tmp_path}/tmp")
-    plain = BuildConfig.model_validate({"output": "gs://b/out", "sources": sources, "tokenizer": "gpt2"})
-    assert (absolute(plain).output, absolute(plain).tokenizer.name) == ("gs://b/out", "gpt2")
 
 
 def test_a_dataset_is_found_by_its_output_a_version_or_the_link(tmp_path: Path) -> None:

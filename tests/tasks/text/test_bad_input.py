@@ -827,10 +827,10 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
         "'sources' is a list; a single one may be called 'source'",
     ),
     "source that is a string": ({"source": "x.jsonl"}, "source: should be a mapping of settings, not 'x.jsonl'"),
-    "neither path nor hub": ({"source": {"name": "a"}}, "source 'a' has neither of 'path' and 'hub'; give one"),
+    "neither path nor hub": ({"source": {"name": "a"}}, "source 'a' has neither of 'path', 'hub' and 'table'; give one"),
     "both path and hub": (
         {"source": {"path": "x", "hub": {"path": "a/b"}}},
-        "the source has both of 'path' and 'hub'; give one",
+        "the source has more than one of 'path', 'hub' and 'table'; give one",
     ),
     "two sources of one name": (
         {"source": REMOVED, "sources": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]},

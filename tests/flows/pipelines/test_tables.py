@@ -1,0 +1,374 @@
+"""Delta and Iceberg tables as sources: pinned to a version, refreshed by what changed, refused by name if they cannot be read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+from flat_tokens.columns import columns_of
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.store import Store
+from flows.pipelines.refresh import RefreshResult
+from tasks.config import Source
+from tasks.download import iceberg
+from tasks.download.sources import resolve_source
+from tests.faults.support import Settings, build_here, refresh_here
+from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
+from tests.flows.test_stores import bucket  # noqa: F401  a fixture
+
+deltalake = pytest.importorskip("deltalake")
+pyiceberg = pytest.importorskip("pyiceberg")
+Change = Callable[[Any], object]
+
+
+def rows(first: int, stop: int, text: str = "text") -> pa.Table:
+    numbers = range(first, stop)
+    return pa.table(
+        {
+            "id": [f"d{i}" for i in numbers],
+            "text": [f"{text} of document {i} " * 9 for i in numbers],
+            "lang": pa.array(["en" if i < 60 else None for i in numbers], pa.string()),
+            "n": list(numbers),
+        }
+    )
+
+
+def settings(tmp_path: Path, table: str, **source: Any) -> Settings:
+    whole = {"name": "web", "table": table, "id_column": "id", "keep_columns": ["lang", "n"], **source}
+    return {"output": str(tmp_path / "out"), "sources": [whole], "tokenizer": "bytes", "slice_bytes": 1500}
+
+
+def documents(output: str | Path) -> list[tuple[Any, ...]]:
+    """The texts of a dataset, each with its kept columns, in the order of the texts."""
+    dataset, found = flat_tokens.open(output), list[tuple[Any, ...]]()
+    for split, tokens in (("train", dataset.train), ("validation", dataset.validation)):
+        columns = columns_of(dataset.store, dataset.manifest, split)
+        kept = columns.take(np.arange(tokens.seq_count), list(columns.kinds)).to_pylist()
+        texts = (bytes((tokens.sequence(i) - 1).astype("uint8")).decode() for i in range(tokens.seq_count))
+        found += [(text, *row.values()) for text, row in zip(texts, kept, strict=True)]
+    return sorted(found)
+
+
+def made_from_nothing(refreshed: RefreshResult, options: Settings, tmp_path: Path) -> bool:
+    """Whether a build at another place makes the same version: the same manifest, which has the digests of all of its files."""
+    other = build_here({**options, "output": str(tmp_path / f"other-{refreshed.version}"), "scratch": str(tmp_path / "scratch")})
+    return read_manifest(Store.at(refreshed.path)) == read_manifest(Store.at(other.path))
+
+
+def delta(place: str, **options: str) -> Any:
+    return deltalake.DeltaTable(place, storage_options=options or None)
+
+
+def append_delta(place: str, first: int, stop: int, **options: Any) -> None:
+    deltalake.write_deltalake(place, rows(first, stop), mode="append", **options)
+
+
+def merged(table: Any) -> None:
+    """Of three rows one is updated, one is new, and one is deleted."""
+    given = pa.concat_tables([rows(0, 1, "merged"), rows(7, 8), rows(300, 301)])
+    merge = table.merge(given, "old.n = new.n", source_alias="new", target_alias="old")
+    merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
+
+
+def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path, tokenized: list[str]) -> None:  # noqa: F811
+    place = str(tmp_path / "tab")
+    for first in range(0, 100, 5):
+        append_delta(place, first, first + 5, partition_by=["lang"])
+    options = settings(tmp_path, place)
+    first = refresh_here(options)
+    assert (first.changes.headline, len(tokenized)) == ("20 files added", 20)
+    changes: list[tuple[Change, str, int]] = [
+        (lambda table: append_delta(place, 200, 205, partition_by=["lang"]), "1 file added", 1),
+        (lambda table: table.optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
+        (merged, "2 files added, 1 removed", 2),
+        (lambda table: table.update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
+        (lambda table: table.delete("n = 98"), "1 file added, 1 removed", 1),
+    ]
+    for change, headline, count in changes:
+        tokenized.clear()
+        change(delta(place))
+        again = refresh_here(options)
+        assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
+        assert made_from_nothing(again, options, tmp_path)
+    source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
+    assert (source["from"], source["revision"]) == ("local files (tab) (Delta table)", str(delta(place).version()))
+    old = build_here({**settings(tmp_path, place, version=0), "output": str(tmp_path / "old")})
+    assert documents(old.path) == [tuple(row.values())[1:] for row in rows(0, 5).to_pylist()]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Any:
+    """A catalog in a file of SQLite, next to its warehouse."""
+    from pyiceberg.catalog import load_catalog
+
+    (tmp_path / "warehouse").mkdir()
+    found = load_catalog("default", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    found.create_namespace("texts")
+    return found
+
+
+def test_a_refresh_of_an_iceberg_table_reads_the_files_that_changed(
+    tmp_path: Path,
+    catalog: Any,
+    tokenized: list[str],  # noqa: F811
+) -> None:
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    for first in range(0, 100, 5):
+        table.append(rows(first, first + 5))
+    options = settings(tmp_path, "texts.web", catalog=f"sqlite:///{tmp_path}/catalog.db")
+    first = refresh_here(options)
+    assert (first.changes.headline, len(tokenized)) == ("20 files added", 20)
+    changes: list[tuple[Change, str, int]] = [
+        (lambda table: table.append(rows(200, 205)), "1 file added", 1),
+        (lambda table: table.upsert(rows(3, 4, "merged"), ["n"]), "2 files added, 1 removed", 2),
+        (lambda table: table.delete("n = 98"), "1 file added, 1 removed", 1),
+        (
+            lambda table: table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "of today").commit(),
+            "nothing changed",
+            0,
+        ),
+    ]
+    for change, headline, count in changes:
+        tokenized.clear()
+        change(table)
+        table = catalog.load_table("texts.web")
+        again = refresh_here(options)
+        assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
+        assert made_from_nothing(again, options, tmp_path)
+    source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
+    assert source["revision"] == str(table.current_snapshot().snapshot_id)
+    assert source["from"] == "local files (web) (Iceberg table)"
+    for version in ("of today", "main", table.current_snapshot().snapshot_id, "latest"):
+        pinned = resolve_source(Source(table="texts.web", catalog=options["sources"][0]["catalog"], version=version), 0)
+        assert pinned.revision == source["revision"]
+    place = Source(table=table.metadata_location, version=table.snapshots()[2].snapshot_id)
+    assert len(resolve_source(place, 0).files) == 3
+
+
+Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def deletion_vector(*deleted: int) -> dict[str, Any]:
+    """Rows of a file that are deleted, as the log of a Delta table has them: a bitmap of roaring's portable form."""
+    values = struct.pack(f"<{len(deleted)}H", *deleted)
+    body = struct.pack("<iqiii2H", 1681511377, 1, 0, 12346, 1, 0, len(deleted) - 1) + struct.pack("<i", 16) + values
+    words = (int.from_bytes((body + b"\0" * 3)[at : at + 4]) for at in range(0, len(body), 4))
+    text = "".join(Z85[word // 85**k % 85] for word in words for k in (4, 3, 2, 1, 0))
+    return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(body), "cardinality": len(deleted)}
+
+
+def commit(place: str, version: int, *actions: dict[str, Any]) -> None:
+    Path(place, f"_delta_log/{version:020}.json").write_text("".join(json.dumps(one) + "\n" for one in actions))
+
+
+def actions_of(place: str, version: int) -> dict[str, Any]:
+    lines = Path(place, f"_delta_log/{version:020}.json").read_text().splitlines()
+    return {kind: action for line in lines for kind, action in json.loads(line).items()}
+
+
+def test_rows_that_a_deletion_vector_names_are_left_out(tmp_path: Path, tokenized: list[str]) -> None:  # noqa: F811
+    """A file is read again when its vector changes; others are not."""
+    place, options = str(tmp_path / "tab"), settings(tmp_path, str(tmp_path / "tab"), keep_columns=["n"])
+    append_delta(place, 0, 5)
+    append_delta(place, 5, 8)
+    refresh_here(options)
+    file = actions_of(place, 0)["add"]
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    protocol = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}
+    before = dict[str, Any]()
+    for version, deleted, left in ((2, (1, 3), {0, 2, 4}), (3, (0, 1, 3), {2, 4})):
+        vector = {"deletionVector": deletion_vector(*deleted)}
+        remove = {"path": file["path"], "dataChange": True, "deletionTimestamp": 1, **before}
+        commit(place, version, *([protocol] if version == 2 else []), {"remove": remove}, {"add": {**file, **vector}})
+        before = vector
+        tokenized.clear()
+        again = refresh_here(options)
+        assert {n for _, n in documents(again.path)} == {*left, 5, 6, 7}
+        assert tokenized == [file["path"]]
+        assert made_from_nothing(again, options, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_columns_of_a_delta_table_that_have_other_names_in_its_files(tmp_path: Path, mode: str) -> None:
+    place = str(tmp_path / "tab")
+    deltalake.write_deltalake(place, rows(0, 3).rename_columns(["id", "col-7f", "col-lang", "n"]), partition_by=["col-lang"])
+    actions = actions_of(place, 0)
+    schema = json.loads(actions["metaData"]["schemaString"])
+    names = {"col-7f": "text", "col-lang": "lang"}
+    for number, field in enumerate(schema["fields"]):
+        physical = field["name"]
+        field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical}
+        field["name"] = names.get(physical, physical)
+    configuration = {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "4"}
+    metadata = {**actions["metaData"], "schemaString": json.dumps(schema), "configuration": configuration}
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    commit(place, 0, {"protocol": protocol}, {"metaData": {**metadata, "partitionColumns": ["lang"]}}, {"add": actions["add"]})
+    if mode == "id":
+        with pytest.raises(ValueError, match=r"Delta table .*tab, version 0, maps columns by id; .* without column mapping"):
+            build_here(settings(tmp_path, place))
+        return
+    assert documents(build_here(settings(tmp_path, place)).path) == [tuple(row.values())[1:] for row in rows(0, 3).to_pylist()]
+
+
+def test_a_column_that_older_files_lack_is_null_there(tmp_path: Path) -> None:
+    place = str(tmp_path / "tab")
+    append_delta(place, 0, 2)
+    more = rows(2, 3).append_column("score", pa.array([0.5]))
+    deltalake.write_deltalake(place, more, mode="append", schema_mode="merge")
+    built = build_here(settings(tmp_path, place, keep_columns=["score", "n"]))
+    assert [row[1:] for row in documents(built.path)] == [(None, 0), (None, 1), (0.5, 2)]
+
+
+def with_deletes(catalog: Any, content: str, columns: dict[str, tuple[int, list[Any]]], tmp_path: Path) -> Any:
+    """Add a file of deletes to the table, which pyiceberg does not write."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    table, path = catalog.load_table("texts.web"), tmp_path / f"{content}.parquet"
+    kinds = {name: pa.array(values) for name, (_, values) in columns.items()}
+    fields = [pa.field(name, kinds[name].type, metadata={"PARQUET:field_id": str(n)}) for name, (n, _) in columns.items()]
+    pq.write_table(pa.table(list(kinds.values()), schema=pa.schema(fields)), path)
+    counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
+    file = DataFile.from_args(
+        content=DataFileContent[content],
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=next(iter(table.scan().plan_files())).file.partition,
+        record_count=1,
+        file_size_in_bytes=path.stat().st_size,
+        equality_ids=[4] if content == "EQUALITY_DELETES" else None,
+        spec_id=0,
+        **{name: {} for name in counts},
+    )
+    file.spec_id = 0
+    with table.transaction() as change, change.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+
+
+def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_by_their_ids(tmp_path: Path, catalog: Any) -> None:
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    table.append(rows(0, 3))
+    with table.update_schema() as change:
+        change.rename_column("text", "body")
+        change.add_column("score", pyiceberg_type("DoubleType"))
+    (task,) = table.scan().plan_files()
+    positions = {"file_path": (2147483546, [task.file.file_path]), "pos": (2147483545, [1])}
+    with_deletes(catalog, "POSITION_DELETES", positions, tmp_path)
+    table = catalog.load_table("texts.web")
+    table.append(rows(3, 4).rename_columns(["id", "body", "lang", "n"]))
+    source = {"catalog": f"sqlite:///{tmp_path}/catalog.db", "text_column": "body", "keep_columns": ["score", "n"]}
+    options = settings(tmp_path, "texts.web", **source)
+    assert [row[1:] for row in documents(build_here(options).path)] == [(None, 0), (None, 2), (None, 3)]
+    with_deletes(catalog, "EQUALITY_DELETES", {"n": (4, [2])}, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"Iceberg table texts.web of catalog sqlite.*, version [0-9]+ cannot be read: .*equality deletes"
+    ):
+        build_here(options)
+
+
+def pyiceberg_type(name: str) -> Any:
+    return getattr(pytest.importorskip("pyiceberg.types"), name)()
+
+
+@pytest.mark.slow
+def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Read with the credentials of this service's stores, which the tables' libraries do not know."""
+    from pyiceberg.catalog import load_catalog
+
+    place = str(tmp_path / "tab")
+    for first in (0, 5, 10):
+        append_delta(place, first, first + 5, partition_by=["lang"])
+    delta(place).create_checkpoint()
+    append_delta(place, 15, 20, partition_by=["lang"])
+    store = Store.at(bucket)
+    for key, _ in Store.at(place).listing():
+        store.upload(f"tab/{key}", f"{place}/{key}")
+    here, there = (
+        build_here({**settings(tmp_path, one), "output": str(tmp_path / name)})
+        for one, name in ((place, "a"), (f"{bucket}/tab", "b"))
+    )
+    assert documents(here.path) == documents(there.path)
+    assert read_manifest(Store.at(there.path))["provenance"]["sources"][0]["from"] == f"{bucket}/tab (Delta table)"
+    store.remove("tab/" + actions_of(place, 3)["add"]["path"])
+    with pytest.raises(
+        ValueError, match=r"tab, version 3 needs the file .*/lang=en/part-.*, which is gone: the table was vacuumed"
+    ):
+        build_here(settings(tmp_path, f"{bucket}/tab"))
+    assert len(resolve_source(Source(table=f"{bucket}/tab", version=2), 0).files) == 3
+
+    monkeypatch.setattr(iceberg.StoreIO, "new_output", lambda self, location: Written(location), raising=False)
+    io = {"py-io-impl": "tasks.download.iceberg.StoreIO", "warehouse": f"{bucket}/warehouse"}
+    catalog = load_catalog("default", uri=f"sqlite:///{tmp_path}/catalog.db", **io)
+    catalog.create_namespace("texts")
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    table.append(rows(0, 20))
+    built = build_here({**settings(tmp_path, table.metadata_location), "output": str(tmp_path / "c")})
+    assert documents(built.path) == documents(here.path)
+
+
+class Written(iceberg.StoreInput):
+    """A file that pyiceberg writes to a store."""
+
+    def create(self, overwrite: bool = False) -> Any:
+        return self._store.fs.open(self._store.root, "wb")
+
+    def to_input_file(self) -> iceberg.StoreInput:
+        return iceberg.StoreInput(self.location)
+
+
+def test_a_table_that_cannot_be_read_is_refused_with_its_version(
+    tmp_path: Path, catalog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, log = str(tmp_path / "tab"), tmp_path / "tab" / "_delta_log"
+    append_delta(place, 0, 2)
+    append_delta(place, 2, 4)
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    table.append(rows(0, 2))
+    old, sql = table.current_snapshot().snapshot_id, f"sqlite:///{tmp_path}/catalog.db"
+    table.append(rows(2, 4))
+    Store.at(tmp_path).remove(table.metadata.snapshots[0].manifest_list.removeprefix(f"file://{tmp_path}/"))
+    (tmp_path / "empty").mkdir()
+    web = {"table": "texts.web", "catalog": sql}
+    silent = socket.create_server(("127.0.0.1", 0))
+
+    def refused(words: str, **source: Any) -> None:
+        with pytest.raises(ValueError, match=words):
+            build_here(settings(tmp_path, **{"table": place, **source}))
+        assert not (tmp_path / "out" / "latest.json").exists()
+
+    with silent:
+        refused("has no version 7: its log has 0 to 1. Set source.version to one of these, or to latest", version=7)
+        refused("has numbers for versions, not 'main'", version="main")
+        refused(r"Delta table .*/tab, version 1: column 'n' is int64, not text", text_column="n")
+        refused("version 1 has no column 'url'; it has 'id', 'text', 'lang', 'n'", keep_columns=["url"])
+        refused("empty has neither _delta_log nor metadata/version-hint.text", table=str(tmp_path / "empty"))
+        refused("Delta table .*/empty is not there: there is no log in", table=str(tmp_path / "empty"), format="delta")
+        refused("Iceberg table texts.web of catalog .* has no snapshot, branch or tag 12, .*tags: main", **web, version=12)
+        refused(f"Iceberg table texts.web of catalog .*, version {old} cannot be read: No such file", **web, version=old)
+        refused("Iceberg table texts.none of catalog .*Table does not exist", table="texts.none", catalog=sql)
+        refused("there is no file .*/none.db", table="texts.web", catalog=f"sqlite:///{tmp_path}/none.db")
+        monkeypatch.setattr(iceberg, "CATALOG_SECONDS", 1.0)
+        refused("the catalog did not answer in 1 seconds", table="a.b", catalog=f"http://127.0.0.1:{silent.getsockname()[1]}")
+    (tmp_path / "tab" / actions_of(place, 0)["add"]["path"]).unlink()
+    refused(r"Delta table .*/tab, version 1 needs the file .*tab/part-.*, which is gone: the table was vacuumed, or")
+    (log / f"{2:020}.json").write_text("")
+    refused("tab, version 2 is being written: its log is empty")
+    (log / f"{2:020}.json").write_text('{"add": {"pa')
+    refused("Delta table .*tab, version 2 cannot be read: .*Json error.*If it is being written, try again later")
+
+
+def test_without_its_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_delta(str(tmp_path / "tab"), 0, 2)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(ModuleNotFoundError, match=r"a table as a source needs the package 'deltalake'\. Install it: pip install"):
+        build_here(settings(tmp_path, str(tmp_path / "tab")))
