@@ -31,6 +31,11 @@ class Doc(NamedTuple):
     file: int
     row: int
 
+    @property
+    def text(self) -> str:
+        """What its byte tokens spell."""
+        return bytes(value - 1 for value in self.ids).decode()
+
 
 Docs = Sequence[Doc]
 

@@ -118,8 +118,13 @@ class Held(NamedTuple):
     mask: list[int] | None
     columns: dict[str, Any]
 
+    @property
+    def text(self) -> str:
+        """What its byte tokens spell."""
+        return bytes(value - 1 for value in self.ids).decode()
 
-def held(path: str) -> dict[str, list[Held]]:
+
+def held(path: str | Path) -> dict[str, list[Held]]:
     """The documents of a version by split, when ``verify`` has found nothing wrong with it."""
     flat_tokens.verify(path, "full")
     dataset = flat_tokens.open(path)
@@ -134,6 +139,11 @@ def held(path: str) -> dict[str, list[Held]]:
         masks = [split.mask(*split.span(i)).tolist() if split.loss_mask else None for i in range(count)]
         found[name] = [Held(*of) for of in zip(*numbers, ids, masks, values, strict=True)]
     return found
+
+
+def by_place(path: str | Path) -> dict[tuple[int, int], tuple[str, Held]]:
+    """The split and the document of each file and row of a version."""
+    return {(one.file, one.row): (split, one) for split, docs in held(path).items() for one in docs}
 
 
 def expected(

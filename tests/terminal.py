@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from flows.commands.main import main
@@ -23,3 +26,10 @@ class Terminal:
         status, out, errors = self(*arguments)
         assert status == 0, errors
         return out.splitlines()
+
+    def json(self, *arguments: object) -> dict[str, Any]:
+        """The same, of a command that is asked for JSON."""
+        status, out, errors = self(*arguments, "--json")
+        assert status == 0, errors
+        value: dict[str, Any] = json.loads(out)
+        return value

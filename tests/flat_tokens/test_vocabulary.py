@@ -58,10 +58,6 @@ def test_ids_and_digests_of_real_encodings_are_those_of_builds(name: str) -> Non
     check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
 
 
-def test_a_tokenizers_directory_is_its_tokenizer_json(vocabularies: Path) -> None:
-    check_same_tokenizer(load_vocabulary(str(vocabularies / "gpt2")), TokenizerConfig(name=str(vocabularies / "gpt2")))
-
-
 def test_a_rank_file_with_its_pattern_is_the_builds_tokenizer(tmp_path: Path) -> None:
     path, pattern = str(rank_file(tmp_path / "small.tiktoken")), r"\s?\w+|\W"
     check_same_tokenizer(load_vocabulary(path, pattern=pattern), TokenizerConfig(name=path, pattern=pattern))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from flows.build import build_dataset
-from flows.commands.main import main
 from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
-from flows.export import export_dataset
 from flows.forget import forget_documents
-from flows.import_dataset import import_dataset
 from flows.train_tokenizer import train_tokenizer
 from tasks.config import BuildConfig
-from tasks.derive.request import ImportRequest, Subset
+from tasks.derive.request import Subset
 from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import digests, settings_of, write_notes
 from tests.flows.test_build import task_runs
 from tests.made import docs_of, publish_docs, read_docs
+from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -47,13 +43,6 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
     relayout_dataset(out, out, "zarr2")
     assert read_docs(out)["train"] == [*docs_of([1, 2], [3]), *docs_of([5, 6, 7], [], file=1, key=50)]
 
-    exported = export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99})
-    assert export_dataset(out, str(tmp_path / "files"), "datatrove", {"end_of_text": 99}).objects == exported.objects
-    imported = import_dataset(
-        ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "back"), options={"end_of_text": 99})
-    )
-    assert [doc.ids for doc in read_docs(imported.path)["train"]] == [(1, 2), (3,), (5, 6, 7), ()]
-
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
@@ -76,30 +65,6 @@ def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
     built = build_dataset(config)
     decoded = train_tokenizer(built.path, request, str(tmp_path / "decoded-{size}"))
     assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]
-
-
-class Terminal(NamedTuple):
-    """Runs a command; what it printed and its exit status."""
-
-    capsys: pytest.CaptureFixture[str]
-
-    def __call__(self, *arguments: Any) -> tuple[int, str, str]:
-        status = main(list(map(str, arguments)))
-        printed = self.capsys.readouterr()
-        return status, printed.out, printed.err
-
-    def json(self, *arguments: Any) -> dict[str, Any]:
-        status, out, err = self(*arguments, "--json")
-        assert status == 0, err
-        value: dict[str, Any] = json.loads(out)
-        return value
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    return Terminal(capsys)
 
 
 def test_commands_publish_and_say_so_once(datasets: tuple[str, str], tmp_path: Path, terminal: Terminal) -> None:

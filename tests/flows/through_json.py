@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
+from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import Stage, Step, do, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
+from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.groups import Group
 from tasks.output.staging import Workspace
@@ -39,3 +41,10 @@ class Elsewhere:
     def _through(self, group: Group, place: Workspace) -> Any:
         (item,), steps = work_of(group, place)
         return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
+
+
+def built(settings: dict[str, Any], workers: int | None = 1) -> BuildResult:
+    """What settings give with threads, or, without a number of these, elsewhere."""
+    config = BuildConfig.model_validate(settings)
+    with Threads(workers or 1) as threads:
+        return build(config, threads if workers else Elsewhere(config))

@@ -386,21 +386,3 @@ def test_what_is_not_understood_stops_a_collection(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a manifest"):
         collect(Store.at(output), NOW, delete=True)
     assert (output / "versions" / version / "train").exists()
-
-
-@pytest.mark.slow
-def test_s3_is_collected_the_same_way(s3: str, tmp_path: Path) -> None:  # noqa: F811
-    root = Store.at(f"{s3}/out")
-    one = build_files(root.url, tmp_path, "a", "b")
-    two = build_files(root.url, tmp_path, "b", "c")
-    week = Policy(keep_versions=1, grace_days=7)
-    assert collect(root, week, delete=True).garbage == ()
-    pin(root, one)
-    assert collect(root, NOW, delete=True).garbage == ()
-    root.remove(f"pins/{one}.json")
-    found = kinds(collect(root, NOW, delete=True))
-    found.pop("file", None)  # a file that was written a moment ago is not remembered
-    assert found == {"version": 1, "record": 1}
-    assert versions(root) == [two]
-    assert shards(root) == 0
-    flat_tokens.verify(root.url, "full")

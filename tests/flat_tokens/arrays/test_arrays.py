@@ -27,7 +27,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import ArrayWriter, FlatTokensWriter, write_dataset
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tests.examples import examples, first_fast
 
 NAMES = get_args(LayoutName)
@@ -324,25 +324,6 @@ def test_zarr_reads_arrays_of_every_length(tmp_path: Path, name: LayoutName, arr
         2 ** (8 * spec.numpy_dtype.itemsize) - 1,
     )
     assert np.array_equal(read[:], items)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_zarr_reads_a_dataset(tmp_path: Path, name: LayoutName) -> None:
-    batches = [TokenBatch.from_sequences([[1, 2], [3, 4, 5]]), TokenBatch.from_sequences([[6, 7, 8]])]
-    write_dataset(tmp_path / "dataset", batches, layout=name)
-    group = zarr.open_group(tmp_path / "dataset", mode="r")
-    assert group.metadata.zarr_format == (2 if name == "zarr2" else 3)
-    assert sorted(group.group_keys()) == ["train", "validation"]
-    assert sorted(group["train"].array_keys()) == ["encoded_tokens", "seq_starts"]
-    assert group["train/encoded_tokens"][:].tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
-    assert group["train/seq_starts"][:].tolist() == [0, 2, 5, 8]
-    assert dict(group["train"].attrs) == {"max_token_id": 8}
-    assert group["validation/encoded_tokens"][:].tolist() == []
-    assert group["validation/seq_starts"][:].tolist() == [0]
-    assert dict(group["validation"].attrs) == {"max_token_id": 0}
-    if name != "zarr2":
-        assert group["train/encoded_tokens"].metadata.dimension_names == ("token",)
-        assert group["train/seq_starts"].metadata.dimension_names == ("sequence",)
 
 
 @pytest.fixture(scope="module", params=ARRAYS, ids=lambda pair: "-".join(pair))

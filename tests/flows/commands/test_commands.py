@@ -221,14 +221,3 @@ def test_a_datasets_own_record_is_read_with_consent_or_below_roots(
         status, _, errors = terminal("refresh", output, *consent)
         assert status == 2
         assert "may not be read here" in errors
-
-
-def test_names_move_no_terminal(config: Path, tmp_path: Path, terminal: Terminal) -> None:
-    terminal.lines("build", config)
-    output, note = tmp_path / "out", "a\x1b]52;c;eA==\x07\x9b2J\nlatest"
-    terminal.lines("pin", output, "--note", note)
-    for arguments in (["versions", output], ["versions", output, "--json"], ["gc", f"{output}\x1b[2J"]):
-        _, out, errors = terminal(*arguments)
-        assert not set("\x1b\x07\x9b") & set(out + errors)
-        assert "\nlatest" not in out
-    assert json.loads(terminal("versions", output, "--json")[1])[0]["pinned"] == note

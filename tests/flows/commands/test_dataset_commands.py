@@ -6,13 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prefect import Flow
 from prefect.utilities.callables import get_call_parameters
 
-import flat_tokens
-from flat_tokens import TokenBatch
 from flows.commands.main import main
 from tests.made import docs_of, foreign, publish_docs, read_docs
 
@@ -79,21 +76,6 @@ def test_no_command_writes_to_a_directory_that_nobody_meant(
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
-def test_an_export_that_loses_the_loss_mask_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prompts count in training then, and a mask is not missed until somebody looks for it."""
-    masked = TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 1], np.uint8))
-    flat_tokens.write_dataset(tmp_path / "masked", [masked])
-    foreign(tmp_path / "plain", [[1, 2, 3]])
-    for name, format_, is_lost in (("masked", "megatron", True), ("masked", "parquet", False), ("plain", "megatron", False)):
-        said = []
-        for _ in range(2):  # the second time there is nothing to do
-            assert (
-                main(["export", str(tmp_path / name), str(tmp_path / f"{name}-{format_}"), "--to", format_, "--no-server"]) == 0
-            )
-            said.append(capsys.readouterr().out)
-        assert all((f"the loss mask is not exported: {format_} has no place" in one) == is_lost for one in said), said
-
-
 def test_an_export_keeps_to_the_roots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,26 +88,6 @@ def test_an_export_keeps_to_the_roots(
         assert status == 2
         assert "may not be " in said
     assert said_by(capsys, "export", plain, inside / "a", "--to", "megatron")[0] == 0
-
-
-def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dataset = foreign(tmp_path / "dataset", [[1, 2], [3]])
-    assert said_by(capsys, "export", dataset, tmp_path / "files", "--to", "llm.c", "--end-of-text", 9) == (0, "")
-    status, said = said_by(capsys, "import", tmp_path / "files", tmp_path / "one", "--json")
-    assert status == 0
-    assert said.startswith("import: each split is one long sequence: llm.c keeps documents apart by an end-of-text token")
-    assert said_by(capsys, "import", tmp_path / "files", tmp_path / "back", "--end-of-text", 9) == (0, "")
-
-
-def test_a_source_that_gets_another_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in "ab":
-        publish_docs(tmp_path / name, docs_of([1, 2]), name=name)
-    status, said = said_by(capsys, "merge", tmp_path / "a", tmp_path / "b", tmp_path / "out")
-    assert status == 0
-    assert "WARNING The source 'web' of b (" in said
-    assert ") is called 'web-2' here" in said
 
 
 @pytest.mark.parametrize(

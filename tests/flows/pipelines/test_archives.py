@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of, texts_of
-from flows.pipelines.build import BuildResult, build
-from flows.runners.threads import Threads
-from tasks.config import BuildConfig
-from tests.flows.through_json import Elsewhere
+from tests.flows.through_json import built
 from tests.sources import Rows, expected, held, write_rows
 
 FRACTION = 0.3
@@ -22,12 +18,6 @@ def some_rows(name: str, count: int) -> Rows:
     return [
         {"id": f"{name}-{i}", "text": f"{name} {i} é " + "salt wind " * (i % 5), "url": f"https://x/{i}"} for i in range(count)
     ]
-
-
-def built(given: dict[str, Any], output: Path, workers: int | None = 1) -> BuildResult:
-    config = BuildConfig.model_validate({"output": str(output), **given})
-    with Threads(workers or 1) as threads:
-        return build(config, threads if workers else Elsewhere(config))
 
 
 @pytest.mark.parametrize("name", ["tar", "tar.zst", "warc", "warc.gz"])
@@ -42,11 +32,12 @@ def test_a_version_is_what_the_rows_say(tmp_path: Path, name: str) -> None:
         "validation_fraction": FRACTION,
         "slice_bytes": 1500,
         "scratch": str(tmp_path / "scratch"),
+        "output": str(tmp_path / "one"),
     }
-    first = built(given, tmp_path / "one")
+    first = built(given)
     assert first.slices > 4
     assert held(first.path) == expected(files, fraction=FRACTION, columns=["url"])
-    assert built(given, tmp_path / "groups", None).version == first.version
+    assert built({**given, "output": str(tmp_path / "groups")}, None).version == first.version
     corpus = open_corpus(first.path)
     places = places_of(corpus, "train", range(5))
     assert places is not None
@@ -55,6 +46,6 @@ def test_a_version_is_what_the_rows_say(tmp_path: Path, name: str) -> None:
 
     files[1][29]["text"] += "more"
     write_rows(tmp_path / f"in/1.{name}", files[1], group=4)
-    second = built(given, tmp_path / "one")
+    second = built(given)
     assert held(second.path) == expected(files, fraction=FRACTION, columns=["url"])
     assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized / 4

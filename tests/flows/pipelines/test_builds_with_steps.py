@@ -61,8 +61,7 @@ def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: An
 
 def texts_of(output: Path) -> dict[int, str]:
     """The text of each document, by its key."""
-    docs = read_docs(output)
-    return {doc.key: (np.array(doc.ids) - 1).astype(np.uint8).tobytes().decode() for split in docs.values() for doc in split}
+    return {doc.key: doc.text for docs in read_docs(output).values() for doc in docs}
 
 
 def keys_of(output: Path, split: str) -> set[int]:

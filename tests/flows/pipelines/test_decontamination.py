@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import flat_tokens
 import flat_tokens.steps
 import tasks.tokenize.segments
-from flat_tokens.columns import columns_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flows.commands.build import plan_text
 from flows.commands.build import summary as summary_lines
-from flows.pipelines.build import BuildResult, build
+from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
@@ -28,9 +26,8 @@ from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tests.examples import first_fast
 from tests.faults.support import build_here, shards_stay, version_digests
-from tests.flows.through_json import Elsewhere
-from tests.made import read_docs
-from tests.sources import write_rows
+from tests.flows.through_json import built
+from tests.sources import held, write_rows
 
 EXAM = [
     "How many little boats are there in the old harbour of the small grey town by the sea?",
@@ -93,8 +90,7 @@ def settings(tmp_path: Path, output: str = "out", action: str = "drop", **more: 
 
 
 def texts_in(path: str | Path) -> list[str]:
-    found = (np.array(doc.ids) - 1 for split in read_docs(path).values() for doc in split)
-    return sorted(ids.astype(np.uint8).tobytes().decode() for ids in found)
+    return sorted(one.text for docs in held(path).values() for one in docs)
 
 
 def bytes_of(result: BuildResult) -> str:
@@ -112,8 +108,7 @@ def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path
     results = [build_here(settings(tmp_path, f"out{n}", action, slice_bytes=1500), n) for n in workers]
     with shards_stay():
         results.append(build_here(settings(tmp_path, "shards", action, slice_bytes=10**6)))
-    config = BuildConfig.model_validate(settings(tmp_path, "groups", action, slice_bytes=1500))
-    results.append(build(config, Elsewhere(config)))
+    results.append(built(settings(tmp_path, "groups", action, slice_bytes=1500), None))
     assert len({*map(bytes_of, results)}) == 1
     found = naive(texts)
     assert 5 < sum(map(bool, found)) < 40
@@ -129,11 +124,8 @@ def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path
         }
     if action == "mark":
         assert written == sorted(texts)
-        dataset, marks = flat_tokens.open(results[0].path), dict[str, str | None]()
-        for name, split in dataset.splits.items():
-            columns = columns_of(dataset.store, dataset.manifest, name).take(np.arange(split.seq_count), ["contaminated"])
-            ids = (np.array(doc.ids) - 1 for doc in read_docs(results[0].path)[name])
-            marks |= zip((one.astype(np.uint8).tobytes().decode() for one in ids), columns.column(0).to_pylist(), strict=True)
+        dataset = flat_tokens.open(results[0].path)
+        marks = {one.text: one.columns["contaminated"] for docs in held(dataset.path).values() for one in docs}
         assert marks == {text: ",".join(of) or None for text, of in zip(texts, found, strict=True)}
         clean = dataset.train.select(where="contaminated is null")
         assert 0 < clean.seq_count < dataset.train.seq_count

@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +16,6 @@ from hypothesis import strategies as st
 import flat_tokens
 import tasks.assemble.spans
 import tasks.tokenize.segments
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
@@ -32,7 +29,7 @@ from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tests.examples import examples
 from tests.faults.support import build_here, receipts, refresh_here, version_digests
-from tests.sources import write_rows
+from tests.sources import by_place, write_rows
 
 Document = tuple[int, int, str]
 """File, row and text."""
@@ -56,19 +53,9 @@ def told(output: Path, *sources: Path, **more: Any) -> dict[str, Any]:
     return {"output": str(output), "sources": named, **common, **more}
 
 
-def entries(result: BuildResult, split: str, name: str) -> list[int]:
-    array = open_array(Store.at(result.path) / f"documents/{split}/{name}", "uint64")
-    return [int(value) for value in array.read(0, array.length)]
-
-
 def documents_of(result: BuildResult) -> list[Document]:
     """The documents of a version of byte tokens, in the order of the sources."""
-    found = []
-    for name in SPLITS:
-        split = getattr(flat_tokens.open(result.path), name)
-        texts = ((split.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(split.seq_count))
-        found += list(zip(entries(result, name, "file"), entries(result, name, "row"), texts, strict=True))
-    return sorted(found)
+    return sorted((*place, one.text) for place, (_, one) in by_place(result.path).items())
 
 
 def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, int, int]]]:

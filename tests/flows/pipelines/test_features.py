@@ -19,14 +19,12 @@ import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, build
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.assemble.assembler import Assembler
-from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tests.examples import first_fast
-from tests.flows.through_json import Elsewhere
+from tests.flows.through_json import built
 from tests.sources import Held, Rows, expected, held, write_rows
 
 Settings = dict[str, Any]
@@ -118,12 +116,6 @@ def given(features: tuple[str, ...], paths: list[Path], **more: Any) -> tuple[Se
     return {"sources": sources, "documents": of_documents, **of_builds, **common}, of_versions
 
 
-def built(settings: Settings, output: str, workers: int | None = 2) -> BuildResult:
-    config = BuildConfig.model_validate({**settings, "output": output})
-    with Threads(workers or 1) as threads:
-        return build(config, threads if workers else Elsewhere(config))
-
-
 def objects_of(output: str, version: str) -> dict[str, str]:
     store = Store.at(output) / "versions" / version
     return {key: store.digest(key, "sha256").digest for key, _ in store.listing()}
@@ -141,12 +133,12 @@ def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case
     outputs = {str(tmp_path / "one"): 1, str(tmp_path / "groups"): None, f"memory://{uuid.uuid4().hex}": 3}
     objects = []
     for output, workers in outputs.items():
-        result = built(settings, output, workers)
+        result = built({**settings, "output": output}, workers)
         objects.append(objects_of(output, result.version))
         assert result.slices > len(files)
     assert objects[0] == objects[1] == objects[2]
     assert held(output) == expected(files, **wanted)
-    again = built(settings, output, workers)
+    again = built({**settings, "output": output}, workers)
     assert (again.version, again.text_bytes_tokenized) == (result.version, 0)
     assert objects_of(output, result.version) == objects[0]
 
@@ -158,8 +150,8 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     """Another seed tokenizes nothing. After a build that was cut off, of changed sources, the bytes are as from nothing."""
     files, paths = sources_of(tmp_path / "in")
     settings, wanted = given(features, paths, scratch=str(tmp_path / "scratch"))
-    first = built(settings, output)
-    other = built({**settings, "split_seed": 5}, output)
+    first = built({**settings, "output": output}, 2)
+    other = built({**settings, "output": output, "split_seed": 5}, 2)
     assert (first.text_bytes_tokenized > 0, other.text_bytes_tokenized) == (True, 0)
     assert held(output) == expected(files, seed=5, **wanted)
 
@@ -178,11 +170,11 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     with monkeypatch.context() as patch:
         patch.setattr(Assembler, "add", die)
         with pytest.raises(KeyboardInterrupt):
-            built(settings, output, 1)
-    result = built(settings, output)
+            built({**settings, "output": output})
+    result = built({**settings, "output": output}, 2)
     assert held(output) == expected(files, **wanted)
     assert result.text_bytes_tokenized < first.text_bytes_tokenized / 2
-    anew = built(settings, str(tmp_path / "anew"))
+    anew = built({**settings, "output": str(tmp_path / "anew")}, 2)
     assert objects_of(output, result.version) == objects_of(str(tmp_path / "anew"), anew.version)
 
 
@@ -191,9 +183,9 @@ def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, fea
     """A dataset without columns, masks or a test split has nulls, tokens that count, and no such document in a merge."""
     files, paths = sources_of(tmp_path / "in")
     settings, wanted = given(features, paths)
-    built(settings, str(tmp_path / "whole"))
+    built({**settings, "output": str(tmp_path / "whole")}, 2)
     (plain, _) = given(("nothing",), [write_rows(tmp_path / "plain.jsonl", rows := some_rows("plain", 9))])
-    built(plain, str(tmp_path / "plain"))
+    built({**plain, "output": str(tmp_path / "plain")}, 2)
     whole = expected(files, **wanted)
 
     def made(operation: Settings, *inputs: str, **more: Any) -> dict[str, list[Held]]:

@@ -8,7 +8,6 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ import zstandard
 
 import flat_tokens
 import flows.pipelines.successors
-from flat_tokens.columns import columns_of
+from flat_tokens.arrays.opening import open_array
 from flat_tokens.keys import document_keys
 from flat_tokens.ledger import Ledger
-from flat_tokens.manifest import read_manifest, splits_at
-from flat_tokens.reader import open_split
+from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of, note_export, target, writing
 from flat_tokens.tools.remains import check_forgotten
@@ -43,6 +41,7 @@ from tasks.output.versions import list_versions, pin, roll_back
 from tests.examples import first_fast
 from tests.faults.support import shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.sources import Held, held
 from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
@@ -109,21 +108,12 @@ class Dataset:
         return Store.at(self.output)
 
 
-def content(version: Store) -> dict[str, list[tuple[Any, ...]]]:
-    """Every document of a version: key, tokens, loss mask, columns."""
-    found: dict[str, list[tuple[Any, ...]]] = {}
-    for name in splits_at(version):
-        split = open_split(version / name)
-        starts = split.seq_starts.read(0, split.seq_count + 1).astype(np.int64).tolist()
-        tokens = split.encoded_tokens.read(0, split.token_count)
-        mask = None if split.loss_mask is None else split.loss_mask.read(0, split.token_count)
-        keys = flat_tokens.arrays.opening.open_array(version / f"documents/{name}/key", "uint64").read(0, split.seq_count)
-        columns = columns_of(version, read_manifest(version), name)
-        kept = columns.take(np.arange(split.seq_count), list(columns.kinds)).to_pylist() if columns.kinds else [None] * len(keys)
-        found[name] = [
-            (int(keys[i]), tokens[a:b].tobytes(), b"" if mask is None else mask[a:b].tobytes(), kept[i])
-            for i, (a, b) in enumerate(pairwise(starts))
-        ]
+def content(version: Store) -> dict[str, list[tuple[int, Held]]]:
+    """Every document of a version with its key, wherever it stood in the sources."""
+    found = {}
+    for name, docs in held(version.url).items():
+        keys = open_array(version / f"documents/{name}/key", "uint64").read(0, len(docs)).tolist()
+        found[name] = [(key, one._replace(file=0, row=0)) for key, one in zip(keys, docs, strict=True)]
     return found
 
 
@@ -229,15 +219,10 @@ def test_masks_stay_with_their_tokens(tmp_path: Path) -> None:
         before = content(latest(dataset.root))
         dataset.forget("p-7")
         after = content(latest(dataset.root))
-        assert after["train"] == [one for one in before["train"] if b"".join(_bytes("<p-7>")) not in one[1]]
+        assert after["train"] == [one for one in before["train"] if "<p-7>" not in one[1].text]
         assert len(after["train"]) == 29
         assert build(config, runner).was_published
     assert where(dataset.root, ["p-7"]) == set()
-
-
-def _bytes(text: str) -> Iterator[bytes]:
-    for byte in text.encode():
-        yield np.uint32((byte + 1) * 2).tobytes()
 
 
 def test_pinned_former_and_held_versions_get_successors(tmp_path: Path) -> None:

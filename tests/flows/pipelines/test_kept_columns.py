@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,8 +21,6 @@ import tasks.assemble.spans
 import tasks.derive.pieces
 import tasks.derive.shuffle
 from flat_tokens.arrays.layouts import LAYOUTS
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS
 from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
@@ -31,7 +28,7 @@ from flows.runners.threads import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
 from tests.faults.support import Settings, build_here, shards_stay, version_digests
-from tests.sources import Rows, as_text, write_rows
+from tests.sources import Rows, as_text, held, write_rows
 
 NAMES = ("url", "language", "score", "likes", "good", "seen")
 
@@ -59,18 +56,9 @@ def settings(output: Path, *paths: Path, keep: Sequence[str] = NAMES, **more: An
     return {"output": str(output), "sources": sources, **more}
 
 
-def kept(path: Path | str) -> dict[str, Rows]:
+def kept(path: Path) -> dict[str, Rows]:
     """The kept columns of all documents by split, with each document's row, as the dataset has them."""
-    flat_tokens.verify(path, "full")
-    dataset = flat_tokens.open(path)
-    found: dict[str, Rows] = {}
-    for split in SPLITS:
-        columns = columns_of(dataset.store, dataset.manifest, split)
-        count = getattr(dataset, split).seq_count
-        rows = open_array(dataset.store / f"documents/{split}/row", "uint64").read(0, count).tolist()
-        values = columns.take(np.arange(count), list(columns.kinds)).to_pylist()
-        found[split] = [{"row": row, **value} for row, value in zip(rows, values, strict=True)]
-    return found
+    return {split: [{"row": one.row, **one.columns} for one in docs] for split, docs in held(path).items()}
 
 
 def of_source(rows: Rows, found: dict[str, Rows], names: Sequence[str] = NAMES, text: bool = False) -> dict[str, Rows]:

@@ -174,14 +174,6 @@ def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
     flat_tokens.verify(tmp_path / "out", "full")
 
 
-def test_an_export_of_no_document_is_imported(tmp_path: Path) -> None:
-    flat_tokens.write_dataset(tmp_path / "made", [])
-    exporting.write(exporting.export_of(tmp_path / "made", "parquet", {}), str(tmp_path / "files"))
-    with Threads(2) as runner:
-        result = import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
-    assert (flat_tokens.open(result.path).train.seq_count, flat_tokens.open(result.path).validation.seq_count) == (0, 0)
-
-
 def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By ``verify --sample``, which finds each document's text in its source; a conversation's template it does not have."""
     build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))

@@ -8,20 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
 import tasks.shards.recipe
 import tasks.tokenize.segments
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import CLUSTER, SPLITS
+from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.terminal import percent
-from flows.pipelines.build import BuildResult, build
+from flows.pipelines.build import build
 from flows.pipelines.forget import forget
 from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
@@ -31,7 +27,8 @@ from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
 from tests.faults.support import build_here, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
-from tests.sources import write_rows
+from tests.made import read_docs
+from tests.sources import by_place, write_rows
 
 WORDS = 120
 
@@ -64,37 +61,11 @@ def told(output: Path, *sources: Path, action: str = "drop", **more: Any) -> dic
     return {"output": str(output), "sources": named, "tokenizer": "bytes", **common, **more}
 
 
-def entries(result: BuildResult) -> dict[tuple[int, int], tuple[str, str]]:
-    """Split and text of each document of a version of byte tokens, by its file and row."""
-    found = {}
-    for name in SPLITS:
-        split = getattr(flat_tokens.open(result.path), name)
-        texts = ((split.sequence(i) - 1).astype(np.uint8).tobytes().decode() for i in range(split.seq_count))
-        places = (array_of(result.path, name, of) for of in ("file", "row"))
-        found |= {(file, row): (name, text) for file, row, text in zip(*places, texts, strict=True)}
-    return found
-
-
-def array_of(path: str, split: str, name: str) -> list[int]:
-    array = open_array(Store.at(path) / f"documents/{split}/{name}", "uint64")
-    return [int(value) for value in array.read(0, array.length)]
-
-
 def naive(*files: list[str]) -> list[list[tuple[int, int]]]:
     """The clusters of texts, by the exact similarity of all pairs, each in the order of the sources."""
     places = [(file, row) for file, texts in enumerate(files) for row in range(len(texts))]
     pairs = similar_pairs(shingles_of([text for texts in files for text in texts]), 0.8)
     return [[places[number] for number in mine] for mine in joined(pairs)]
-
-
-def columns_of(result: BuildResult, name: str) -> dict[tuple[int, int], Any]:
-    found = {}
-    for split in SPLITS:
-        files = sorted(Path(result.path, f"documents/{split}/columns").iterdir(), key=lambda path: int(path.stem))
-        values = pa.concat_tables([pq.read_table(file) for file in files])[name].to_pylist() if files else []
-        places = [tuple(place) for place, (of, _) in entries(result).items() if of == split]
-        found |= dict(zip(places, values, strict=True))
-    return found
 
 
 ONE, OTHER = texts_of(30, 1), texts_of(8, 2)
@@ -115,7 +86,7 @@ def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_pa
     dropped = {place for mine in clusters for place in mine[1:]}
     assert len(dropped) > 8
     for result in results:
-        assert set(entries(result)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
+        assert set(by_place(result.path)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
         flat_tokens.verify(result.path, "full")
     assert len({json.dumps(version_digests(Path(one.path).parents[1], one.version)) for one in results}) == 1
     documents = results[0].totals["documents"]
@@ -134,7 +105,8 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
     settings = told(tmp_path / "out", *paths, action="keep", split={"by": by})
     settings["sources"][0]["keep_columns"] = ["note"]
     result = build_here(settings)
-    found, clusters = columns_of(result, CLUSTER), naive(ONE, OTHER)
+    entries, clusters = by_place(result.path), naive(ONE, OTHER)
+    found, notes = ({place: one.columns[name] for place, (_, one) in entries.items()} for name in (CLUSTER, "note"))
     assert len(found) == 40
     together = {place for mine in clusters for place in mine}
     for mine in clusters:
@@ -142,12 +114,11 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
         assert found[mine[0]] is not None
     assert len({found[mine[0]] for mine in clusters}) == len(clusters)
     assert {place for place, value in found.items() if value is not None} == together
-    keys = dict(zip(entries(result), (key for split in SPLITS for key in array_of(result.path, split, "key")), strict=True))
+    keys = {(doc.file, doc.row): doc.key for docs in read_docs(result.path).values() for doc in docs}
     assert all(found[mine[0]] == min(keys[place] for place in mine) for mine in clusters)  # whichever comes first
-    splits = {place: split for place, (split, _) in entries(result).items()}
+    splits = {place: split for place, (split, _) in entries.items()}
     apart = [mine for mine in clusters if len({splits[place] for place in mine}) > 1]
     assert bool(apart) == (by == "key")
-    notes = columns_of(result, "note")
     assert [notes[0, 4], notes[1, 4]] == ["a4", None]
     assert result.totals["documents"]["near_duplicates"] == sum(len(mine) - 1 for mine in clusters)
     flat_tokens.verify(result.path, "full")
@@ -161,7 +132,7 @@ def test_exact_copies_go_first(tmp_path: Path, paths: tuple[Path, Path]) -> None
     result = build_here(told(tmp_path / "out", *paths, documents=documents))
     both = sum(len(mine) - 1 for mine in naive(ONE, OTHER))
     assert result.totals["documents"]["skipped"] == {"duplicate": 1, "near_duplicate": both - 1}
-    assert set(entries(result)) == set(entries(build_here(told(tmp_path / "near", *paths))))
+    assert set(by_place(result.path)) == set(by_place(build_here(told(tmp_path / "near", *paths)).path))
 
 
 @pytest.fixture
@@ -205,13 +176,13 @@ def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None
     settings = told(tmp_path / "out", tmp_path / "in")
     first = refresh_here(settings)
     assert first.build is not None
-    assert {file for file, _ in entries(first.build)} == {0}
+    assert {file for file, _ in by_place(first.path)} == {0}
     assert collect(Store.at(tmp_path / "out"), Policy(keep_versions=1, grace_days=0), delete=True).garbage == ()
     (tmp_path / "in/a.jsonl").unlink()
     second = refresh_here(settings)
     assert second.text_bytes_tokenized == 0
     assert second.build is not None
-    assert len(entries(second.build)) == len(entries(first.build))
+    assert len(by_place(second.path)) == len(by_place(first.path))
 
 
 def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, signed: list[int]) -> None:
@@ -219,11 +190,11 @@ def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, si
     sources = put(tmp_path / "a.jsonl", texts), put(tmp_path / "b.jsonl", [f"{text} end" for text in texts[:6]])
     settings = told(tmp_path / "out", *sources, validation_fraction=0)
     result = build_here(settings)
-    before = set(entries(result))
+    before = set(by_place(result.path))
     assert (0, 0) in before
     forget(ForgetRequest(output=settings["output"], reason="asked", where="file = 'a.jsonl' and row = 0"))
     successor = Path(tmp_path / "out/latest").resolve()
-    gone = before - places_in(successor)
+    gone = before - set(by_place(successor))
     assert (0, 0) in gone
     lost = sum(len(mine) for mine in naive(texts, [f"{text} end" for text in texts[:6]]) if (0, 0) in mine)
     totals = json.loads((successor / "manifest.json").read_text())["totals"]["documents"]
@@ -232,12 +203,8 @@ def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, si
     signed.clear()
     again = refresh_here(settings)
     assert sum(signed) <= 6
-    assert places_in(tmp_path / "out/latest") == before - gone
+    assert set(by_place(tmp_path / "out/latest")) == before - gone
     assert again.text_bytes_tokenized < 6 * 500
-
-
-def places_in(path: Path) -> set[tuple[int, int]]:
-    return set(zip(*(array_of(str(path), "train", name) for name in ("file", "row")), strict=True))
 
 
 def test_gates_see_the_share(tmp_path: Path, paths: tuple[Path, Path]) -> None:

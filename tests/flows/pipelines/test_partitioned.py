@@ -10,10 +10,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.manifest import SPLITS
-from flows.pipelines.build import BuildResult, build
-from flows.runners.threads import Threads
-from tasks.config import BuildConfig
-from tests.flows.through_json import Elsewhere
+from tests.flows.through_json import built
 from tests.sources import Rows, expected, held, write_partitioned, write_rows
 
 FRACTION = 0.4
@@ -37,12 +34,6 @@ def settings(tmp_path: Path, output: str = "out", keep: Sequence[str] = ("year",
         "scratch": str(tmp_path / "scratch"),
         **more,
     }
-
-
-def built(given: dict[str, Any], workers: int | None = 1) -> BuildResult:
-    config = BuildConfig.model_validate(given)
-    with Threads(workers or 1) as threads:
-        return build(config, threads if workers else Elsewhere(config))
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl", "arrow", "csv", "jsonl.zst"])

@@ -34,6 +34,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
 from tests.faults.support import Settings, build_here, digests, refresh_here, version_digests, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.made import read_docs
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 ROOT = Path(__file__).parents[3]
@@ -74,12 +75,7 @@ def retokenize_here(dataset: str | Settings, *tokenizers: str | TokenizerConfig,
 
 def membership(output: str | Path) -> dict[int, str]:
     """Which split each document is in, by its key."""
-    dataset = flat_tokens.open(output)
-    found = {}
-    for split in ("train", "validation"):
-        keys = tasks.parts.stored.open_array(dataset.store / f"documents/{split}/key", "uint64")
-        found |= dict.fromkeys(keys.read(0, keys.length).tolist(), split)
-    return found
+    return {doc.key: split for split, docs in read_docs(output).items() for doc in docs}
 
 
 REFRESHES = """
@@ -333,8 +329,7 @@ def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: P
 
 
 def keys(output: str | Path, split: str) -> list[int]:
-    found = tasks.parts.stored.open_array(flat_tokens.open(output).store / f"documents/{split}/key", "uint64")
-    return list(found.read(0, found.length).tolist())
+    return [doc.key for doc in read_docs(output)[split]]
 
 
 def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(

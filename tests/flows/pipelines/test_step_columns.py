@@ -14,15 +14,12 @@ import pytest
 import flat_tokens
 import flat_tokens.steps
 import tasks.tokenize.segments
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import columns_of
 from flat_tokens.steps import Outcome
 from flat_tokens.tools.cli import main
-from flows.pipelines.build import build
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, shards_stay, version_digests
-from tests.flows.through_json import Elsewhere
-from tests.sources import write_rows
+from tests.flows.through_json import built
+from tests.sources import by_place, held, write_rows
 
 Rows = list[dict[str, Any]]
 
@@ -97,14 +94,7 @@ def naive(rows: Rows) -> dict[int, dict[str, Any]]:
 
 
 def kept(path: str | Path) -> dict[int, dict[str, Any]]:
-    flat_tokens.verify(path, "full")
-    dataset, found = flat_tokens.open(path), {}
-    for name, split in dataset.splits.items():
-        columns = columns_of(dataset.store, dataset.manifest, name)
-        rows = open_array(dataset.store / f"documents/{name}/row", "uint64").read(0, split.seq_count).tolist()
-        values = columns.take(np.arange(split.seq_count), list(columns.kinds)).to_pylist()
-        found |= dict(zip(rows, values, strict=True))
-    return found
+    return {row: one.columns for (_, row), (_, one) in by_place(path).items()}
 
 
 def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tmp_path: Path) -> None:
@@ -113,8 +103,7 @@ def test_a_dataset_keeps_what_steps_write_with_any_workers_and_through_groups(tm
     results = [build_here(told(tmp_path / f"out{n}", path), n) for n in (1, 2)]
     with shards_stay():
         results.append(build_here(told(tmp_path / "shards", path, slice_bytes=10**6)))
-    config = BuildConfig.model_validate(told(tmp_path / "groups", path))
-    results.append(build(config, Elsewhere(config)))
+    results.append(built(told(tmp_path / "groups", path), None))
     for result in results:
         assert kept(result.path) == naive(rows)
     assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
@@ -131,12 +120,11 @@ def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
     chosen = train.select(where="words >= 2 and twice != '4 1.75'")
     wanted = {number for number, one in naive(rows).items() if one["words"] >= 2 and one["twice"] != "4 1.75"}
     assert chosen.numbers is not None
-    row = open_array(flat_tokens.open(tmp_path / "out").store / "documents/train/row", "uint64").read(0, train.seq_count)
+    row, others = ([one.row for one in held(tmp_path / "out")[split]] for split in ("train", "validation"))
     assert chosen.seq_count > 0
-    assert {int(row[i]) for i in chosen.numbers} == wanted & {*row.tolist()}
-    by_words = {number: naive(rows)[int(number)]["words"] for number in row}
-    others = open_array(flat_tokens.open(tmp_path / "out").store / "documents/validation/row", "uint64")
-    assert {*by_words.values()}.isdisjoint(naive(rows)[int(number)]["words"] for number in others.read(0, others.length))
+    assert {row[i] for i in chosen.numbers} == wanted & {*row}
+    of_train, of_others = ({naive(rows)[number]["words"] for number in some} for some in (row, others))
+    assert of_train.isdisjoint(of_others)
 
 
 class Odd(Words):

@@ -395,16 +395,6 @@ def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path:
         flat_tokens.verify(Path(result.path), "full")
 
 
-def test_every_bad_document_of_a_build_is_counted_by_its_reason(tmp_path: Path) -> None:
-    lines = [b'{"text": "%d"}' % i for i in range(1000)]
-    lines[10:20] = [b'{"text": null}'] * 10
-    lines[500], lines[999] = b'{"text": "\xff"}', b"{"
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    result = run(tmp_path, tmp_path / "a.jsonl", documents={"on_bad": "skip"}, slice_bytes=500)
-    assert counts(result) == {"read": 1000, "written": 988, "skipped": {"invalid_unicode": 1, "malformed": 1, "null": 10}}
-    assert texts_of(result) == [str(i) for i in range(999) if not 10 <= i < 20 and i != 500]
-
-
 def flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
