@@ -22,7 +22,7 @@ import numpy as np
 
 from flat_tokens.array_types import Int64s
 from flat_tokens.manifest import dataset_of, read_manifest
-from flat_tokens.rows.crop import cropped_rows
+from flat_tokens.rows.crop import CroppedRows, cropped_rows
 from flat_tokens.rows.fill import Covered
 from flat_tokens.rows.views import document_bounds, end_to_end, ranges, read_starts, running_sums, walk
 from flat_tokens.stores.store import Store, stored_object
@@ -38,7 +38,7 @@ ENTRIES_PER_SAMPLE = 64
 PARTS_AT_A_TIME = 1 << 18
 """Parts of documents that ``fit="best"`` and ``"crop"`` fit together. Another number gives other packs."""
 PACKS_AT_A_TIME = 1 << 14
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 
 log = logging.getLogger(__name__)
 
@@ -180,68 +180,9 @@ class SplitDocuments(NamedTuple):
         return lambda first, entries: np.diff(np.minimum(entries, end))
 
 
-class ChosenDocuments(NamedTuple):
-    """Packs of chosen documents: pack k is those numbered ``documents[firsts[k]:firsts[k + 1]]``. Where longer documents are
-    cut, ``numbers`` has the parts' numbers, part j from token ``j * length`` on; else it is empty.
-    """
-
-    tokens: FlatTokens
-    plan: Plan
-    firsts: Int64s
-    documents: Int64s
-    numbers: Int64s
-
-    @classmethod
-    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        firsts, (documents, numbers), padding = best_packs(document_parts(tokens, plan), plan.length)
-        if padding >= plan.length:  # in their order, documents may take fewer packs
-            starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
-            in_order = first_documents(starts, plan.length, None, tokens.store.url)
-            if len(in_order) < len(firsts):
-                documents, numbers = np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1)
-                firsts = in_order
-        if plan.max_packs is not None:
-            firsts = firsts[: plan.max_packs + 1]
-            documents, numbers = documents[: firsts[-1]], numbers[: firsts[-1]]
-        return cls(tokens, plan, firsts, documents, numbers if numbers.any() else numbers[:0])
-
-    @property
-    def pack_count(self) -> int:
-        return len(self.firsts) - 1
-
-    def parts(self, packs: Int64s) -> Parts:
-        chosen, splits, documents = _chosen(self, packs)
-        starts, lengths = self.tokens.bounds(documents)
-        offsets = self.numbers[chosen] * self.plan.length if len(self.numbers) else np.zeros(len(documents), np.int64)
-        lengths = np.minimum(lengths - offsets, self.plan.length)
-        padded = self.plan.filled(lengths)
-        at = _places_in_rows(padded, splits, self.plan.length)
-        no_range = np.zeros((len(packs), 2), np.int64)
-        return Parts(splits, documents, offsets, padded, no_range, starts + offsets, lengths, at)
-
-    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        return _packs_with(documents, self.documents, self.firsts)
-
-    def coverage(self) -> Covered:
-        return _coverage_of_parts(self)
-
-
-def _chosen(index: ChosenDocuments | CroppedDocuments, packs: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """The parts of *packs*: their places in the index, where those of each pack begin among them, and their documents."""
-    first, counts = index.firsts[packs], index.firsts[packs + 1] - index.firsts[packs]
-    chosen = ranges(first, counts)
-    return chosen, running_sums(counts), index.documents[chosen]
-
-
-def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
-    """Where parts of these lengths begin in rows laid end to end: int64[n]. Parts ``splits[r]:splits[r + 1]`` are row r's."""
-    sums = running_sums(lengths)
-    return sums[:-1] + np.repeat(np.arange(len(splits) - 1) * length - sums[splits[:-1]], np.diff(splits))
-
-
-class CroppedDocuments(NamedTuple):
-    """Full packs: pack k is documents ``documents[firsts[k]:firsts[k + 1]]``, each to its end but for the last, which fills the
-    pack. Where rests of cut documents are kept, they begin at ``offsets``; else it is empty.
+class ListedParts(NamedTuple):
+    """Packs of listed parts of documents: pack k is parts ``firsts[k]:firsts[k + 1]``, each of a document of ``documents``, from
+    token ``offsets`` on to its end, or as far as the pack has room. ``offsets`` is empty where all parts begin their documents.
     """
 
     tokens: FlatTokens
@@ -252,9 +193,10 @@ class CroppedDocuments(NamedTuple):
 
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        rows = cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
-        firsts = rows.firsts if plan.max_packs is None else rows.firsts[: plan.max_packs + 1]
-        documents, offsets = rows.documents[: firsts[-1]], rows.offsets[: firsts[-1]]
+        firsts, documents, offsets = _cropped(tokens, plan) if plan.fit == "crop" else _best(tokens, plan)
+        if plan.max_packs is not None:
+            firsts = firsts[: plan.max_packs + 1]
+            documents, offsets = documents[: firsts[-1]], offsets[: firsts[-1]]
         return cls(tokens, plan, firsts, documents, offsets if offsets.any() else offsets[:0])
 
     @property
@@ -262,25 +204,63 @@ class CroppedDocuments(NamedTuple):
         return len(self.firsts) - 1
 
     def parts(self, packs: Int64s) -> Parts:
-        chosen, splits, documents = _chosen(self, packs)
+        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
+        listed, splits = ranges(first, counts), running_sums(counts)
+        documents = self.documents[listed]
         starts, lengths = self.tokens.bounds(documents)
-        offsets = self.offsets[chosen] if len(self.offsets) else np.zeros(len(documents), np.int64)
-        lengths -= offsets
-        # What the last one has beyond the pack is cut.
-        last, sums = splits[1:] - 1, running_sums(lengths)
-        lengths[last] = np.minimum(lengths[last], self.plan.length - (sums[last] - sums[splits[:-1]]))
-        at = _places_in_rows(lengths, splits, self.plan.length)
+        offsets = self.offsets[listed] if len(self.offsets) else np.zeros(len(documents), np.int64)
+        lengths = np.minimum(lengths - offsets, self.plan.length)
+        padded = self.plan.filled(lengths)
+        if self.plan.fit == "crop":  # what the last one has beyond the pack is cut
+            last, sums = splits[1:] - 1, running_sums(lengths)
+            lengths[last] = np.minimum(lengths[last], self.plan.length - (sums[last] - sums[splits[:-1]]))
+            padded = lengths
+        at = _places_in_rows(padded, splits, self.plan.length)
         no_range = np.zeros((len(packs), 2), np.int64)
-        return Parts(splits, documents, offsets, lengths, no_range, starts + offsets, lengths, at)
+        return Parts(splits, documents, offsets, padded, no_range, starts + offsets, lengths, at)
 
     def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        return _packs_with(documents, self.documents, self.firsts)
+        # Few are looked for among all, many in an order of all.
+        few = np.isin(self.documents, documents) if len(documents) < 16 else None
+        some = np.arange(len(self.documents)) if few is None else np.flatnonzero(few)
+        some = some[np.argsort(self.documents[some], kind="stable")]
+        first, stop = (np.searchsorted(self.documents[some], documents, side=side) for side in ("left", "right"))
+        of = np.repeat(np.arange(len(documents)), stop - first)
+        return of, np.searchsorted(self.firsts, some[ranges(first, stop - first)], side="right") - 1
 
     def coverage(self) -> Covered:
-        return _coverage_of_parts(self)
+        """All packs have to be looked at. Eight bytes a document."""
+        found = np.zeros(self.tokens.seq_count, np.int64)
+        for first in range(0, self.pack_count, PACKS_AT_A_TIME):
+            parts = self.parts(np.arange(first, min(first + PACKS_AT_A_TIME, self.pack_count)))
+            np.add.at(found, parts.documents, parts.counts)
+        return lambda first, entries: found[first : first + len(entries) - 1]
 
 
-PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ChosenDocuments | CroppedDocuments
+def _best(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, Int64s]:
+    """``firsts``, ``documents`` and ``offsets`` of packs with little padding."""
+    firsts, (documents, numbers), padding = best_packs(document_parts(tokens, plan), plan.length)
+    if padding >= plan.length:  # in their order, documents may take fewer packs
+        starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
+        in_order = first_documents(starts, plan.length, None, tokens.store.url)
+        if len(in_order) < len(firsts):
+            documents, numbers = np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1)
+            firsts = in_order
+    return firsts, documents, numbers * plan.length
+
+
+def _cropped(tokens: FlatTokens, plan: Plan) -> CroppedRows:
+    """The same of full packs, whose last parts may be cut."""
+    return cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
+
+
+def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
+    """Where parts of these lengths begin in rows laid end to end: int64[n]. Parts ``splits[r]:splits[r + 1]`` are row r's."""
+    sums = running_sums(lengths)
+    return sums[:-1] + np.repeat(np.arange(len(splits) - 1) * length - sums[splits[:-1]], np.diff(splits))
+
+
+PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ListedParts
 
 
 def _documents(tokens: FlatTokens) -> Iterator[Int64s]:
@@ -291,26 +271,6 @@ def _documents(tokens: FlatTokens) -> Iterator[Int64s]:
         some = np.flatnonzero(sizes)
         yield np.stack([some + document_count, np.zeros(len(some), np.int64), sizes[some]])
         document_count += len(sizes)
-
-
-def _packs_with(documents: Int64s, packed: Int64s, firsts: Int64s) -> tuple[Int64s, Int64s]:
-    """Which of *documents* is in which pack: int64[k], int64[k]. Pack k is those numbered ``packed[firsts[k]:firsts[k + 1]]``."""
-    # Few are looked for among all, many in an order of all.
-    few = np.isin(packed, documents) if len(documents) < 16 else None
-    some = np.arange(len(packed)) if few is None else np.flatnonzero(few)
-    some = some[np.argsort(packed[some], kind="stable")]
-    first, stop = (np.searchsorted(packed[some], documents, side=side) for side in ("left", "right"))
-    of = np.repeat(np.arange(len(documents)), stop - first)
-    return of, np.searchsorted(firsts, some[ranges(first, stop - first)], side="right") - 1
-
-
-def _coverage_of_parts(index: ChosenDocuments | CroppedDocuments) -> Covered:
-    """Tokens in packs of each document, where all packs have to be looked at. Eight bytes a document."""
-    found = np.zeros(index.tokens.seq_count, np.int64)
-    for first in range(0, index.pack_count, PACKS_AT_A_TIME):
-        parts = index.parts(np.arange(first, min(first + PACKS_AT_A_TIME, index.pack_count)))
-        np.add.at(found, parts.documents, parts.counts)
-    return lambda first, entries: found[first : first + len(entries) - 1]
 
 
 def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
@@ -439,7 +399,7 @@ def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[
     made in memory. Processes that make the same index at the same time write the same bytes.
     """
     in_order = SplitDocuments if plan.split_across_pack else WholeDocuments
-    kinds: dict[Fit, type[PackingIndex]] = {"greedy": in_order, "best": ChosenDocuments, "crop": CroppedDocuments}
+    kinds: dict[Fit, type[PackingIndex]] = {"greedy": in_order, "best": ListedParts, "crop": ListedParts}
     kind = kinds[plan.fit]
     if file is None:
         return kind.make(tokens, plan), False

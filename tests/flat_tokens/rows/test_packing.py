@@ -586,7 +586,7 @@ def test_jax_knows_packs_as_trees() -> None:
 def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of index that are made, in order."""
     made: list[str] = []
-    for kind in (packing_index.WholeDocuments, packing_index.SplitDocuments, packing_index.ChosenDocuments):
+    for kind in (packing_index.WholeDocuments, packing_index.SplitDocuments, packing_index.ListedParts):
         make = kind.make
 
         def counted(tokens: FlatTokens, plan: Any, make: Any = make, name: str = kind.__name__) -> Any:
