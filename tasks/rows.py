@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens import columns
+from flat_tokens.array_types import UInt64s
 from flat_tokens.extras import pa
 
-UInt64s = npt.NDArray[np.uint64]
 Facts = Mapping[str, int]
 """A schema: the facts by their names, and how many numbers a document has of each."""
 

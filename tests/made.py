@@ -136,3 +136,11 @@ def small(name: LayoutName, tokens: int, starts: int, *, in_blocks: bool = False
         ArraySpec("uint32", "token", spec.zarr_format, *lengths[0], level, block),
         ArraySpec("uint64", "sequence", spec.zarr_format, *lengths[1], 3),
     )
+
+
+def write_ragged(path: Path, shortest: int, longest: int, count: int) -> Path:
+    """Write a dataset of random sequences, each from *shortest* to below *longest* tokens."""
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 2**31, rng.integers(shortest, longest)).tolist() for _ in range(count)]
+    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(sequences)])
+    return path

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import index
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
@@ -587,17 +588,17 @@ class ShuffledLoader(ByStep):
 
     def indices(self, step: SupportsIndex) -> Int64s:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
-        start, stop, first, last = self._batch_range(step)
-        if (places := self._balanced(start, stop)) is None:
-            return self._stream.rows(start, stop, first, last)
-        return self._stream.rows(start, stop, 0, stop - start)[places]
+        return self._here(step, self._stream.rows)
 
     def _epochs(self, step: SupportsIndex) -> Int64s:
         """The epochs of the same rows: int64[rows]."""
+        return self._here(step, partial(epochs_of, self._stream))
+
+    def _here(self, step: SupportsIndex, read: Callable[[int, int, int, int], Int64s]) -> Int64s:
+        """The answer of a function of the stream for the rows of a step on this host."""
         start, stop, first, last = self._batch_range(step)
-        if (places := self._balanced(start, stop)) is None:
-            return epochs_of(self._stream, start, stop, first, last)
-        return epochs_of(self._stream, start, stop, 0, stop - start)[places]
+        places = self._balanced(start, stop)
+        return read(start, stop, first, last) if places is None else read(start, stop, 0, stop - start)[places]
 
     def _balanced(self, start: int, stop: int) -> Int64s | None:
         """The rows of the batch that is positions ``start:stop`` that this host has; None: those that follow one another."""

@@ -6,36 +6,46 @@ A document of n tokens is cut at two places into prefix, middle and suffix, and 
 - SPM: ``prefix_id`` ``suffix_id`` suffix ``middle_id`` prefix middle
 
 The key of a document decides whether it is one of these, its key and the epoch decide the cuts. So its length is the same in
-every epoch, and the rows of a view have the same documents.
+every epoch, and the rows of a view have the same documents. Cuts between characters keep that length, too: what the parts have
+more, as they are tokenized again, is taken off the end of the suffix.
+
+With a separator the fragments of a document are read so, each by itself. Here a *fragment* is one of these, a separator, or a
+document without any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt64s
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.options import whole_number
+from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.lookup import stored_keys
+from flat_tokens.rows.selection import StartsInMemory
 from flat_tokens.rows.shuffle import derive_keys, extended_keys
 from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
+    from flat_tokens.vocabulary import Vocabulary
 
 SENTINELS = 3
 MIN_TOKENS = 3
 """Documents of fewer tokens have no prefix, middle and suffix: they stay as they are."""
-CHOSEN, ORDER, CUTS = 7, 8, 9
+CHOSEN, ORDER, CUTS, FRAGMENTS = 7, 8, 9, 10
 """Purposes of random numbers, in addition to those of loaders."""
 MAX_INSIDE = 4
 """A character has at most this many bytes, so that at most one token fewer in a row begins inside it."""
+TOKENS_AT_A_TIME = 1 << 20
+TRIED = 16
+"""Fragments whose text has to give their tokens before characters are cut: one of them is enough."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,15 @@ class FillInMiddle:
     *rate*: the share of the documents, of at least three tokens, that are read so. *spm_rate*: the share of these, others in each
     epoch, that begin with the suffix. *prefix*, *middle*, *suffix*: the ids of the tokens before each part. *inside*: ids of
     tokens that begin inside a character (``Vocabulary.inside_characters()``); no cut is before one of these. Cuts are drawn
-    evenly of all places, two for a document, in each epoch again.
+    evenly of all places, two for a document, in each epoch again; without *each_epoch* every epoch has those of the first.
+
+    With *cuts* ``"characters"`` the text of a document is cut, as by Megatron-LM and in the paper, and its parts are tokenized
+    again by the *tokenizer* of the dataset, a name as builds take it. The tokens that the parts have more are taken off the end
+    of the suffix. A document is cut between its tokens if that would leave nothing of its suffix, or its tokens are not those of
+    its text.
+
+    With a *separator*, the id of a token, a document that has it is cut into fragments. A share of *fragment_rate* of the
+    fragments of those documents that are chosen is read with the middle at the end, each by itself.
 
     The key of a document is that of its record, of a dataset without records its number in the split.
     """
@@ -57,65 +75,97 @@ class FillInMiddle:
     suffix: int
     inside: Sequence[int] = ()
     seed: int = 0
+    cuts: Literal["tokens", "characters"] = "tokens"
+    tokenizer: str | None = None
+    separator: int | None = None
+    fragment_rate: float = 1
+    each_epoch: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("rate", "spm_rate"):
+        for name in ("rate", "spm_rate", "fragment_rate"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"{name} of FillInMiddle is {value!r}, but it is a number from 0 to 1")
-        for name in ("prefix", "middle", "suffix"):
+        for name in ("prefix", "middle", "suffix", *(["separator"] if self.separator is not None else [])):
             if not 0 <= whole_number(name, getattr(self, name)) <= MAX_TOKEN_ID:
                 raise ValueError(f"{name} of FillInMiddle is {getattr(self, name)}, but token ids are 0 to {MAX_TOKEN_ID}")
         if not 0 <= whole_number("seed", self.seed) < 1 << 64:
             raise ValueError(f"seed of FillInMiddle is {self.seed}, but it is from 0 to 2**64 - 1")
+        if (one_of("cuts", self.cuts, ("tokens", "characters")) == "characters") == (self.tokenizer is None):
+            raise ValueError(
+                f"cuts of FillInMiddle is {self.cuts!r}, and its tokenizer {self.tokenizer!r}. Cuts between characters need the "
+                "dataset's tokenizer, others need none."
+            )
+        true_or_false("each_epoch", self.each_epoch)
         object.__setattr__(self, "inside", tuple(sorted({whole_number("inside", number) for number in self.inside})))
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "inside": list(self.inside)}
+        """All but what later releases added, where it is not set: ledgers of earlier ones are compared with it."""
+        values = {**asdict(self), "inside": list(self.inside)}
+        kept = ("inside", "seed")
+        return {name: value for name, value in values.items() if name in kept or value != getattr(FillInMiddle, name, None)}
 
 
 def with_middle(tokens: FlatTokens, fim: FillInMiddle | dict[str, Any] | None) -> FlatTokens:
-    """The split of documents that are read so. One pass over ``seq_starts`` and the keys, 24 bytes a document in memory."""
+    """The split of documents that are read so. One pass over ``seq_starts`` and the keys, 25 bytes a document in memory."""
     if fim is None:
         return tokens
     if isinstance(fim, dict):  # of a ledger
         fim = FillInMiddle(**fim)
     if not isinstance(fim, FillInMiddle):
         raise TypeError(f"fim is {fim!r}, but it is a FillInMiddle")
-    starts = _MiddleStarts.of(tokens, fim)
-    encoded = _MiddleTokens(tokens.encoded_tokens, tokens.encoded_tokens, starts, fim, 0)
-    made: Any = {"seq_starts": starts, "encoded_tokens": encoded}
+    if fim.cuts == "characters" and tokens.loss_mask is not None:
+        raise ValueError(
+            f"{tokens.store.url}: has a loss mask, which says nothing of tokens that are made of parts of its documents. "
+            "Cut between tokens."
+        )
+    fragments = _Fragments.of(tokens, fim)
+    encoded = _MiddleTokens(tokens.encoded_tokens, tokens.encoded_tokens, fragments, fim, 0)
+    if fim.cuts == "characters":
+        encoded.try_characters()
+    made: Any = {"seq_starts": StartsInMemory(fragments.starts, tokens.seq_starts.store), "encoded_tokens": encoded}
     if tokens.loss_mask is not None:
-        made["loss_mask"] = _MiddleTokens(tokens.loss_mask, tokens.encoded_tokens, starts, fim, 0)
-    return replace(tokens, max_token_id=max(tokens.max_token_id, fim.prefix, fim.middle, fim.suffix), **made)
+        made["loss_mask"] = _MiddleTokens(tokens.loss_mask, tokens.encoded_tokens, fragments, fim, 0)
+    others = () if fim.tokenizer is None else (_vocabulary(fim.tokenizer).size - 1,)
+    return replace(tokens, max_token_id=max(tokens.max_token_id, fim.prefix, fim.middle, fim.suffix, *others), **made)
 
 
-class _MiddleStarts:
-    """``seq_starts`` of the documents, in memory, and what decides their cuts."""
+class _Fragments(NamedTuple):
+    """The fragments, and what decides their cuts: where each begins as it is read, and how many before it have their middle at
+    the end, int64[n + 1] each; their keys, and which begin a document; the beginning of the random numbers of all, uint64[3, 1],
+    of two cuts and of the order.
+    """
 
-    def __init__(self, stored: StoredArray, entries: Int64s, before: Int64s, keys: UInt64s, seed: int) -> None:
-        self.stored, self.store, self.length = stored, stored.store, len(entries)
-        self.entries, self.before, self.keys = entries, before, keys
-        self.roots = np.stack([derive_keys(seed, CUTS, 0), derive_keys(seed, CUTS, 1), derive_keys(seed, ORDER)])
-        """The beginning of the random numbers of all documents: uint64[3, 1], of two cuts and of the order."""
+    entries: Int64s
+    before: Int64s
+    keys: UInt64s
+    opens: Bools
+    roots: UInt64s
 
     @classmethod
-    def of(cls, tokens: FlatTokens, fim: FillInMiddle) -> _MiddleStarts:
+    def of(cls, tokens: FlatTokens, fim: FillInMiddle) -> _Fragments:
         keys = _keys_of(tokens)
         entries = np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(tokens))])
-        drawn = (derive_keys(fim.seed, CHOSEN, keys) >> np.uint64(11)).astype(np.float64) / (1 << 53)
-        is_moved = (drawn < fim.rate) & (np.diff(entries) >= MIN_TOKENS)
+        is_moved, opens = _share(fim.seed, CHOSEN, keys) < fim.rate, np.ones(len(keys), bool)
+        if fim.separator is not None:
+            added = _borders(tokens, entries, fim.separator)
+            first = np.arange(len(entries)) + np.searchsorted(added, entries)  # fragment of each document
+            entries = np.sort(np.concatenate([entries, added]))
+            of = np.repeat(np.arange(len(keys)), np.diff(first))
+            number, is_alone = np.arange(len(of)) - first[of], np.diff(first)[of] == 1
+            opens = number == 0
+            keys = np.where(opens, keys[of], extended_keys(keys[of], number.view(np.uint64)))
+            is_moved = is_moved[of] & (is_alone | (_share(fim.seed, FRAGMENTS, keys) < fim.fragment_rate))
+        is_moved &= np.diff(entries) >= MIN_TOKENS
         before = running_sums(is_moved.view(np.uint8))
-        return cls(tokens.seq_starts, entries + SENTINELS * before, before, keys, fim.seed)
+        roots = np.stack([derive_keys(fim.seed, CUTS, 0), derive_keys(fim.seed, CUTS, 1), derive_keys(fim.seed, ORDER)])
+        return cls(entries + SENTINELS * before, before, keys, opens, roots)
 
-    def read(self, start: int, stop: int) -> UInt64s:
-        return self.entries[start:stop].astype(np.uint64)
-
-    def take(self, indices: Int64s) -> UInt64s:
-        return self.entries[indices].astype(np.uint64)
-
-    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
-        out[ranges(at, lengths)] = self.entries[ranges(starts, lengths)]
+    @property
+    def starts(self) -> UInt64s:
+        """``seq_starts`` of the documents."""
+        found = self.entries if self.opens.all() else np.append(self.entries[:-1][self.opens], self.entries[-1])
+        return found.view(np.uint64)
 
 
 class _MiddleTokens:
@@ -124,12 +174,12 @@ class _MiddleTokens:
     *array*: what is read. *tokens*: the stored tokens, which cuts must not part within a character.
     """
 
-    def __init__(self, array: StoredArray, tokens: StoredArray, starts: _MiddleStarts, fim: FillInMiddle, epoch: int) -> None:
-        self._array, self._tokens, self._starts, self.fim, self._epoch = array, tokens, starts, fim, epoch
-        self.length, self.store, self.numpy_dtype = int(starts.entries[-1]), array.store, array.numpy_dtype
+    def __init__(self, array: StoredArray, tokens: StoredArray, fragments: _Fragments, fim: FillInMiddle, epoch: int) -> None:
+        self._array, self._tokens, self._all, self.fim, self._epoch = array, tokens, fragments, fim, epoch
+        self.length, self.store, self.numpy_dtype = int(fragments.entries[-1]), array.store, array.numpy_dtype
 
     def of_epoch(self, epoch: int) -> _MiddleTokens:
-        return _MiddleTokens(self._array, self._tokens, self._starts, self.fim, epoch)
+        return _MiddleTokens(self._array, self._tokens, self._all, self.fim, epoch if self.fim.each_epoch else 0)
 
     read = read_gathered
 
@@ -139,11 +189,15 @@ class _MiddleTokens:
         return found
 
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
-        _, stored, counts, _, _ = self._parts(starts, lengths, np.zeros(len(starts), np.int64))
+        if self.fim.cuts == "characters":  # whole fragments
+            _, fragment = self._fragments(starts, lengths)
+            starts = self._all.entries[fragment]
+            lengths = self._all.entries[fragment + 1] - starts
+        _, stored, counts, *_ = self._parts(starts, lengths, np.zeros(len(starts), np.int64))
         return self._array.units_of(stored, counts)
 
     def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
-        places, stored, counts, moved, sentinels = self._parts(starts, lengths, at)
+        places, stored, counts, moved, opens, sentinels = self._parts(starts, lengths, at)
         self._array.gather(stored, counts, out, places)
         if self._array is not self._tokens:
             for where in sentinels:
@@ -151,20 +205,34 @@ class _MiddleTokens:
             return
         out[moved] &= np.uint32(0xFFFFFFFE)  # a document's first token is no longer its start
         prefix, suffix, middle = sentinels
-        out[prefix] = self.fim.prefix * 2 + 1
+        out[prefix] = self.fim.prefix * 2 + opens
         out[suffix], out[middle] = self.fim.suffix * 2, self.fim.middle * 2
+        if self.fim.cuts == "characters":
+            of, fragment = self._fragments(starts, lengths)
+            entries, moved = self._all.entries, np.flatnonzero(np.diff(self._all.before)[fragment])
+            low = np.maximum(starts[of], entries[fragment])
+            high = np.minimum((starts + lengths)[of], entries[fragment + 1])
+            places, within = at[of] + low - starts[of], low - entries[fragment]
+            made = {number: self._of_characters(number) for number in set(fragment[moved].tolist())}
+            for k in moved.tolist():
+                if (read := made[int(fragment[k])]) is not None:
+                    count = high[k] - low[k]
+                    out[places[k] : places[k] + count] = read[within[k] : within[k] + count]
+
+    def _fragments(self, starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
+        """The fragments with a token in ranges: int64[n], which range, and int64[n], the fragment."""
+        first = np.searchsorted(self._all.entries, starts, side="right") - 1
+        counts = np.where(lengths > 0, np.searchsorted(self._all.entries, starts + lengths) - first, 0)
+        return np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
 
     def _parts(
         self, starts: Int64s, lengths: Int64s, at: Int64s
-    ) -> tuple[Int64s, Int64s, Int64s, Int64s, tuple[Int64s, Int64s, Int64s]]:
-        """Ranges as parts of what is stored: the place in *out*, the stored range's start and length of each; and the places of
-        first tokens that are moved, and of each of the three added tokens.
+    ) -> tuple[Int64s, Int64s, Int64s, Int64s, Bools, tuple[Int64s, Int64s, Int64s]]:
+        """Ranges as parts of what is stored: the place in *out*, the stored range's start and length of each; the places of first
+        tokens that are moved; which added tokens before a prefix begin a document; and the places of each of the three added.
         """
-        entries, before = self._starts.entries, self._starts.before
-        # range -> its documents
-        first = np.searchsorted(entries, starts, side="right") - 1
-        counts = np.where(lengths > 0, np.searchsorted(entries, starts + lengths) - first, 0)
-        of, document = np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
+        entries, before = self._all.entries, self._all.before
+        of, document = self._fragments(starts, lengths)
         begin, moved_before = entries[document], before[document]
         is_moved = before[document + 1] > moved_before
         stored = begin - SENTINELS * moved_before
@@ -187,20 +255,59 @@ class _MiddleTokens:
         places = np.stack([first_token, np.zeros_like(low), before_suffix + 1, before_suffix + suffix + 2])
         there = is_moved & (places >= start) & (places < stop)
         moved, *sentinels = (place[its] for place, its in zip(places + shift, there, strict=True))
-        return (*parts, count.reshape(-1)[some], moved, (sentinels[0], sentinels[1], sentinels[2]))
+        opens = self._all.opens[document[there[1]]]
+        return (*parts, count.reshape(-1)[some], moved, opens, (sentinels[0], sentinels[1], sentinels[2]))
+
+    def try_characters(self) -> None:
+        """ValueError if no text of the first fragments that are cut has the stored tokens."""
+        moved = np.flatnonzero(np.diff(self._all.before))[:TRIED]
+        if len(moved) and all(self._text(number)[0] is None for number in moved):
+            raise ValueError(
+                f"{self.store.url}: the tokenizer {self.fim.tokenizer!r} makes other tokens of the documents' text than those "
+                "that are stored. Name the tokenizer that the dataset was made with, or cut between tokens."
+            )
+
+    def _text(self, fragment: int) -> tuple[str | None, int]:
+        """The text of a stored fragment and the number of its tokens; None where the tokens are not those of its text."""
+        entries, before = self._all.entries, self._all.before
+        count = int(entries[fragment + 1] - entries[fragment]) - SENTINELS
+        first, (decode, encode) = int(entries[fragment]) - SENTINELS * int(before[fragment]), _codec(str(self.fim.tokenizer))
+        ids = self._array.read(first, first + count) >> np.uint32(1)
+        text = decode(ids)[0].decode(errors="replace")
+        # Some tokenizers put a space before a text.
+        texts = (given for given in (text, text.removeprefix(" ")) if np.array_equal(encode(given), ids))
+        return next(texts, None), count
+
+    def _of_characters(self, fragment: int) -> UInt32s | None:
+        """The encoded tokens of a fragment whose text is cut; None where it is cut between tokens."""
+        text, count = self._text(fragment)
+        if text is None:
+            return None
+        drawn = extended_keys(self._all.roots, self._all.keys[fragment], self._epoch)[:, 0]
+        low, high = np.sort(_scaled(drawn[:2] >> np.uint64(33), np.full(2, len(text) + 1))).tolist()
+        prefix, middle, suffix = map(_codec(str(self.fim.tokenizer))[1], (text[:low], text[low:high], text[high:]))
+        more = len(prefix) + len(middle) + len(suffix) - count
+        if not 0 <= more < max(len(suffix), 1):
+            return None
+        suffix = suffix[: len(suffix) - more]
+        parts = [prefix, [self.fim.suffix], suffix, [self.fim.middle], middle]
+        if _fraction(drawn[2:])[0] < self.fim.spm_rate:
+            parts = [[self.fim.suffix], suffix, [self.fim.middle], prefix, middle]
+        found = np.concatenate([[self.fim.prefix], *parts]).astype(np.uint32) * np.uint32(2)
+        found[0] += self._all.opens[fragment]
+        return found
 
     def _cuts(self, document: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> tuple[Int64s, Int64s, Bools]:
         """Where the middle of each document begins and ends, and whether its suffix comes first. A document that is read as it
         is stored is all prefix.
         """
-        drawn = extended_keys(self._starts.roots, self._starts.keys[document], self._epoch)  # two cuts, and an order
+        drawn = extended_keys(self._all.roots, self._all.keys[document], self._epoch)  # two cuts, and an order
         # a place from 0 to n, both included
         places = _scaled(drawn[:2] >> np.uint64(33), sizes + 1)
         cuts = np.where(is_moved, np.stack([np.minimum(*places), np.maximum(*places)]), sizes)
         if self.fim.inside:
             cuts = self._between_characters(cuts, sizes, stored, is_moved)
-        order = (drawn[2] >> np.uint64(11)).astype(np.float64) / (1 << 53)
-        return cuts[0], cuts[1], is_moved & (order < self.fim.spm_rate)
+        return cuts[0], cuts[1], is_moved & (_fraction(drawn[2]) < self.fim.spm_rate)
 
     def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> Int64s:
         """The cuts, each before the nearest token up to it that begins a character."""
@@ -215,6 +322,40 @@ class _MiddleTokens:
                 if not open_ones.size:
                     break
         return cuts
+
+
+@cache
+def _vocabulary(name: str) -> Vocabulary:
+    from flat_tokens.vocabulary import load_vocabulary  # with the modules that it imports, for start-up time
+
+    return load_vocabulary(name)
+
+
+def _codec(name: str) -> tuple[Callable[..., tuple[bytes, Any]], Callable[[str], UInt32s]]:
+    """How a tokenizer decodes ids, and encodes text."""
+    vocabulary = _vocabulary(name)
+    if vocabulary.encode is None:
+        raise ValueError(f"{name}: has no pattern, so that it encodes no text. Name a tokenizer that has one.")
+    return vocabulary.decode, vocabulary.encode
+
+
+def _borders(tokens: FlatTokens, entries: Int64s, separator: int) -> Int64s:
+    """Where fragments begin that begin no document: int64[n], in order. One pass over the tokens."""
+    found = [np.empty(0, np.int64)]
+    for first in range(0, tokens.token_count, TOKENS_AT_A_TIME):
+        part = tokens.encoded_tokens.read(first, min(first + TOKENS_AT_A_TIME, tokens.token_count)) >> np.uint32(1)
+        found.append(np.flatnonzero(part == separator) + first)
+    places = np.concatenate(found)
+    return np.setdiff1d(np.concatenate([places, places + 1]), entries)
+
+
+def _share(seed: int, purpose: int, keys: UInt64s) -> AnyArray:
+    """A number from 0 to 1 for each key."""
+    return _fraction(derive_keys(seed, purpose, keys))
+
+
+def _fraction(drawn: UInt64s) -> AnyArray:
+    return (drawn >> np.uint64(11)).astype(np.float64) / (1 << 53)
 
 
 def _scaled(bits: UInt64s, counts: Int64s) -> Int64s:

@@ -14,6 +14,7 @@ import numpy as np
 
 from flat_tokens.array_types import Int32s, Int64s, UInt64s
 from flat_tokens.arrays.threads import Recent, share
+from flat_tokens.rows.orders import Permuted
 from flat_tokens.rows.schedule import Edit
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.rows.stretches import Weight, WeightRun, stretches
@@ -134,11 +135,11 @@ class Phase:
                 size = chunk.stop - chunk.start
                 of, looked_at = np.repeat(np.arange(size), length[chunk]), ranges(begin[chunk], length[chunk])
                 if by_slots:
-                    positions = self._positions(number, looked_at, different[chunk], of)
+                    positions = self._permuted(KeyedPermutation.inverse, number, looked_at, different[chunk], of)
                     places = np.sort(positions + of * stretch.block) % stretch.block
                     at, before = running_sums(counts[chunk]), np.zeros(size, np.int64)
                 else:
-                    slots = self._slots(number, looked_at, different[chunk], of) - first[chunk][of]
+                    slots = self._permuted(KeyedPermutation.__call__, number, looked_at, different[chunk], of) - first[chunk][of]
                     there = np.flatnonzero((slots >= 0) & (slots < counts[chunk][of]))
                     places, at = looked_at[there], np.searchsorted(there, running_sums(length[chunk]))
                     before = np.where(begin[chunk] > 0, counts[chunk] - np.diff(at), 0)
@@ -191,17 +192,13 @@ class Phase:
             position += count
         return source, nth
 
-    def _slots(self, number: int, positions: Int64s, block: Int64s, of: Int64s | None = None) -> Int64s:
-        """The slots of positions in blocks ``block[of]`` of a stretch: int64[n]. A source's slots are consecutive."""
+    def _permuted(self, way: Permuted, number: int, numbers: Int64s, block: Int64s, of: Int64s | None = None) -> Int64s:
+        """The slots of positions in blocks ``block[of]`` of a stretch, or the inverse: int64[n]. A source's slots are
+        consecutive.
+        """
         keys = self._keys(number, block.view(np.uint64))
         permutation = self._permutations[self._stretches[number].block]
-        return permutation(positions.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
-
-    def _positions(self, number: int, slots: Int64s, block: Int64s, of: Int64s | None = None) -> Int64s:
-        """The inverse: the positions of slots."""
-        keys = self._keys(number, block.view(np.uint64))
-        permutation = self._permutations[self._stretches[number].block]
-        return permutation.inverse(slots.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
+        return way(permutation, numbers.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
 
     def _dealt(self, number: int, block: int) -> Dealt:
         """The samples of a block of a stretch."""
@@ -211,7 +208,7 @@ class Phase:
             positions = np.arange(stretch.block)
             source, rank = np.zeros(stretch.block, np.int32), positions.astype(np.int32)
             if len(self.sources) > 1:
-                slots = self._slots(number, positions, np.array([block]))
+                slots = self._permuted(KeyedPermutation.__call__, number, positions, np.array([block]))
                 source = (np.searchsorted(firsts, slots, side="right") - 1).astype(np.int32)
                 # In order of source and position, the samples are numbered as the slots are. Of 16 bits, it is a radix sort.
                 in_order = np.argsort(source.astype(np.uint16 if len(self.sources) <= 1 << 16 else np.uint32), kind="stable")

@@ -45,7 +45,7 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     # document with tokens -> whether it does not begin where the one before it ends
     first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
     encoded = _SelectedTokens(tokens, tokens.encoded_tokens, begin[first], np.append(entries[some[first]], entries[-1]))
-    made: Any = {"encoded_tokens": encoded, "seq_starts": _SelectedStarts(entries.view(np.uint64), tokens.seq_starts.store)}
+    made: Any = {"encoded_tokens": encoded, "seq_starts": StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store)}
     if tokens.loss_mask is not None:
         made["loss_mask"] = encoded.beside(tokens.loss_mask)
     return replace(tokens, numbers=numbers, **made)
@@ -86,8 +86,8 @@ def _bounds(tokens: FlatTokens, numbers: Int64s) -> tuple[Int64s, Int64s]:
     return found[0], found[1]
 
 
-class _SelectedStarts:
-    """``seq_starts`` of a selection, in memory."""
+class StartsInMemory:
+    """``seq_starts`` of documents that are not stored so, such as a selection's, in memory."""
 
     def __init__(self, entries: UInt64s, store: Store) -> None:
         self._entries, self.length, self.store = entries, len(entries), store

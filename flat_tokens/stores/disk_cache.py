@@ -28,8 +28,8 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt8s
 from flat_tokens.stores.local import kind_of
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ def _pages(unit: str, data: bytes) -> Iterator[memoryview]:
         yield memoryview(_checksum(seed, number, part))
 
 
-def _checksum(seed: int, number: int, data: npt.NDArray[np.uint8]) -> bytes:
+def _checksum(seed: int, number: int, data: UInt8s) -> bytes:
     return int(google_crc32c.extend(google_crc32c.extend(seed, number.to_bytes(4, "little")), data)).to_bytes(4, "little")
 
 

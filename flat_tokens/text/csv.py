@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import BinaryIO, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM
@@ -79,7 +79,7 @@ def _last_end(data: bytes) -> int:
     return at + 1
 
 
-def _outside(places: npt.NDArray[np.int64], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _outside(places: Int64s, quotes: Int64s) -> Int64s:
     """Those of *places* that do not stand within quotes."""
     return places[np.searchsorted(quotes, places) % 2 == 0] if quotes.size else places
 
@@ -120,7 +120,7 @@ def _may_merge_rows(file: TextFile) -> bool:
     return file.quotes is None and _delimiter(file) != ","
 
 
-def _check_rows(block: bytes, data: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], file: TextFile, columns: int) -> None:
+def _check_rows(block: bytes, data: UInt8s, quotes: Int64s, file: TextFile, columns: int) -> None:
     """ValueError where a row goes over several lines, each of which is a row by itself."""
     ends = np.flatnonzero(data == ord("\n"))
     row_ends = _outside(ends, quotes)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
@@ -209,9 +209,7 @@ def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) ->
     return rows._replace(texts=texts, ids=ids, rows=rows.rows[keep], faults=faults, columns=columns)
 
 
-def _one_object_a_line(
-    block: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> bool:
+def _one_object_a_line(block: bytes, data: UInt8s, starts: Int64s, ends: Int64s) -> bool:
     """Whether each line begins and ends with an object, and no null follows an object. Arrow's parser does not see lines: it
     takes blank ones and values that run over them, and a null between objects ends the process.
     """
@@ -221,7 +219,7 @@ def _one_object_a_line(
     return bool(whole) and not (b"null" in block and NULL_BESIDE_OBJECT.search(block))
 
 
-def _deeply_nested(block: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bool:
+def _deeply_nested(block: bytes, data: UInt8s, starts: Int64s, ends: Int64s) -> bool:
     """Whether a line has so many brackets outside of its strings that it could be nested too deep. Texts have many, too."""
     brackets = (data | 0x20) == ord("{")  # '[' and '{' differ in this bit
     if np.count_nonzero(brackets) <= MAX_BRACKETS:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_over
@@ -193,10 +193,10 @@ def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryA
 
 
 def places_of(
-    data: npt.NDArray[np.uint8],
+    data: UInt8s,
     separator: bytes,
-    may_be: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] = lambda found: np.ones(len(found), bool),
-) -> npt.NDArray[np.int64]:
+    may_be: Callable[[Int64s], Bools] = lambda found: np.ones(len(found), bool),
+) -> Int64s:
     """Where the separators in *data* begin, from left to right, of the places that *may_be* some: int64[n]."""
     found = np.flatnonzero(data[: max(len(data) - len(separator) + 1, 0)] == separator[0])
     for k in range(1, len(separator)):
@@ -208,7 +208,7 @@ def places_of(
     return found
 
 
-def _split_crlf(data: npt.NDArray[np.uint8], separator: bytes) -> pa.LargeBinaryArray:
+def _split_crlf(data: UInt8s, separator: bytes) -> pa.LargeBinaryArray:
     """The documents of a block in which a line feed of the separator may be CR LF. Other carriage returns stay."""
     is_return = np.append((data[:-1] == ord("\r")) & (data[1:] == ord("\n")), False)
     there = np.flatnonzero(~is_return)  # byte of the block without these -> byte of the block
@@ -227,7 +227,7 @@ def _split_crlf(data: npt.NDArray[np.uint8], separator: bytes) -> pa.LargeBinary
     return _texts(data[keep], ends, len(data) > (stops[-1] if len(stops) else 0))
 
 
-def _texts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], has_rest: bool) -> pa.LargeBinaryArray:
+def _texts(data: UInt8s, ends: Int64s, has_rest: bool) -> pa.LargeBinaryArray:
     """Texts in order that end at *ends*; *has_rest*: one more has no separator."""
     ends = np.append(ends, len(data)) if has_rest else ends
     offsets = np.concatenate([[0], ends]).astype(np.int64)

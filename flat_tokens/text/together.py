@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text.plain import places_of
 from flat_tokens.text.rows import Rows
@@ -14,9 +14,7 @@ from flat_tokens.text.rows import Rows
 NEWLINE = ord("\n")
 
 
-def plain_texts(
-    data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: bytes
-) -> tuple[pa.LargeBinaryArray, npt.NDArray[np.int64]]:
+def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeBinaryArray, Int64s]:
     """The documents of m files of plain text, which end at *ends* in *data*: int64[m]; and how many each has: int64[m]. No copy
     if there is no separator.
     """
@@ -41,7 +39,7 @@ def plain_texts(
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets), buffers), counts
 
 
-def _separators(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: bytes) -> npt.NDArray[np.int64]:
+def _separators(data: UInt8s, ends: Int64s, separator: bytes) -> Int64s:
     """Where separators begin, none of which goes over the end of a file. They are counted from left to right: in "---" the first
     "--" is one.
     """
@@ -50,7 +48,7 @@ def _separators(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separa
     return places_of(data, separator, lambda found: found + len(separator) <= ends[np.searchsorted(ends, found, "right")])
 
 
-def line_counts(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def line_counts(data: UInt8s, ends: Int64s) -> Int64s:
     """The lines of each file, which ends with a line's end: int64[m]."""
     return np.diff(np.searchsorted(np.flatnonzero(data == NEWLINE), ends), prepend=0)
 

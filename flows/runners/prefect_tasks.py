@@ -24,7 +24,6 @@ from flows.runners.processes import Processes, process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 from tasks.shards.stream import TASK
-from tasks.tokenize.pool import tokenize_pool
 
 Work = Callable[[Step, Any], Any]
 PACK_ITEMS = 100
@@ -188,8 +187,6 @@ class PrefectTasks:
         # The tags are those of the run. Tasks with tags wait, in order, until the server says that no limit has them.
         self._held.enter_context(TagsContext(current_tags=set()))
         self._processes = self._held.enter_context(process_pool(self._workers))
-        if self._processes is None:
-            self._held.enter_context(tokenize_pool(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -24,6 +24,7 @@ from flat_tokens.stores import signing
 from flows.pipelines.stages import OF_A_BUILD, Step, do
 from tasks.progress import meter
 from tasks.tokenize import engines
+from tasks.tokenize.pool import tokenize_pool
 
 WORKERS_OF_A_PROCESS = 8
 """More than these get processes: the interpreter's lock is held for about a second a gigabyte of text, which is a tenth of the
@@ -93,9 +94,10 @@ def threads_for(workers: int) -> int:
 
 @contextlib.contextmanager
 def process_pool(workers: int) -> Iterator[Processes | None]:
-    """Processes for more workers than one interpreter keeps busy, else None."""
+    """Processes for more workers than one interpreter keeps busy; else None, and threads of this process tokenize together."""
     if workers <= WORKERS_OF_A_PROCESS:
-        yield None
+        with tokenize_pool(workers):
+            yield None
         return
     with Processes(workers) as processes:
         yield processes

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 from flows.pipelines.stages import Stage, Step, do, through
 from flows.runners.processes import Processes, process_pool, threads_for
 from tasks.config import available_cores
-from tasks.tokenize.pool import tokenize_pool
 
 ITEMS_OF_A_WORKER = 4
 """Results are taken in order: after an item that takes long, workers would soon have done all that was handed out."""
@@ -43,8 +42,6 @@ class Threads:
 
     def __enter__(self) -> Self:
         self._processes = self._held.enter_context(process_pool(self._workers))
-        if self._processes is None:
-            self._held.enter_context(tokenize_pool(self._workers))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, UInt64s
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split
@@ -47,7 +48,7 @@ class SplitCounts(NamedTuple):
         return cls(*(count for split in ALL_SPLITS for count in counts.get(split, (0, 0))))
 
 
-def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) -> npt.NDArray[np.int8]:
     """The split of each document of a slice, by its number in ALL_SPLITS: int8[n]. *all_in*: the split of all of them, where
     their file has one.
     """
@@ -56,7 +57,7 @@ def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: npt.NDArray
     return rule.numbers(split_keys)
 
 
-def not_duplicate(part: ShardPart, version: Store) -> npt.NDArray[np.bool_]:
+def not_duplicate(part: ShardPart, version: Store) -> Bools:
     """Which documents of a shard are not left out as copies: bool[n]. ValueError where the version's list has changed."""
     stay = np.ones(part.shard.written, bool)
     for copies in part.left_out:
@@ -64,7 +65,7 @@ def not_duplicate(part: ShardPart, version: Store) -> npt.NDArray[np.bool_]:
     return stay
 
 
-def chosen(part: Part, documents: Documents, split: Split, target: Target) -> npt.NDArray[np.bool_]:
+def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bools:
     """Which documents of a part go to a split: bool[n]."""
     if isinstance(part, InputPart):
         return choose(part, documents, target.selection, target)[0]
@@ -73,7 +74,7 @@ def chosen(part: Part, documents: Documents, split: Split, target: Target) -> np
     numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
     if part.left_out:
         numbers[~not_duplicate(part, target.store)] = ALL_SPLITS.index(LEFT_OUT)
-    mine: npt.NDArray[np.bool_] = numbers == ALL_SPLITS.index(split)
+    mine: Bools = numbers == ALL_SPLITS.index(split)
     return mine
 
 

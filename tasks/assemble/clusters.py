@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.formats.contract import ahead
 from tasks.text.signatures import BYTES, NO_SHINGLE, NUMBERS, similarity
 
@@ -20,9 +21,6 @@ BANDS_BYTES = 1 << 28
 """Of the bands that are copied out of the signatures at a time."""
 ERRORS = 1.0
 """Standard errors by which an estimate may be below the threshold."""
-
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
 
 
 def least_similarity(threshold: float) -> npt.NDArray[np.float64]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s, UInt32s, UInt64s
 from flat_tokens.manifest import DUPLICATE
 from tasks.output.target import Target
 from tasks.parts.documents import places_of
@@ -22,9 +23,6 @@ from tasks.parts.opening import open_shard
 from tasks.parts.part import Copies, ShardPart
 from tasks.progress import meter
 from tasks.rows import DIGEST, FILE, KEY, ROW, TEXT_BYTES, fact
-
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
 
 
 class Originals(NamedTuple):
@@ -42,7 +40,7 @@ class _SortedDigests(NamedTuple):
 
     high: UInt64s
     low: UInt64s
-    slice: npt.NDArray[np.uint32]
+    slice: UInt32s
     row: UInt64s
 
     def find(self, high: UInt64s, low: UInt64s) -> Int64s:

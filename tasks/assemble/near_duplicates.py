@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.manifest import NEAR_DUPLICATE
 from tasks.assemble.choice import not_duplicate
 from tasks.assemble.clusters import clusters
@@ -25,9 +25,6 @@ from tasks.parts.part import NearCopies, ShardPart
 from tasks.progress import meter
 from tasks.rows import OF_VERSION, TEXT_BYTES
 from tasks.text.signatures import NO_SHINGLE, NUMBERS, similarity
-
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
 
 PLACE = OF_VERSION
 AT_A_TIME = 1 << 14

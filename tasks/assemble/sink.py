@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.stores.store import BLAKE3
@@ -194,7 +194,7 @@ class VersionStream:
         self.location: UnfinishedLocation | None = None
         self.is_passed_on = False
 
-    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> UInt64s:
         """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n]."""
         numbers = split_numbers(self._all_in, self._target.rule, drawn_by(rows)).astype(np.uint64)
         if self._compared is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
 from flat_tokens.stores.store import StoredObject
@@ -22,7 +23,7 @@ from tasks.assemble.spans import Span
 from tasks.models import LEFT_OUT, Split
 from tasks.output.paths import DOCUMENTS, TEXTS, beside_key
 from tasks.output.target import Target
-from tasks.parts.documents import Documents, Int64s, UInt64s
+from tasks.parts.documents import Documents
 from tasks.parts.opening import open_part
 from tasks.parts.part import Part, ShardPart
 from tasks.parts.stored import document_spec

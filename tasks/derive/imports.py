@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
@@ -29,7 +29,7 @@ from tasks.output.forgotten import forgotten_at
 from tasks.output.staging import Workspace
 from tasks.parts.opening import open_shard
 from tasks.progress import meter
-from tasks.rows import KEY, ROW, UInt64s
+from tasks.rows import KEY, ROW
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.recipe import imported_content
 from tasks.shards.write import staging_shard, write_shard
@@ -154,7 +154,7 @@ def _recorded_keys(path: str, format: str, options: str, content: str, split: Sp
     return None if documents is None else documents.key
 
 
-def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Workspace) -> npt.NDArray[np.bool_]:
+def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Workspace) -> Bools:
     """Which sequences of a part the output has forgotten, by the keys of their tokens, uint64[n], and by those that an export has
     recorded of *rows* of the part, uint64[n]: bool[n].
     """
@@ -164,7 +164,7 @@ def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Wo
     return gone if recorded is None else gone | forgotten.those(recorded.take(rows.astype(np.int64) + part.start))
 
 
-def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> npt.NDArray[np.int64]:
+def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> Int64s:
     """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)

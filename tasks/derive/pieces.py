@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import document_keys, token_keys
@@ -20,7 +20,6 @@ from flat_tokens.stores.store import Store, file_at
 from tasks.derive.inputs import Input
 from tasks.models import ALL_SPLITS, Split
 from tasks.output.target import Target
-from tasks.parts.documents import Int64s
 from tasks.parts.input import choose, input_documents, open_input, sample_hashes, sources_of
 from tasks.parts.part import InputPart
 from tasks.progress import meter
@@ -133,7 +132,7 @@ def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> li
 class Listed(NamedTuple):
     """The documents of a list: their sorted keys, each once: uint64[n]."""
 
-    keys: npt.NDArray[np.uint64]
+    keys: UInt64s
 
     def facts(self) -> dict[str, object]:
         """The record of the list in a manifest."""
@@ -174,7 +173,7 @@ def read_ids(path_or_url: str) -> Listed:
     return Listed(np.unique(_keys_of(_ids_in(path_or_url))))
 
 
-def ids_with(keys: npt.NDArray[np.uint64], path_or_url: str) -> list[str]:
+def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
     """The ids in a text file that have one of the *keys*."""
     ids = _ids_in(path_or_url)
     return [ids[i].decode(errors="replace") for i in np.flatnonzero(np.isin(_keys_of(ids), keys)).tolist()]
@@ -185,5 +184,5 @@ def _ids_in(path_or_url: str) -> list[bytes]:
     return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
 
 
-def _keys_of(ids: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+def _keys_of(ids: Sequence[bytes]) -> UInt64s:
     return document_keys(np.frombuffer(b"".join(ids), np.uint8), np.cumsum([0, *map(len, ids)]))

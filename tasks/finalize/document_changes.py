@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -29,8 +30,6 @@ from tasks.output.changes import DocumentChangeCounts, DocumentChanges, SplitCha
 from tasks.output.paths import DOCUMENTS, version_store
 from tasks.shards.index import read_index, segments_of
 from tasks.tokenize.segments import STORED
-
-Int64s = npt.NDArray[np.int64]
 
 KNOWN = np.dtype([("source", ">u4"), ("split", "u1"), ("digest", STORED["digest"])])
 """A segment of a source, and the split that has all documents of its slice, if one has. It is compared as bytes, so its source
@@ -110,7 +109,7 @@ class _Version(NamedTuple):
         """The source of each document."""
         return self._sources_of(split, self.splits[split].file.take(documents))
 
-    def _sources_of(self, split: int, files: npt.NDArray[np.uint64]) -> Int64s:
+    def _sources_of(self, split: int, files: UInt64s) -> Int64s:
         if len(files) and int(files.max()) >= len(self.source_of):
             raise ValueError(
                 f"{self.splits[split].file.store.url}: has file {files.max()}, but the manifest has {len(self.source_of)} files. "
@@ -134,7 +133,7 @@ class _Version(NamedTuple):
         found["digest"] = np.concatenate([*self.segments, np.empty(0, STORED)])["digest"]
         return found.view(f"S{KNOWN.itemsize}")
 
-    def documents(self, split: int, is_passed_over: npt.NDArray[np.bool_]) -> Iterator[tuple[Int64s, Int64s]]:
+    def documents(self, split: int, is_passed_over: Bools) -> Iterator[tuple[Int64s, Int64s]]:
         """Numbers of the documents to compare in a split, some at a time, and their sources. *is_passed_over*: bool[segments]."""
         covered, at = [(0, 0)], 0
         for shard, segments in enumerate(self.segments):
@@ -158,7 +157,7 @@ class _Version(NamedTuple):
                 numbers = np.arange(start, min(start + KEYS_AT_A_TIME, end))
                 yield numbers, self.sources(split, numbers)
 
-    def read(self, is_passed_over: npt.NDArray[np.bool_], by_tokens: bool, file: Any) -> Side:
+    def read(self, is_passed_over: Bools, by_tokens: bool, file: Any) -> Side:
         """The documents to compare, in groups: of each split, those of each source. Digests are zeros without *by_tokens*."""
         counts = np.zeros((len(self.splits), len(self.names)), np.int64)
         for i in range(len(self.splits)):
@@ -211,7 +210,7 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     return summed(counts, names, same_tokenizer, of_splits)
 
 
-def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[npt.NDArray[np.bool_]]:
+def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[Bools]:
     """Which segments of each side the other has, too, as often: bool[len(a)], bool[len(b)]. One without a digest is not known."""
     names, which = np.unique(np.concatenate([a, b]), return_inverse=True)
     sides = which[: len(a)], which[len(a) :]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.keys import A, mix
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
@@ -14,8 +14,6 @@ from flat_tokens.tools.diff import token_digests
 from tasks.models import Split
 
 DOCUMENTS_AT_ONCE = 1 << 20
-
-UInt64s = npt.NDArray[np.uint64]
 
 
 def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
@@ -241,7 +241,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], stag
     return count_repeated(keys, sum(column.length for column in columns), staging)
 
 
-def count_repeated(keys: Iterable[npt.NDArray[np.uint64]], count: int, staging: Path) -> int:
+def count_repeated(keys: Iterable[UInt64s], count: int, staging: Path) -> int:
     """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are divided, equal ones into one file."""
     parts = -(-count // KEYS_AT_ONCE)
     if parts <= 1:
@@ -259,5 +259,5 @@ def count_repeated(keys: Iterable[npt.NDArray[np.uint64]], count: int, staging: 
         return sum(_repeated(np.frombuffer(file.read(), np.uint64)) for file in files)
 
 
-def _repeated(keys: npt.NDArray[np.uint64]) -> int:
+def _repeated(keys: UInt64s) -> int:
     return len(keys) - len(np.unique(keys))

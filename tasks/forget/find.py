@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
 from flat_tokens.keys import document_keys
@@ -26,9 +27,6 @@ from tasks.parts.part import NEAR_DUPLICATE_REASON
 
 AT_A_TIME = 1 << 20
 
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
-
 
 class NamedDocuments(NamedTuple):
     """The documents that somebody names: by *keys*, uint64[n], sorted, by the list of another output, or an expression; all
@@ -40,7 +38,7 @@ class NamedDocuments(NamedTuple):
     where: str | None = None
     source: str | None = None
 
-    def those(self, keys: UInt64s) -> npt.NDArray[np.bool_]:
+    def those(self, keys: UInt64s) -> Bools:
         """Which documents with these *keys*, uint64[n], keys or a list name; all without any: bool[n]."""
         if self.listed is not None:
             return self.listed.those(keys)
@@ -186,7 +184,7 @@ def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion |
     return OfVersion(version, found, tokens, hashes[0], hashes[1], frozenset(files), short, copies)
 
 
-def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[npt.NDArray[np.uint32]]:
+def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[UInt32s]:
     """Token ids of documents *numbers* of a split."""
     tokens = open_split(store / split)
     for number in numbers.tolist():

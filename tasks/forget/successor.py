@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
@@ -38,7 +39,6 @@ from tasks.tokenize.segments import DIGEST_BYTES
 
 logger = logging.getLogger(__name__)
 
-Int64s = npt.NDArray[np.int64]
 ALIKE = 1_000_000
 """The similarity of equal texts."""
 
@@ -148,7 +148,7 @@ def write_duplicates(
     return tuple(objects), lost
 
 
-def clusters_without(copies: npt.NDArray[np.void], forgotten: Forgotten) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bool_]]:
+def clusters_without(copies: npt.NDArray[np.void], forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Bools]:
     """Entries of clusters that are kept, NEAR_DUPLICATE[n] and all of a version, as they are without what is forgotten: the
     lowest key names a cluster whose document has gone. And which of them a list still has, bool[n]: neither a forgotten
     one nor one left alone.
@@ -194,7 +194,7 @@ def _all_of(lists: Sequence[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
     return np.concatenate([np.empty(0, NEAR_DUPLICATE), *lists])
 
 
-def _places(copies: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
+def _places(copies: npt.NDArray[np.void]) -> UInt64s:
     return numbered(copies["file"], copies["row"])
 
 
@@ -247,7 +247,7 @@ def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone
     return shard.model_copy(update={"published": location, **counts_without(shard, mine, int(documents.lengths[mine].sum()))})
 
 
-def counts_without(shard: TokenShard, gone: npt.NDArray[np.bool_], token_count: int) -> dict[str, Any]:
+def counts_without(shard: TokenShard, gone: Bools, token_count: int) -> dict[str, Any]:
     """The facts of a shard that change where it loses documents, bool[n], that have *token_count* tokens together."""
     lost = int(gone.sum())
     return {
@@ -258,7 +258,7 @@ def counts_without(shard: TokenShard, gone: npt.NDArray[np.bool_], token_count: 
     }
 
 
-def segments_without(shard: TokenShard, gone: npt.NDArray[np.bool_]) -> str:
+def segments_without(shard: TokenShard, gone: Bools) -> str:
     """A shard's segments, where it loses documents: bool[n]."""
     segments = segments_of(shard).copy()
     if not len(segments):

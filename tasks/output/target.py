@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from flat_tokens.array_types import Bools, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TOKENS
@@ -20,8 +21,6 @@ from tasks.models import ALL_SPLITS, LEFT_OUT, FactWidth, Model, Name, Split, To
 from tasks.output.paths import DOCUMENTS, beside_key, home_key, version_key, version_store
 from tasks.output.staging import Workspace
 from tasks.rows import OF_VERSION
-
-UInt64s = npt.NDArray[np.uint64]
 
 LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15, zstd_level=1)
 """Compressed: it is read at most once a build, and stays as long as its version."""
@@ -38,7 +37,7 @@ class Kept(Model):
     version: str
     fact: Name
 
-    def has(self, values: UInt64s) -> npt.NDArray[np.bool_]:
+    def has(self, values: UInt64s) -> Bools:
         """Which of the values the version has in train: bool[n]."""
         there = _in_train(self)
         at = np.searchsorted(there, values)
@@ -73,7 +72,7 @@ class SplitRule(Model):
         """The splits that documents go to."""
         return EVERY_SPLIT if self.test_fraction else SPLITS
 
-    def numbers(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+    def numbers(self, keys: UInt64s) -> npt.NDArray[np.int8]:
         """The split of each document, by its number in EVERY_SPLIT: int8[n]."""
         hashes = self._hashes(keys)
         in_validation = _below(self.fraction, hashes)
@@ -84,11 +83,11 @@ class SplitRule(Model):
             numbers[self.kept.has(keys)] = EVERY_SPLIT.index("train")
         return numbers
 
-    def _hashes(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def _hashes(self, keys: UInt64s) -> UInt64s:
         return mix(keys ^ mix(np.array([self.seed], np.uint64) * A + A))
 
 
-def _below(fraction: float, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+def _below(fraction: float, hashes: UInt64s) -> Bools:
     return np.ones(len(hashes), bool) if fraction >= 1 else hashes < np.uint64(int(fraction * 2**64))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import AnyArray, Int64s, UInt64s
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, joined
 from flat_tokens.columns import Part as ColumnsPart
@@ -17,7 +17,7 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.documents import Documents, Int64s, Read, Runs
+from tasks.parts.documents import Documents, Read, Runs
 from tasks.parts.input import BLOCK_TOKENS
 from tasks.parts.part import BucketPart
 from tasks.parts.stored import open_facts
@@ -32,7 +32,7 @@ bucket's documents begin.
 """
 
 
-def gather(tokens: npt.NDArray[Any], begins: Int64s, lengths: Int64s) -> Iterator[tuple[npt.NDArray[Any], Int64s]]:
+def gather(tokens: AnyArray, begins: Int64s, lengths: Int64s) -> Iterator[tuple[AnyArray, Int64s]]:
     """Consecutive runs of *tokens*, in any order, in blocks of whole runs, each with the lengths of its runs."""
     ends = np.cumsum(lengths)
     first, done = 0, 0
@@ -79,7 +79,7 @@ def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
     shares = list(_shares_of(bucket, target.workspace.staging))
     none = np.empty(0, np.uint64)
 
-    def of_shares(name: str) -> npt.NDArray[np.uint64]:
+    def of_shares(name: str) -> UInt64s:
         return np.concatenate([*(share.read(name, share.first, share.last) for share in shares), none])
 
     lengths = np.concatenate([*(np.diff(share.starts) for share in shares), np.empty(0, np.int64)])
@@ -98,14 +98,14 @@ def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
             block for block, _ in gather(_read_items(shares, bucket.token_count, name), begins, ends - begins)
         )
 
-    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(name: str, first: int, stop: int) -> UInt64s:
         return of_shares(name)[order][first:stop]
 
     arrays = {name: items(name) for name in TOKEN_ARRAYS if any(name in share.tokens.arrays for share in shares)}
     return Documents(np.zeros(len(order), np.int8), begins[order], lengths[order], (arrays,), read, columns)
 
 
-def _read_items(shares: list[_Share], count: int, name: str) -> npt.NDArray[Any]:
+def _read_items(shares: list[_Share], count: int, name: str) -> AnyArray:
     """The items of a token array of all shares, in their order: dtype[count]."""
     items, at = TOKEN_ARRAYS[name].all_absent(count), 0
     for share in shares:

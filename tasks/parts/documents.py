@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens
@@ -17,15 +18,12 @@ from tasks.models import TokenShard
 from tasks.parts.runs import FROM_DISK, FROM_STORE, Reads, read_runs
 from tasks.rows import FILE, KEY, ROW, SPLIT_KEY
 
-UInt64s = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
-
 WINDOW_TOKENS = 1 << 21
 """Tokens that are put together at a time where they come from several splits of a version."""
 
 Read = Callable[[str, int, int], UInt64s]
 """Reads a fact of some documents, by its name and their range."""
-Runs = Callable[[Int64s, Int64s], Iterator[npt.NDArray[Any]]]
+Runs = Callable[[Int64s, Int64s], Iterator[AnyArray]]
 """The items of runs of an array, by where each begins and ends: int64[n] each. An array is valid until the next is asked for."""
 
 
@@ -71,7 +69,7 @@ class Documents:
     def keys(self) -> UInt64s:
         return self.fact(KEY)
 
-    def those(self, keep: npt.NDArray[np.bool_]) -> Documents:
+    def those(self, keep: Bools) -> Documents:
         """The documents *keep*, bool[n]."""
         if keep.all():
             return self
@@ -85,7 +83,7 @@ class Documents:
         columns = lambda wanted: self.columns(numbers[wanted])  # noqa: E731
         return Documents(self.array[keep], self.begins[keep], self.lengths[keep], self.arrays, read, columns)
 
-    def items(self, name: str, low: int, high: int) -> Iterator[npt.NDArray[Any]]:
+    def items(self, name: str, low: int, high: int) -> Iterator[AnyArray]:
         """The items of a token array for the documents' tokens from *low* to *high*: of TOKENS the tokens themselves. An array is
         valid until the next is asked for.
         """
@@ -103,7 +101,7 @@ class Documents:
         arrays = {name: all_items(self, name) for name in names}
         return TokenBatch.of_arrays(arrays, starts.astype(np.uint64), int(arrays[TOKENS].max(initial=0)) >> 1)
 
-    def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
         some = self.lengths > 0
         array, begins, ends = self.array[some], self.begins[some], (self.begins + self.lengths)[some]
         # Consecutive documents make one run of tokens.
@@ -119,7 +117,7 @@ class Documents:
 
 def _merged(
     runs: Sequence[Runs], array: npt.NDArray[np.int8], begins: Int64s, ends: Int64s, dtype: np.dtype[Any]
-) -> Iterator[npt.NDArray[Any]]:
+) -> Iterator[AnyArray]:
     """The items of consecutive runs, each of the array of that number."""
     if not len(array):
         return
@@ -137,7 +135,7 @@ def _merged(
         yield items
 
 
-def all_items(documents: Documents, name: str) -> npt.NDArray[Any]:
+def all_items(documents: Documents, name: str) -> AnyArray:
     """All items of a token array: dtype[token_count]. ValueError where there are not as many as the documents have tokens."""
     count = int(documents.lengths.sum())
     items, at = np.empty(count, TOKEN_ARRAYS[name].dtype), 0

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, batch_of, with_kinds
 from flat_tokens.formats.contract import checked_entries
@@ -26,7 +27,7 @@ from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, fact_key, version_store
 from tasks.output.target import Selection, Target
-from tasks.parts.documents import Documents, Int64s, read_fact, stored_arrays
+from tasks.parts.documents import Documents, read_fact, stored_arrays
 from tasks.parts.part import InputPart
 from tasks.parts.published import left_out_columns
 from tasks.parts.runs import Reads
@@ -59,7 +60,7 @@ def input_documents(part: InputPart, target: Target) -> Documents:
     )
 
 
-def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> UInt64s:
     """A fact of a part's documents, the file by the output's number. ValueError where that is none of the input's."""
     start, stop = part.start + first, part.start + stop
     if name in target.texts:
@@ -123,14 +124,12 @@ def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
     return cast("npt.NDArray[np.void]", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
-def choose(
-    part: InputPart, documents: Documents, selection: Selection, target: Target
-) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
+def choose(part: InputPart, documents: Documents, selection: Selection, target: Target) -> tuple[Bools, Counter[str]]:
     """Documents of a part that are taken, bool[n], and counts of the others by the first reason against them."""
     keep = np.ones(len(documents), bool)
     skipped: Counter[str] = Counter()
 
-    def without(reason: str, let_through: npt.NDArray[np.bool_]) -> None:
+    def without(reason: str, let_through: Bools) -> None:
         nonlocal keep
         before, keep = int(keep.sum()), keep & let_through
         skipped[reason] += before - int(keep.sum())
@@ -174,18 +173,18 @@ def sources_of(part: InputPart, documents: Documents) -> Int64s:
     return np.searchsorted(np.array(part.source_stops, np.uint64), files, side="right")
 
 
-def _listed(keys: npt.NDArray[np.uint64], path: Path) -> npt.NDArray[np.bool_]:
+def _listed(keys: UInt64s, path: Path) -> Bools:
     """Whether each key is in a saved list. Those that were found are noted next to the list."""
     listed = np.load(path, mmap_mode="r")
     if not len(listed):
         return np.zeros(len(keys), bool)
     at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
-    found = cast("npt.NDArray[np.bool_]", listed[at] == keys)
+    found = cast("Bools", listed[at] == keys)
     # Threads write the same byte: that it was found.
     np.memmap(path.with_suffix(".found"), np.uint8, "r+")[at[found]] = 1
     return found
 
 
-def sample_hashes(keys: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+def sample_hashes(keys: UInt64s, seed: int) -> UInt64s:
     """Hashes that decide whether documents are in a sample: uint64[n]. Different keys have different hashes."""
     return mix(keys ^ derive_keys(seed, SAMPLING))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.columns import batch_of
 from flat_tokens.manifest import CLUSTER, DUPLICATE, NEAR_DUPLICATE
 from flat_tokens.stores.store import Store
@@ -42,7 +43,7 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
         return bucket_documents(part, target)
     documents = open_shard(target.root, part.shard, *names)
 
-    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(name: str, first: int, stop: int) -> UInt64s:
         found = documents.read(name, first, stop)
         if name == FILE:
             return found + np.uint64(part.file)  # (slice, file) -> (version, file)
@@ -69,12 +70,12 @@ def _with_clusters(documents: Documents, part: ShardPart, near: NearCopies, targ
     cluster, alone = documents.keys.copy(), np.ones(len(documents), bool)
     cluster[at], alone[at] = found["of_key"], False
 
-    def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    def columns(wanted: Int64s) -> pa.RecordBatch:
         kept = documents.columns(wanted) if part.shard.columns else batch_of({})
         clusters = pa.array(cluster[wanted], mask=alone[wanted])
         return batch_of({**dict(zip(kept.schema.names, kept.columns, strict=True)), CLUSTER: clusters})
 
-    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(name: str, first: int, stop: int) -> UInt64s:
         return cluster[first:stop] if name == SPLIT_KEY and near.together else documents.read(name, first, stop)
 
     return replace(documents, columns=columns, read=read)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.manifest import DUPLICATES, EVERY_SPLIT, NEAR_DUPLICATES
 from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject
 from tasks.models import Model, Split, TokenShard
-
-UInt64s = npt.NDArray[np.uint64]
 
 NEAR_DUPLICATE_REASON = "near_duplicate"
 """The reason for which near-duplicates are skipped, where they are."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
@@ -38,10 +38,10 @@ class _OpenSplit(NamedTuple):
 class _SplitDocuments(NamedTuple):
     """Its documents: keys, files and rows, uint64[n]; and where each starts, with the end of the last: int64[n + 1]."""
 
-    keys: npt.NDArray[np.uint64]
-    files: npt.NDArray[np.uint64]
-    rows: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.int64]
+    keys: UInt64s
+    files: UInt64s
+    rows: UInt64s
+    starts: Int64s
 
 
 def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
@@ -56,12 +56,12 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     firsts, counts = np.array(runs, np.int64).T
     before = np.cumsum(counts) - counts
 
-    def places(at: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def places(at: Int64s) -> tuple[Int64s, Int64s]:
         # (split after split, document) -> (split, document)
         split_of = np.searchsorted(before + counts, at, "right")
         return split_of, at - before[split_of] + firsts[split_of]
 
-    def columns(wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    def columns(wanted: Int64s) -> pa.RecordBatch:
         # (shard, document) -> (split after split, document) -> (split, document) -> (shard, document)
         at, kept = order[wanted], list(shard.columns)
         split_of, numbers = places(at)
@@ -76,7 +76,7 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     keys, files, rows = (np.concatenate([getattr(some, name) for some in found])[order] for name in ("keys", "files", "rows"))
     read_before = {KEY: keys, FILE: files, ROW: rows}
 
-    def read(name: str, first: int, stop: int) -> npt.NDArray[np.uint64]:
+    def read(name: str, first: int, stop: int) -> UInt64s:
         if name in read_before or name not in shard.facts:
             return read_before.get(name, keys)[first:stop]
         split_of, numbers = places(order[first:stop])

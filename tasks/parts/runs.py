@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import AnyArray, Int64s
 from flat_tokens.arrays.stored import StoredArray
 
 MAX_SLICES_OF_A_BLOCK = 512
@@ -46,7 +46,7 @@ class _Block(NamedTuple):
     last: int
 
 
-def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads, length: int) -> Iterator[_Block]:
+def _blocks(begins: Int64s, ends: Int64s, reads: Reads, length: int) -> Iterator[_Block]:
     """The blocks to read for many runs. Where a block holds little of them, each run is a block."""
     starts = np.arange(int(begins[0]) // reads.block * reads.block, int(ends[-1]), reads.block)
     firsts = np.searchsorted(ends, starts, "right")
@@ -63,9 +63,7 @@ def _blocks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: R
             yield _Block(int(low[0]), int(high[-1]), first, last)
 
 
-def read_runs(
-    source: StoredArray, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], reads: Reads
-) -> Iterator[npt.NDArray[Any]]:
+def read_runs(source: StoredArray, begins: Int64s, ends: Int64s, reads: Reads) -> Iterator[AnyArray]:
     """The items of many runs of an array with one a token, in order, which are not empty and do not overlap. A part is valid
     until the next one comes.
     """
@@ -74,7 +72,7 @@ def read_runs(
     buffers = deque(np.empty((reads.ahead + 1, reads.block), source.numpy_dtype))
     source.read_indexes(int(begins[0]), int(ends[-1]))
     with ThreadPoolExecutor(reads.ahead) as readers:
-        under_way: deque[tuple[_Block, Future[npt.NDArray[Any]]]] = deque()
+        under_way: deque[tuple[_Block, Future[AnyArray]]] = deque()
         for block in _blocks(begins, ends, reads, source.length):
             out = buffers[0][: block.end - block.begin]
             buffers.rotate(-1)  # a buffer is used again when all the others have been
@@ -87,19 +85,17 @@ def read_runs(
             yield from _of_block(block, reading.result(), begins, ends)
 
 
-def runs_in_memory(
-    parts: Sequence[npt.NDArray[Any]], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[Any]]:
+def runs_in_memory(parts: Sequence[AnyArray], begins: Int64s, ends: Int64s) -> Iterator[AnyArray]:
     """The items of the same runs where they are in memory, in parts in order."""
     return runs_of_parts([*map(len, parts)], parts.__getitem__, begins, ends)
 
 
 def runs_of_parts(
     counts: Sequence[int],
-    part: Callable[[int], npt.NDArray[Any]],
-    begins: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-) -> Iterator[npt.NDArray[Any]]:
+    part: Callable[[int], AnyArray],
+    begins: Int64s,
+    ends: Int64s,
+) -> Iterator[AnyArray]:
     """The items of the same runs, of consecutive parts of *counts* items. *part* gives one by its number, when it is needed."""
     borders = np.cumsum([0, *counts])
     firsts = np.searchsorted(ends, borders[:-1], "right").tolist()
@@ -109,9 +105,7 @@ def runs_of_parts(
             yield from _of_block(_Block(begin, end, first, last), part(i), begins, ends)
 
 
-def _of_block(
-    block: _Block, tokens: npt.NDArray[Any], begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[Any]]:
+def _of_block(block: _Block, tokens: AnyArray, begins: Int64s, ends: Int64s) -> Iterator[AnyArray]:
     """The items of a block that belong to its runs."""
     low = np.maximum(begins[block.first : block.last], block.begin) - block.begin
     high = np.minimum(ends[block.first : block.last], block.end) - block.begin

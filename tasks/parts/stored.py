@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns
@@ -28,7 +28,7 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.store import DigestKind, Store, StoredObject, content_digest
 from tasks.models import TokenShard
 from tasks.output.paths import DOCUMENTS, shard_key
-from tasks.parts.documents import Documents, Int64s, Read, of_shard, one_array, read_fact, stored_arrays
+from tasks.parts.documents import Documents, Read, of_shard, one_array, read_fact, stored_arrays
 from tasks.rows import Facts
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
@@ -203,7 +203,7 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
     return Documents(*one_array(lengths), (stored_arrays(tokens),), read, functools.partial(shard_columns, root, shard))
 
 
-def shard_columns(root: Store, shard: TokenShard, wanted: npt.NDArray[np.int64]) -> pa.RecordBatch:
+def shard_columns(root: Store, shard: TokenShard, wanted: Int64s) -> pa.RecordBatch:
     """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
     parts = (ColumnsPart(COLUMNS, 0, shard.written),) if shard.columns and shard.written else ()
     return Columns(root / shard_key(shard.key), shard.columns, parts).take(wanted, list(shard.columns))

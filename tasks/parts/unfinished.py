@@ -11,13 +11,13 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.array_types import AnyArray, UInt64s
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays
 from flat_tokens.stores.reading import open_plain
@@ -77,7 +77,7 @@ def write_entries(store: Store, parts: Sequence[pa.RecordBatch]) -> StoredObject
     return entries.stored
 
 
-def read_entries(root: Store, shard: TokenShard) -> dict[str, npt.NDArray[np.uint64]]:
+def read_entries(root: Store, shard: TokenShard) -> dict[str, UInt64s]:
     """The rows of a streamed shard: uint64[n] or uint64[n, numbers] by fact. ValueError where they are not as many as its receipt
     says.
     """
@@ -102,7 +102,7 @@ def write_tails(store: Store, tails: Sequence[Tail]) -> StoredObject:
     return written.stored
 
 
-def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> npt.NDArray[Any]:
+def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> AnyArray:
     """The tail of the array *name* in a split. ValueError where there are not as many tokens as the receipt says."""
     assert shard.unfinished is not None
     counts = [shard.unfinished.of(one).tail for one in shard.unfinished.splits]
@@ -137,7 +137,7 @@ class Items(NamedTuple):
     """Consecutive items of an array: how many there are, and how they are read."""
 
     length: int
-    read: Callable[[], npt.NDArray[Any]]
+    read: Callable[[], AnyArray]
 
 
 def _runs(items: Iterable[Items]) -> Runs:
@@ -188,7 +188,7 @@ def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> li
     return [*range(0, stop, spec.chunk_length * size + CHECKSUM_BYTES), stop]
 
 
-def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int, label: str) -> npt.NDArray[Any]:
+def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int, label: str) -> AnyArray:
     """Items ``first:stop`` of a chunk. ValueError, naming its object, where it is damaged."""
     if spec.is_compressed:
         try:

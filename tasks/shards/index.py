@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
@@ -51,7 +52,7 @@ VersionNames = tuple[Name, ...]
 """The versions whose indexes a build goes by, the latest first."""
 
 
-def segments_as_text(digests: Sequence[npt.NDArray[np.void]], documents: Sequence[npt.NDArray[np.int64]]) -> str:
+def segments_as_text(digests: Sequence[npt.NDArray[np.void]], documents: Sequence[Int64s]) -> str:
     """A shard's segments as its receipt has them, from some at a time."""
     stored = np.empty(sum(map(len, digests)), STORED)
     for name, parts in (("digest", digests), ("documents", documents)):
@@ -146,9 +147,9 @@ class _KnownSegments(NamedTuple):
     """Known segments, in the order of their digests: S16[m]; the shard of each, its first document there, and how many."""
 
     digests: npt.NDArray[np.bytes_]
-    shard: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    documents: npt.NDArray[np.int64]
+    shard: Int64s
+    first: Int64s
+    documents: Int64s
     shards: list[TokenShard]
 
 
@@ -187,7 +188,7 @@ class StoredTokens:
         shard = self.shards.get(key)
         return shard if shard is not None and self._is_whole(shard) else None
 
-    def find(self, segments: Segments, recipe: bytes) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    def find(self, segments: Segments, recipe: bytes) -> tuple[npt.NDArray[np.void], Int64s]:
         """The digests of the segments, and the number of each among the known ones: int64[m], -1 where it is not known."""
         digests = segments.digests(recipe)
         known = self._found.digests
@@ -198,9 +199,7 @@ class StoredTokens:
         same = (known[at] == wanted) & (self._found.documents[at] == np.diff(segments.ends, prepend=0))
         return digests, np.where(same, at, -1)
 
-    def take(
-        self, numbers: npt.NDArray[np.int64], facts: Iterable[str]
-    ) -> tuple[TokenBatch | None, dict[str, npt.NDArray[np.uint64]]]:
+    def take(self, numbers: Int64s, facts: Iterable[str]) -> tuple[TokenBatch | None, dict[str, UInt64s]]:
         """The tokens of known segments that stand side by side, and those of *facts* that their shard has; None where they are
         damaged or have gone.
         """
@@ -216,7 +215,7 @@ class StoredTokens:
         known = {name: documents.read(name, first, first + count) for name in facts if name in shard.facts}
         return documents.those(wanted).batch(shard.token_arrays), known
 
-    def stretches(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    def stretches(self, numbers: Int64s) -> Iterator[tuple[int, int]]:
         """Ranges of segments that are all unknown, or stand side by side in one shard."""
         if not len(numbers):
             return

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field, model_validator
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.stores.store import StoredObject
 from tasks.config import DocumentPolicy, NearDuplicates, Source, TokenizerConfig
@@ -29,7 +28,7 @@ class TextFact(NamedTuple):
     """A fact of texts: how many numbers each text has of it, and the function for them: uint64[n] or uint64[n, numbers]."""
 
     numbers: int
-    of: Callable[[pa.LargeStringArray], npt.NDArray[np.uint64]]
+    of: Callable[[pa.LargeStringArray], UInt64s]
 
 
 def text_facts(policy: DocumentPolicy, kind: bytes = b"") -> dict[str, TextFact]:

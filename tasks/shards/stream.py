@@ -6,11 +6,10 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Annotated, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
+from flat_tokens.array_types import UInt64s
 from flat_tokens.batch import TokenBatch
 from tasks.models import UnfinishedLocation
 from tasks.parts.unfinished import Tail
@@ -33,7 +32,7 @@ class Streamed(NamedTuple):
 class SliceStream(Protocol):
     """Takes the tokens of a slice to their places in a version."""
 
-    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+    def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> UInt64s:
         """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n].
         BrokenStreamError if the version's objects have been given up.
         """

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
 from tasks.models import Slice
@@ -35,7 +36,7 @@ class Tokenized(NamedTuple):
 
     batches: list[Batch]
     names: npt.NDArray[np.void]
-    documents: npt.NDArray[np.int64]
+    documents: Int64s
     text_bytes: int
     text_bytes_taken: int
     refused: Tally

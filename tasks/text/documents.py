@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Bools, UInt64s
 from flat_tokens.columns import FLOAT64_HAS_ALL, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys
@@ -36,21 +36,21 @@ class TextBatch(NamedTuple):
     rows: pa.RecordBatch
 
     @property
-    def keys(self) -> npt.NDArray[np.uint64]:
+    def keys(self) -> UInt64s:
         return fact(self.rows, KEY)
 
     def part(self, start: int, stop: int) -> TextBatch:
         """Documents ``start:stop``. No copy."""
         return TextBatch(self.texts.slice(start, stop - start), self.rows.slice(start, stop - start))
 
-    def those(self, keep: npt.NDArray[np.bool_]) -> TextBatch:
+    def those(self, keep: Bools) -> TextBatch:
         """The documents *keep*, bool[n]."""
         if keep.all():
             return self
         mask = pa.array(keep)
         return TextBatch(self.texts.filter(mask), self.rows.filter(mask))
 
-    def with_split_keys(self, split_keys: npt.NDArray[np.uint64]) -> TextBatch:
+    def with_split_keys(self, split_keys: UInt64s) -> TextBatch:
         return self._replace(rows=changed(self.rows, as_rows({SPLIT_KEY: split_keys})))
 
 
@@ -82,7 +82,7 @@ class Tally:
     matches: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def note(self, matches: Sequence[TextMatch], rows: npt.NDArray[np.uint64], gone: npt.NDArray[np.bool_]) -> None:
+    def note(self, matches: Sequence[TextMatch], rows: UInt64s, gone: Bools) -> None:
         """Count what steps found in n documents, which are at *rows*. Those that are *gone* are not kept as examples."""
         for match in matches:
             self.matches[match.name] += 1
@@ -141,7 +141,7 @@ def _skip_bad(bad: list[tuple[int, str, str]], slice_: Slice, source: Source, po
     tally.skipped.update(reason for _, reason, _ in bad)
 
 
-def value_keys(values: pa.Array, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def value_keys(values: pa.Array, keys: UInt64s) -> UInt64s:
     """Hashes of the values of a kept column, whose kind may differ from batch to batch: equal values, equal hash: uint64[n]. A
     document without a value has its own key.
     """

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.stores.local import named_errors
 from flat_tokens.stores.reading import descriptor
@@ -145,7 +145,7 @@ def _in_batches(parts: Iterable[RunRows], most: int) -> Iterator[RunRows]:
         yield RunRows(joined(held), counts)
 
 
-def load(group: Sequence[FileRange], ending: bytes = b"") -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def load(group: Sequence[FileRange], ending: bytes = b"") -> tuple[UInt8s, Int64s]:
     """The bytes of some whole files, without byte order marks, and where each file ends in them: int64[m]. A file that has bytes
     and does not end with *ending* gets it. ValueError, naming the file, where one cannot be read or is not what it was.
     """

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.words import Words, run_hashes, words_of
@@ -39,10 +40,6 @@ BLOCK_DOCUMENTS = 1 << 10
 EMPTY = np.uint32(0xFFFFFFFF)
 STEP = 37
 """Change of a borrowed byte for each bin between, so that bins which borrow from the same one differ."""
-
-UInt64s = npt.NDArray[np.uint64]
-UInt8s = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
 
 
 def signatures(texts: pa.LargeStringArray, kind: bytes, words: int) -> UInt64s:
@@ -103,18 +100,18 @@ def _long(text: UInt8s, words: int) -> Iterator[UInt64s]:
         yield run_hashes(hashes, len(hashes))
 
 
-def _throw(bins: npt.NDArray[np.uint32], shingles: UInt64s, document: Int64s, seed: np.uint64) -> None:
+def _throw(bins: UInt32s, shingles: UInt64s, document: Int64s, seed: np.uint64) -> None:
     """Throw the shingles of documents into their bins: uint32[n, BYTES], in which the least value stays."""
     hashes = mix(shingles ^ seed)
     np.minimum.at(bins.reshape(-1), document * BYTES + (hashes >> np.uint64(56)).astype(np.int64), _values(hashes))
 
 
-def _values(hashes: UInt64s) -> npt.NDArray[np.uint32]:
+def _values(hashes: UInt64s) -> UInt32s:
     """31 bits of each that do not decide on its bin: none is EMPTY."""
     return ((hashes >> np.uint64(24)) & np.uint64(0x7FFFFFFF)).astype(np.uint32)
 
 
-def _numbers(bins: npt.NDArray[np.uint32]) -> UInt64s:
+def _numbers(bins: UInt32s) -> UInt64s:
     """(bins) -> (signatures): uint64[n, NUMBERS]. Bins i, i + 32, i + 64, ... are the bytes of number i."""
     own = bins != EMPTY
     found = (bins & np.uint32(BORROWED - 1)).astype(np.uint8)

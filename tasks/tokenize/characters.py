@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Bools, Int32s, Int64s, UInt8s
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.engines import Encode, Tokens
 
-Choose = Callable[[pa.LargeStringArray], npt.NDArray[np.bool_]]
+Choose = Callable[[pa.LargeStringArray], Bools]
 
 UNICODE_17 = [
     *[(0x88F, 0x890), (0xC5C, 0xC5D), (0xCDC, 0xCDD), (0x1ACF, 0x1ADE), (0x1AE0, 0x1AEC), (0xA7CE, 0xA7D0), (0xA7D2, 0xA7D3)],
@@ -47,7 +47,7 @@ class Characters:
         self._starts = np.zeros(1 << 16, bool)
         self._starts[[first[0] << 8 | first[1] for first in firsts]] = True
 
-    def texts(self, texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+    def texts(self, texts: pa.LargeStringArray) -> Bools:
         """Which texts have one of the characters: bool[n]."""
         data, offsets = text_buffers(texts)
         data = data[offsets[0] : offsets[-1]]
@@ -61,7 +61,7 @@ class Characters:
                 found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
         return found
 
-    def _places(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    def _places(self, block: UInt8s) -> Int64s:
         """Where a leading byte of one of the characters is: int64[m]."""
         highest, here = block.max(), np.zeros(0, bool)
         for first, last in self._leads:
@@ -75,7 +75,7 @@ LETTERS_OF_17 = Characters(UNICODE_17)
 CHARACTERS_OF_17 = Characters(UNICODE_17 + UNICODE_17_SYMBOLS)
 
 
-def code_points(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def code_points(data: UInt8s, places: Int64s) -> Int32s:
     """The code points of the characters of two to four bytes of UTF-8 that begin at *places*: int32[m]."""
     lead, second, third, fourth = (data[np.minimum(places + k, len(data) - 1)].astype(np.int32) for k in range(4))
     of_two, of_three = (lead & 31) << 6 | second & 63, (lead & 15) << 12 | (second & 63) << 6 | third & 63
@@ -83,7 +83,7 @@ def code_points(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> n
     return np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
 
 
-def _booleans(values: npt.NDArray[np.bool_]) -> pa.BooleanArray:
+def _booleans(values: Bools) -> pa.BooleanArray:
     """The values, bool[n], as Arrow has them. ``pa.array`` would import pandas first, which takes a third of a second."""
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
 

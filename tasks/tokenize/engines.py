@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import TokenBytes
@@ -38,9 +38,9 @@ class Tokens(NamedTuple):
     a token counts for the loss, else 0, uint8[n]; None: all tokens count.
     """
 
-    ids: npt.NDArray[np.uint32]
-    offsets: npt.NDArray[np.int64]
-    mask: npt.NDArray[np.uint8] | None = None
+    ids: UInt32s
+    offsets: Int64s
+    mask: UInt8s | None = None
 
 
 class Encoder(Protocol):
@@ -85,7 +85,7 @@ def large_string_array(*texts: str) -> pa.LargeStringArray:
     return pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
 
 
-def concatenate(arrays: Iterable[npt.NDArray[np.uint32]]) -> Tokens:
+def concatenate(arrays: Iterable[UInt32s]) -> Tokens:
     """Flat ids and offsets of one array a text."""
     parts = list(arrays)
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
@@ -134,7 +134,7 @@ def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | 
     return None
 
 
-def ids_of(tokens: Tokens, i: int) -> npt.NDArray[np.uint32]:
+def ids_of(tokens: Tokens, i: int) -> UInt32s:
     """The tokens of text *i*."""
     return tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]]
 
@@ -497,13 +497,13 @@ SAMPLED_BYTES = 1 << 20
 SAMPLE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def sampled(keys: npt.NDArray[np.uint64]) -> list[int]:
+def sampled(keys: UInt64s) -> list[int]:
     """The documents of a batch that go through both engines, by a hash of their keys."""
     chosen: list[int] = np.flatnonzero(keys * SAMPLE_FACTOR <= np.uint64((1 << 64) // SAMPLED_ONE_IN - 1)).tolist()
     return chosen
 
 
-def _difference(text: pa.LargeStringArray, ids: npt.NDArray[np.uint32], encoder: Encoder) -> str | None:
+def _difference(text: pa.LargeStringArray, ids: UInt32s, encoder: Encoder) -> str | None:
     """How the tokens of one text differ from those of the reference engine; None where they do not, or cannot be compared."""
     if text.nbytes > SAMPLED_BYTES:
         if not isinstance(encoder, Engine):

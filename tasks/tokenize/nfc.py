@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Bools
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.characters import code_points
 
@@ -23,7 +23,7 @@ that there are few of them. Quotes, dashes, emojis, Cyrillic, most of Greek and 
 _BOUNDS = np.array(CHANGES).ravel()
 
 
-def changed_by_nfc(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+def changed_by_nfc(texts: pa.LargeStringArray) -> Bools:
     """Which texts NFC changes: bool[n]."""
     changed = may_change(texts)
     if changed.any():
@@ -35,7 +35,7 @@ def changed_by_nfc(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
     return changed
 
 
-def may_change(texts: pa.LargeStringArray) -> npt.NDArray[np.bool_]:
+def may_change(texts: pa.LargeStringArray) -> Bools:
     """Which texts have a character of CHANGES: bool[n]."""
     data, offsets = text_buffers(texts)
     data = data[offsets[0] : offsets[-1]]

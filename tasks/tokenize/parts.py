@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt32s
 from flat_tokens.pieces import PieceKind, fields
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, SentencePieceModel, TokenizerJson, resolve
@@ -36,15 +36,12 @@ PRINTABLE = re.compile(r"[!-~]+")
 MAY_COMBINE = 0xCC
 """The first byte of the first character that may change in NFC, which is U+0300. Lower ones do not."""
 
-Ids = npt.NDArray[np.uint32]
-Counts = npt.NDArray[np.int64]
-
 
 class Encoded(NamedTuple):
     """The tokens of one text, and the place of each in it, in characters: uint32[n], int64[n, 2]."""
 
-    ids: Ids
-    places: Counts
+    ids: UInt32s
+    places: Int64s
 
 
 class OneText(NamedTuple):
@@ -111,7 +108,7 @@ class PartEncoder:
             parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
         return Masked(joined(parts) if parts else _nothing(0), faults)
 
-    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, npt.NDArray[np.bool_]]:
+    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, Bools]:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
         is_text = texts.kinds == ORDINARY
         found = engine(texts.texts)
@@ -128,9 +125,7 @@ class PartEncoder:
             unknown |= np.isin(texts.kinds, self._greedy)
         return Tokens(ids, ends[np.append(0, np.cumsum(texts.counts))], mask), unknown
 
-    def _mask(
-        self, texts: Parted, ids: Ids, is_special: npt.NDArray[np.bool_], ends: Counts
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+    def _mask(self, texts: Parted, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
         """Which tokens count, uint8[n], and of which parts that is not known, bool[p]. *ends*: those of the parts in tokens."""
         widths = np.full(len(texts.kinds), 2, np.int64)
         widths[texts.kinds == ORDINARY] = np.diff(text_buffers(texts.texts)[1])
@@ -232,7 +227,7 @@ def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
         yield _one_text(kinds, iter(texts.texts[ordinary[parts[i]] : ordinary[parts[i + 1]]].to_pylist()), own)
 
 
-def _one_text(kinds: list[int], ordinary: Iterator[str], spans: Counts) -> OneText:
+def _one_text(kinds: list[int], ordinary: Iterator[str], spans: Int64s) -> OneText:
     """One text of its parts. *spans*: in bytes."""
     parts, places = list[str | int](), dict[int, int]()
     borders = np.unique(spans).tolist()[::-1]  # the next one is the last
@@ -296,18 +291,18 @@ class Widths:
             widths[vocabulary[unknown]] = NO_WIDTH
         self._table = _table(widths)
 
-    def of(self, ids: Ids, is_special: npt.NDArray[np.bool_]) -> Counts:
+    def of(self, ids: UInt32s, is_special: Bools) -> Int64s:
         """The width of each token, int64[n]: 2 where it is special."""
         if not len(self._table):
             return np.where(is_special, 2, NO_WIDTH)
         return np.where(is_special, 2, self._table[np.minimum(ids, len(self._table) - 1)])
 
-    def is_right(self, extra: Counts) -> npt.NDArray[np.bool_]:
+    def is_right(self, extra: Int64s) -> Bools:
         """Whether parts have the tokens of all their bytes, and of *extra* ones: bool[k]. An engine may add a space before."""
-        right: npt.NDArray[np.bool_] = (extra == 0) | ((extra == 1) & self._adds_space)
+        right: Bools = (extra == 0) | ((extra == 1) & self._adds_space)
         return right
 
-    def changes(self, texts: Parted, known: npt.NDArray[np.bool_], parts: Counts) -> npt.NDArray[np.bool_]:
+    def changes(self, texts: Parted, known: Bools, parts: Int64s) -> Bools:
         """Which of some *parts* are ordinary text that is changed before it is tokenized: bool[p]."""
         changed = np.zeros(len(texts.kinds), bool)
         if not self._is_nfc:
@@ -328,7 +323,7 @@ def _width_of_added(token: Mapping[str, Any], in_model: bool) -> int:
     return NO_WIDTH if has_space or (in_model and not PRINTABLE.fullmatch(text)) else len(text.encode())
 
 
-def _table(widths: Mapping[int, int]) -> Counts:
+def _table(widths: Mapping[int, int]) -> Int64s:
     """Widths by the ids, and one more for all that have none."""
     table = np.full(max(widths, default=0) + 2, NO_WIDTH, np.int64)
     table[np.fromiter(widths, np.int64, len(widths))] = np.fromiter(widths.values(), np.int64, len(widths))
@@ -376,7 +371,7 @@ def _with_own_space(definition: Definition, specials: Mapping[str, int]) -> list
     return [numbers[text] for text in takes if text in numbers]
 
 
-def _mask(spans: list[tuple[int, int]], places: Counts) -> npt.NDArray[np.uint8]:
+def _mask(spans: list[tuple[int, int]], places: Int64s) -> UInt8s:
     """Which tokens have a character of a span: uint8[n]."""
     edges = np.zeros(int(max([0, *(stop for _, stop in spans), *places.max(axis=0, initial=0)])) + 2, np.int64)
     for start, stop in spans:
@@ -384,7 +379,7 @@ def _mask(spans: list[tuple[int, int]], places: Counts) -> npt.NDArray[np.uint8]
         edges[stop] -= 1
     counted = np.append(0, np.cumsum(np.cumsum(edges) > 0))
     begin, end = places.T
-    mask: npt.NDArray[np.uint8] = (counted[np.maximum(end, begin + 1)] > counted[begin]).astype(np.uint8)
+    mask: UInt8s = (counted[np.maximum(end, begin + 1)] > counted[begin]).astype(np.uint8)
     return mask
 
 
@@ -400,12 +395,12 @@ def special_tokens(definition: Definition) -> Mapping[str, int]:
     return {text: definition.tokenizer.token_to_id(text) for text in named if text}
 
 
-def _speaker(definition: Definition, ids: Ids) -> Speak:
+def _speaker(definition: Definition, ids: UInt32s) -> Speak:
     """The function that tokenizes what was rendered. *ids*: those of the special tokens, by their numbers."""
     if isinstance(definition, TokenizerJson):
         return _json_speaker(definition, ids)
 
-    def parts_of(part: str) -> tuple[list[int], npt.NDArray[np.int64]]:
+    def parts_of(part: str) -> tuple[list[int], Int64s]:
         """The tokens of a text, and the bytes of it at which each begins and ends: int64[n, 2]."""
         if isinstance(definition, SentencePieceModel):
             return _pieces_of(definition, part)
@@ -439,7 +434,7 @@ def _speaker(definition: Definition, ids: Ids) -> Speak:
     return lambda rendered: map(speak, rendered)
 
 
-def _pieces_of(definition: SentencePieceModel, text: str) -> tuple[list[int], npt.NDArray[np.int64]]:
+def _pieces_of(definition: SentencePieceModel, text: str) -> tuple[list[int], Int64s]:
     """The tokens of a text, and the bytes of it at which each begins and ends. Those of a character that falls back to bytes are
     all of the character's.
     """
@@ -457,7 +452,7 @@ def _pieces_of(definition: SentencePieceModel, text: str) -> tuple[list[int], np
     return ids, np.array(spans, np.int64).reshape(-1, 2)
 
 
-def _json_speaker(definition: TokenizerJson, ids: Ids) -> Speak:
+def _json_speaker(definition: TokenizerJson, ids: UInt32s) -> Speak:
     """With the tokenizer itself, in which each special token has a name that is in no text. What surrounds one then is tokenized
     as it is around the token.
     """

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from tasks.rows import joined
@@ -38,7 +39,7 @@ class Segments(NamedTuple):
     """Some whole segments: their documents, and where each ends in them, int64[m]."""
 
     documents: TextBatch
-    ends: npt.NDArray[np.int64]
+    ends: Int64s
 
     def digests(self, recipe: bytes) -> npt.NDArray[np.void]:
         """The digest by which each segment is known: STORED["digest"][m]. *recipe* decides its tokens besides, always as long."""
@@ -81,7 +82,7 @@ def _joined(parts: list[TextBatch]) -> TextBatch:
     return TextBatch(pa.concat_arrays([part.texts for part in parts]), joined([part.rows for part in parts]))
 
 
-def _ends(batch: TextBatch, before: int) -> tuple[npt.NDArray[np.int64], int]:
+def _ends(batch: TextBatch, before: int) -> tuple[Int64s, int]:
     """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has after the batch.
 
     The chance that a document is a segment's last one grows with its length, so segments have as many bytes whatever their

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
 
 import flat_tokens
 from flows.decide import approve_version, reject_version
@@ -18,6 +16,7 @@ from flows.refresh import refresh_dataset
 from flows.retokenize import retokenize_dataset
 from tasks.config import BuildConfig
 from tests.faults.support import write_notes
+from tests.flows.asked import ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +30,10 @@ def config(tmp_path: Path) -> BuildConfig:
     )
 
 
-async def artifacts(key: str) -> list[tuple[str, str]]:
+def artifacts(key: str) -> list[tuple[str, str]]:
     """Descriptions and texts of the artifacts of that key, in the order in which they were made."""
-    async with get_client() as client:
-        # The client's own method sends filters that are null, which the server refuses.
-        answer = await client._client.post("/artifacts/filter", json={"artifacts": {"key": {"any_": [key]}}})
-    return [(one["description"], one["data"]) for one in sorted(answer.json(), key=lambda one: str(one["created"]))]
+    found = ask("/artifacts/filter", artifacts={"key": {"any_": [key]}})
+    return [(one["description"], one["data"]) for one in sorted(found, key=lambda one: str(one["created"]))]
 
 
 @pytest.mark.slow
@@ -48,7 +45,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     third = refresh_dataset(config)
     assert [result.outcome for result in (first, second, third)] == ["published", "published", "unchanged"]
     assert second.removed == (first.version,)
-    seen = asyncio.run(artifacts("my-notes-refresh"))
+    seen = artifacts("my-notes-refresh")
     assert [description for description, _ in seen] == [result.headline for result in (first, second, third)]
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
@@ -56,7 +53,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     assert "- added: notes, `b.jsonl`, " in summary
     assert f"Removed: `{first.version}`." in summary
     assert "- all documents: 3 added, 0 removed, 0 changed, 0 moved to another source" in summary
-    histories = asyncio.run(artifacts("my-notes-refreshes"))
+    histories = artifacts("my-notes-refreshes")
     assert [description for description, _ in histories] == ["refreshes: 1", "refreshes: 2", "refreshes: 2"]
     counts = [
         f"`{one.version}`: {documents} documents ({added} added, 0 removed, 0 changed, 0 moved), "
@@ -78,20 +75,20 @@ def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: Bui
         ("AwaitingApproval", True),
         ("AwaitingApproval", True),
     ]
-    ((description, page),) = asyncio.run(artifacts("my-notes-held"))
+    ((description, page),) = artifacts("my-notes-held")
     assert "documents of source notes: 1, -80.0 % from 5" in description
     assert "| notes | 5 | 1 | -80.0 % |" in page
-    assert "waits for a person**" in asyncio.run(artifacts("dataset-my-notes"))[-1][1]
+    assert "waits for a person**" in artifacts("dataset-my-notes")[-1][1]
     decided = reject_version(config.output, "it lost its files")
     assert (decided.pointer.version, decided.decision.by.startswith("who started run")) == (first.version, True)
     write_notes(tmp_path / "in" / "a.jsonl", 2)
     assert refresh_dataset(config, return_state=True).name == "AwaitingApproval"
     decided = approve_version(config.output, "two are enough", by="eve")
     assert decided.pointer.version == flat_tokens.open(config.output).path.rpartition("/")[2] != first.version
-    history = asyncio.run(artifacts("dataset-my-notes"))[-1][1]
+    history = artifacts("dataset-my-notes")[-1][1]
     assert "waits for a person**" not in history
     refresh_dataset(config)
-    listed = asyncio.run(artifacts("my-notes-refreshes"))[-1][1]
+    listed = artifacts("my-notes-refreshes")[-1][1]
     assert "approved by eve: two are enough" in listed
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
 
@@ -41,10 +41,10 @@ class Parted(NamedTuple):
     parts, where a special token has two. ``faults``: texts that are refused, by their numbers; they have no parts.
     """
 
-    counts: npt.NDArray[np.int64]
-    kinds: npt.NDArray[np.int64]
+    counts: Int64s
+    kinds: Int64s
     texts: pa.LargeStringArray
-    spans: npt.NDArray[np.int64]
+    spans: Int64s
     faults: dict[int, BadText]
 
 

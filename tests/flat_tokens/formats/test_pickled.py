@@ -11,21 +11,19 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from tests.examples import examples, first_fast
-
-Pairs = npt.NDArray[np.int64]
 
 EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**47 - 1, 2**47, 2**55 - 1, 2**55, 2**63 - 1]
 """Where an integer's form in a pickle changes."""
 
 
-def dumps(pairs: Pairs, block: int = 1000) -> bytes:
+def dumps(pairs: Int64s, block: int = 1000) -> bytes:
     blocks = (pairs[at : at + block] for at in range(0, len(pairs), block))
     return b"".join(bytes(piece) for piece in write_pairs(blocks, len(pairs)))
 
@@ -35,7 +33,7 @@ def loads(data: bytes, block: int = 1 << 20) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for part in pairs for a, b in part]
 
 
-def as_array(pairs: list[tuple[int, int]]) -> Pairs:
+def as_array(pairs: list[tuple[int, int]]) -> Int64s:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 

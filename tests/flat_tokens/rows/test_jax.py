@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import FlatTokens, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens import FlatTokens, ShuffledLoader
+from tests.made import write_ragged
 
 ROOT = Path(__file__).parents[3]
 BATCH_SIZE, STEP = 8, 3
@@ -26,11 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("dataset") / "ragged"
-    rng = np.random.default_rng(0)
-    sequences = [rng.integers(0, 2**31, rng.integers(1, 30)).tolist() for _ in range(300)]
-    write_dataset(path, [TokenBatch.from_sequences(sequences)])
-    return path
+    return write_ragged(tmp_path_factory.mktemp("dataset") / "ragged", 1, 30, 300)
 
 
 def loaders(train: FlatTokens) -> list[ShuffledLoader]:

@@ -32,42 +32,6 @@ def documents_of(lengths: list[int]) -> list[list[int]]:
 # First tokens and ends of text
 
 
-@given(lengths=lengths_of_documents, ends=st.sampled_from([(BOS, None), (None, EOS), (BOS, EOS)]), data=st.data())
-@examples(60)
-def test_ends_are_there_as_if_they_were_stored(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], ends: tuple[int | None, int | None], data: st.DataObject
-) -> None:
-    root, documents = tmp_path_factory.mktemp("ends"), documents_of(lengths)
-    bos, eos = ends
-    plain = written(root / "plain", documents)
-    before, behind = [end for end in (bos,) if end is not None], [end for end in (eos,) if end is not None]
-    stored = written(root / "stored", [[*before, *document, *behind] for document in documents])
-    length = data.draw(st.integers(2, 60))
-    for rows, settings in (
-        ("packed", {"overlap": data.draw(st.integers(0, length - 1))}),
-        ("documents", {}),
-        ("blocks", {}),
-        ("packed_documents", {"too_long": "cut"}),
-        ("packed_documents", {"split_across_pack": True}),
-        ("packed_documents", {"fit": "best", "split_across_pack": True}),
-    ):
-        if rows == "packed" and stored.token_count < length:
-            continue
-        expected = getattr(stored, rows)(length, **settings)
-        found = getattr(plain, rows)(length, **settings, bos=bos, eos=eos)
-        assert len(found) == len(expected)
-        some = np.array(data.draw(st.lists(st.integers(0, len(found) - 1), max_size=9)) if len(found) else [], np.int64)
-        for one, other in zip(found.batch(some), expected.batch(some), strict=True):
-            assert np.array_equal(one, other)
-        for i in some[:2].tolist():
-            assert all(np.array_equal(one, other) for one, other in zip(found[i], expected[i], strict=True))
-        assert [r.tolist() for r in found.rows_of(np.arange(len(lengths)))] == [
-            r.tolist() for r in expected.rows_of(np.arange(len(lengths)))
-        ]
-        with pytest.raises(ValueError, match="vocabulary"):
-            found.tokens.require_vocab(9000)
-
-
 def test_ends_are_read_from_long_datasets_in_many_places(tmp_path: Path) -> None:
     """More documents than one sample of the index has, empty ones in a row, and a document of many rows."""
     lengths = np.random.default_rng(1).integers(0, 4, 5000).tolist() + [0] * 300 + [3000] + [0] * 200 + [2] * 400

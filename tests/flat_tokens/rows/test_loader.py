@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch
+from flat_tokens.array_types import Int64s
 from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import ReferenceOrder
@@ -424,7 +424,7 @@ def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int]) -> No
         assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position)
 
 
-def draws(sources: Mixture, positions: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def draws(sources: Mixture, positions: int) -> tuple[Int64s, Int64s]:
     batches = [sources.indices(step) for step in range(positions // sources.batch_size)]
     return np.concatenate([source for source, _ in batches]), np.concatenate([index for _, index in batches])
 
@@ -467,7 +467,7 @@ def test_drawn_counts_what_came_before_a_step(step: int, batch_size: int) -> Non
 
 
 @cache
-def forty_thousand_draws() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def forty_thousand_draws() -> tuple[Int64s, Int64s]:
     return draws(mixture(batch_size=1000), 40_000)
 
 
@@ -575,11 +575,11 @@ def mixed_arrays(one: FlatTokens, other: FlatTokens, framework: Any) -> None:
 
 def test_fields_without_a_row_for_each_sample_are_not_mixed() -> None:
     class Ragged(Numbers):
-        def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+        def batch(self, indices: Int64s) -> Any:
             return {"number": indices, "ends": np.arange(len(indices) + 1)}
 
     class Lists(Numbers):
-        def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+        def batch(self, indices: Int64s) -> Any:
             return {"number": indices, "ends": [np.arange(i) for i in indices]}
 
     for view in (Ragged(5), Lists(5)):
@@ -637,7 +637,7 @@ class Watched(Numbers):
         self.failing, self.begun, self.changed, self.leave = failing, 0, threading.Condition(), threading.Event()
         self.leave.set()
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Row:
+    def batch(self, indices: Int64s) -> Row:
         with self.changed:
             self.begun += 1
             self.changed.notify_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ from flat_tokens import (
     TokenBatch,
     write_dataset,
 )
-from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.examples import examples
 from tests.made import docs_of, publish_docs
 
+ROOT = Path(__file__).parents[3]
 PRE, MID, SUF = 9001, 9002, 9003
 FIM = FillInMiddle(0.7, 0.5, PRE, MID, SUF)
+BYTES: dict[str, Any] = {"cuts": "characters", "tokenizer": "bytes"}
+STORIES = str(ROOT / "deployments/demo/tokenizer.json")
 
 
 def written(path: Path, documents: list[list[int]], masks: list[list[int]] | None = None) -> FlatTokens:
@@ -54,6 +58,11 @@ def put_back(read: list[int]) -> list[int]:
     return read[1:suffix] + read[middle + 1 :] + read[suffix + 1 : middle]
 
 
+def parts_at(separator: int | None, tokens: list[int]) -> list[list[int]]:
+    places = [place for place, token in enumerate(tokens) if token == separator]
+    return [tokens[low + 1 : high] for low, high in pairwise([-1, *places, len(tokens)])]
+
+
 def as_read(tokens: Any, count: int) -> list[list[int]]:
     entries = tokens.seq_starts.read(0, count + 1).astype(int)
     return [(tokens.encoded_tokens.read(int(a), int(b)) >> 1).tolist() for a, b in pairwise(entries)]
@@ -61,46 +70,54 @@ def as_read(tokens: Any, count: int) -> list[list[int]]:
 
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
-    rate=st.sampled_from([0, 0.3, 1]),
+    rate=st.sampled_from([None, 0, 0.3, 1]),
     spm_rate=st.sampled_from([0, 0.5, 1]),
     epoch=st.integers(0, 3),
-    ends=st.sampled_from([{}, {"eos": 9005}, {"bos": 9004, "eos": 9005}]),
+    ends=st.sampled_from([{}, {"bos": 9004}, {"eos": 9005}, {"bos": 9004, "eos": 9005}]),
     length=st.integers(2, 50),
     masked=st.booleans(),
+    separator=st.sampled_from([None, 105]),
     data=st.data(),
 )
 @examples(100)
 def test_rows_are_those_of_documents_that_are_stored_so(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
-    rate: float,
+    rate: float | None,
     spm_rate: float,
     epoch: int,
     ends: dict[str, int],
     length: int,
     masked: bool,
+    separator: int | None,
     data: st.DataObject,
 ) -> None:
     root, documents = tmp_path_factory.mktemp("fim"), documents_of(lengths)
+    by_characters: dict[str, Any] = {}
+    if not masked and data.draw(st.booleans()):
+        by_characters, documents = BYTES, [[100 + token % 7 for token in document] for document in documents]
     masks = [[(token * 7) % 3 % 2 for token in document] for document in documents] if masked else None
     plain = written(root / "plain", documents, masks)
-    fim = FillInMiddle(rate, spm_rate, PRE, MID, SUF, seed=3)
-    inner = plain.packed(1, fim=fim).of_epoch(epoch).tokens
-    found = as_read(inner, len(documents))
+    common: dict[str, Any] = {"seed": 3, "separator": separator, "fragment_rate": 0.5, **by_characters}
+    fim = None if rate is None else FillInMiddle(rate, spm_rate, PRE, MID, SUF, **common)
+    found = as_read(plain.packed(1, fim=fim).of_epoch(epoch).tokens, len(documents))
     for document, read in zip(documents, found, strict=True):
-        if read == document:
-            assert rate < 1 or len(document) < 3
-            continue
-        assert rate
-        assert put_back(read) == document
-        assert spm_rate < 1 or read[1] == SUF
-    mask_of = (
-        {}
-        if masks is None
-        else {token: bit for doc, mask in zip(documents, masks, strict=True) for token, bit in zip(doc, mask, strict=True)}
-    )
+        for stored_part, part in zip(parts_at(separator, document), parts_at(separator, read), strict=True):
+            if part == stored_part:
+                assert rate != 1 or len(part) < 3 or separator in document
+                continue
+            assert rate
+            assert put_back(part) == stored_part
+            assert spm_rate < 1 or part[1] == SUF
+    bits = {
+        token: bit for tokens, mask in zip(documents, masks or [], strict=False) for token, bit in zip(tokens, mask, strict=True)
+    }
+    masks_read = [[bits.get(token, 0) for token in read] for read in found]
+    bos, eos = ([ends[name]] if name in ends else [] for name in ("bos", "eos"))
     stored = written(
-        root / "stored", found, None if masks is None else [[mask_of.get(token, 0) for token in document] for document in found]
+        root / "stored",
+        [[*bos, *read, *eos] for read in found],
+        masks and [[0 for _ in bos] + mask + [(mask or [0])[-1] for _ in eos] for mask in masks_read],
     )
     for kind, settings in (
         ("packed", {"overlap": data.draw(st.integers(0, length - 1))}),
@@ -111,9 +128,9 @@ def test_rows_are_those_of_documents_that_are_stored_so(
         ("packed_documents", {"fit": "best", "split_across_pack": True}),
         ("packed_documents", {"fit": "crop", "on_crop": "keep"}),
     ):
-        if kind == "packed" and stored.token_count + len(ends) * len(documents) < length:
+        if kind == "packed" and stored.token_count < length:
             continue
-        expected = getattr(stored, kind)(length, **settings, **ends)
+        expected = getattr(stored, kind)(length, **settings)
         view = getattr(plain, kind)(length, **settings, **ends, fim=fim)
         assert len(view) == len(expected)
         assert view.fill == expected.fill
@@ -225,6 +242,38 @@ def test_no_cut_is_inside_a_character(tmp_path: Path) -> None:
             bytes(part).decode()
 
 
+def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path: Path) -> None:
+    """Cuts are inside words, and a document keeps its length: what its parts have more goes from the end of its suffix."""
+    vocabulary = load_vocabulary(STORIES)
+    assert vocabulary.encode
+    train = written(tmp_path / "d", [vocabulary.encode(text).tolist() for text in ("The dog was happy.", "A dog and a cat.")])
+    fim = FillInMiddle(1, 0.5, 4093, 4094, 4095, cuts="characters", tokenizer=STORIES)
+    again, once = (train.documents(9, fim=replace(fim, each_epoch=each)) for each in (True, False))
+    assert all(np.array_equal(once.of_epoch(epoch).batch([0, 1]).encoded, again.batch([0, 1]).encoded) for epoch in (0, 1, 2))
+    rows = [row for epoch in (0, 2) for row in again.of_epoch(epoch).batch([0, 1]).targets.tolist()]
+    assert [["PMS"[i - 4093] if i > 4092 else vocabulary.piece(i).decode() for i in row] for row in rows] == [
+        ["P", "The", " dog", " was", "S", "M", " happ", "y", "."],
+        ["P", "S", "c", "M", "A", " dog", " and", " a", " "],
+        ["P", "S", "The", " dog", " was", " happ", "y", ".", "M"],
+        ["P", "A", " dog", " and", "S", "at", "M", " a", " c"],
+    ]
+    assert train.documents(16, fim=fim).tokens.max_token_id == 4095
+    with pytest.raises(ValueError, match="the tokenizer 'bytes' makes other tokens of the documents' text"):
+        train.documents(16, fim=replace(fim, tokenizer="bytes"))
+
+
+def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path: Path) -> None:
+    train = written(tmp_path / "d", [[1, 2, 3, 9, 4, 5, 6, 7, 9, 9, 8], [1, 2, 3, 4]] * 2)
+    rows = train.documents(20, pad_id=0, fim=FillInMiddle(1, 0.5, 20, 21, 22, separator=9, fragment_rate=0.7)).batch(range(4))
+    assert [row[:length] for row, length in zip(rows.targets.tolist(), rows.length, strict=True)] == [
+        [1, 2, 3, 9, 20, 22, 21, 4, 5, 6, 7, 9, 9, 8],
+        [20, 22, 4, 21, 1, 2, 3],
+        [1, 2, 3, 9, 20, 4, 22, 21, 5, 6, 7, 9, 9, 8],
+        [20, 22, 3, 4, 21, 1, 2],
+    ]
+    assert rows.is_seq_start[:, :7].sum(axis=1).tolist() == [1, 1, 1, 1]
+
+
 def test_an_index_is_kept_for_each_choice_of_documents(tmp_path: Path) -> None:
     train = written(tmp_path / "d", documents_of([9, 12, 8, 15, 7, 11] * 9))
     for seed in range(6):
@@ -242,6 +291,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"spm_rate": "0.5"}, "spm_rate of FillInMiddle is '0.5'"),
     ({"middle": -1}, "middle of FillInMiddle is -1, but token ids are 0 to"),
     ({"seed": -1}, "seed of FillInMiddle is -1"),
+    ({"separator": -1}, "separator of FillInMiddle is -1, but token ids are 0 to"),
+    ({"cuts": "words"}, "cuts is 'words', but it is one of tokens, characters"),
+    ({"cuts": "characters"}, "cuts of FillInMiddle is 'characters', and its tokenizer None"),
 ]
 
 

@@ -6,11 +6,11 @@ import math
 import tracemalloc
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.rows.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
 from tests.examples import examples
 from tests.flat_tokens.rows.test_loader import philox_swaps
@@ -39,7 +39,7 @@ def documented_place(x: int, length: int, sides: tuple[int, int], key: int) -> i
             return x
 
 
-def permuted(length: int, seed: int = 0, *numbers: int) -> npt.NDArray[np.uint64]:
+def permuted(length: int, seed: int = 0, *numbers: int) -> UInt64s:
     return KeyedPermutation(length)(np.arange(length, dtype=np.uint64), derive_keys(seed, *numbers))
 
 
@@ -52,7 +52,7 @@ def test_the_inverse_leads_back(length: int, seed: int, data: st.DataObject) -> 
         assert permutation(permutation.inverse(indices, keys), keys).tolist() == indices.tolist()
 
 
-def sizes_of_deviation(observed: npt.NDArray[np.int64], expected: float) -> float:
+def sizes_of_deviation(observed: Int64s, expected: float) -> float:
     """How far a chi-square statistic is from what chance gives, in standard deviations."""
     freedom = observed.size - 1
     return float((((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))

@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.rows.views import SplitView
+from tests.made import write_ragged
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,11 +27,7 @@ needs_torchdata = pytest.mark.needs("torch", "torchdata")
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("dataset") / "ragged"
-    rng = np.random.default_rng(0)
-    sequences = [rng.integers(0, 2**31, rng.integers(0, 20)).tolist() for _ in range(200)]
-    write_dataset(path, [TokenBatch.from_sequences(sequences)])
-    return path
+    return write_ragged(tmp_path_factory.mktemp("dataset") / "ragged", 0, 20, 200)
 
 
 def views(path: str) -> dict[str, SplitView]:

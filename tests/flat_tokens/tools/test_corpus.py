@@ -11,12 +11,12 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.array_types import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.flat_tokens.demo import DEMO, TOKENIZER
@@ -183,7 +183,7 @@ class Streamed:
     def seq_count(self) -> int:
         return len(self.sequences)
 
-    def sequence(self, i: int) -> npt.NDArray[np.uint32]:
+    def sequence(self, i: int) -> UInt32s:
         return np.array(self.sequences[i], np.uint32)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 0) -> Iterator[TokenBatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +125,8 @@ def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> No
     assert (skipped["written"], skipped["skipped"]) == (0, {"empty": 2})
 
 
-@pytest.mark.slow
-def test_a_text_that_a_step_makes_too_long_is_a_bad_document(tmp_path: Path) -> None:
-    _install(twice=lambda documents: Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()])))
-    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "bbb"])
-    told = settings(tmp_path / "out", source, [{"use": "twice"}], documents={"max_bytes": 4})
-    with pytest.raises(ValueError, match=r"x.jsonl, line 2 \(row 1\): .* after its steps \[too_long\]"):
-        build_here(told)
-    skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
-    assert (skipped["written"], skipped["skipped"]) == (1, {"too_long": 1})
+def _twice(documents: pa.RecordBatch) -> Outcome:
+    return Outcome(text=pa.array([2 * text for text in documents.column("text").to_pylist()]))
 
 
 def _fails(documents: pa.RecordBatch) -> Outcome:
@@ -142,14 +135,23 @@ def _fails(documents: pa.RecordBatch) -> Outcome:
     return Outcome()
 
 
-def test_a_document_on_which_a_step_fails_is_a_bad_document(tmp_path: Path) -> None:
-    _install(fails=_fails)
-    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b", "bad", "c"])
-    told = settings(tmp_path / "out", source, [{"use": "fails"}])
-    with pytest.raises(ValueError, match=r"x.jsonl, line 3 \(row 2\): step 'fails' fails on it: ZeroDivisionError: of"):
+@pytest.mark.parametrize(
+    ("step", "texts", "complaint", "skipped"),
+    [
+        (_twice, ["a", "bbb"], r"line 2 \(row 1\): .* after its steps \[too_long\]", "too_long"),
+        (_fails, ["a", "b", "bad"], r"line 3 \(row 2\): step 'here' fails on it: ZeroDivisionError: of", "here.failed"),
+    ],
+)
+def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(
+    tmp_path: Path, step: Callable[[pa.RecordBatch], Outcome], texts: list[str], complaint: str, skipped: str
+) -> None:
+    _install(here=step)
+    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
+    told = settings(tmp_path / "out", source, [{"use": "here"}], documents={"max_bytes": 4})
+    with pytest.raises(ValueError, match=rf"x.jsonl, {complaint}"):
         build_here(told)
-    skipped = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
-    assert (skipped["written"], skipped["skipped"]) == (3, {"fails.failed": 1})
+    found = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
+    assert (found["written"], found["skipped"]) == (len(texts) - 1, {skipped: 1})
 
 
 @pytest.mark.parametrize(

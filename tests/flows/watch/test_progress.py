@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import errno
 import json
 import logging
@@ -16,7 +15,6 @@ from uuid import UUID, uuid4
 import pytest
 import yaml
 from prefect import flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
@@ -42,6 +40,7 @@ from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Pace, Progress, meter
 from tasks.shards.write import write_shard
+from tests.flows.asked import ask
 from tests.made import docs_of, publish_docs
 from tests.processes import until
 
@@ -54,17 +53,6 @@ def config(output: Path | str, **settings: Any) -> BuildConfig:
     return BuildConfig.model_validate(
         {"output": str(output), "name": "Seen_By.People", "sources": sources, "tokenizer": "gpt2", **settings}
     )
-
-
-async def _ask(path: str, body: dict[str, Any]) -> Any:
-    async with get_client() as client:
-        answer = await client._client.post(path, json=body)
-        answer.raise_for_status()
-        return answer.json()
-
-
-def ask(path: str, **body: Any) -> list[dict[str, Any]]:
-    return list(asyncio.run(_ask(path, body)))
 
 
 def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
@@ -216,7 +204,7 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
     run_build(options)
     (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
-    beats = until(lambda: asyncio.run(_ask("/events/filter", {"filter": wanted, "limit": 50}))["events"])
+    beats = until(lambda: ask("/events/filter", filter=wanted, limit=50)["events"])
     assert f"prefect.flow-run.{run['id']}" in [beat["resource"]["prefect.resource.id"] for beat in beats]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.stores.store import StoredObject
@@ -30,6 +28,7 @@ from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
+from tests.flows.asked import ask
 from tests.made import docs_of, publish_docs
 from tests.processes import until
 
@@ -239,17 +238,6 @@ def test_names_that_assets_accept() -> None:
 
 
 # With a server
-
-
-async def _ask(path: str, body: dict[str, Any]) -> Any:
-    async with get_client() as client:
-        answer = await client._client.post(path, json=body)
-        answer.raise_for_status()
-        return answer.json()
-
-
-def ask(path: str, **body: Any) -> Any:
-    return asyncio.run(_ask(path, body))
 
 
 class Seen:
