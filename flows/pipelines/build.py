@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -33,6 +33,7 @@ from flows.pipelines.stages import (
     SIGNATURES,
     TOKENIZE,
     Runner,
+    Started,
     in_turn,
     settled,
     started_in_order,
@@ -265,39 +266,14 @@ def build_version(
     config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
     made_of = leaving_out(output.forgotten, made_of)
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
-    rule = SplitRule.of(config)
-    columns = dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {})
     reuse: dict[str, Any] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
+    to_judge = config.publish.gates if gates is None else gates
 
-    with publication(
-        output, made_of, layout, remember, config.publish.gates if gates is None else gates, keeps_waiting=gates is None
-    ) as version:
-        texts = {name: fact.numbers for name, fact in text_facts(config.documents).items()}
-        settings = {"rule": rule, "splits": rule.splits, "facts": config.facts, "texts": texts}
-        if target := version.target(**settings, token_arrays=config.token_arrays, columns=columns):
-            workspace = target.workspace
+    with publication(output, made_of, layout, remember, to_judge, keeps_waiting=gates is None) as version:
+        if target := version.target(**settings_of_target(config)):
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
-                    warn_of_separators(config, text.files)
-                    recipe = make_recipe(config, tokenizer, chats, list_left_out(output.forgotten))
-                    recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
-                    if stored.missing:
-                        warn_of_room(config, workspace, text.slices, recipe, tokenizer)
-                    duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
-                    sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
-                    # Parts arrive in the slices' order while later slices are tokenized. The assembler has every span written
-                    # whose parts are there.
-                    with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
-                        shards = started_in_order(
-                            runner,
-                            under_way,
-                            stored.slices.values(),
-                            TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
-                            SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
-                        )
-                        parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
-                        for part in with_near_duplicates(config, target, runner, parts, output):
-                            assembler.add(part)
+                    stored = tokenize(config, text, tokenizer, chats, target, runner, output, assembler, under_way)
                     counted = assembler.end()
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
@@ -308,6 +284,55 @@ def build_version(
                 reuse.update(finalized(config, target, draft, runner))
             reuse.update(stored.reuse(text.slices, shard_parts(counted)))
     return version.finish(BuildResult, **reuse)
+
+
+def settings_of_target(config: BuildConfig) -> dict[str, Any]:
+    """The settings of the version under way that follow from a configuration."""
+    rule = SplitRule.of(config)
+    return {
+        "rule": rule,
+        "splits": rule.splits,
+        "facts": config.facts,
+        "texts": {name: fact.numbers for name, fact in text_facts(config.documents).items()},
+        "token_arrays": config.token_arrays,
+        "columns": dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {}),
+    }
+
+
+def tokenize(
+    config: BuildConfig,
+    text: Text,
+    tokenizer: Tokenizer,
+    chats: tuple[Chat | None, ...],
+    target: Target,
+    runner: Runner,
+    output: OpenOutput,
+    assembler: Assembler,
+    under_way: deque[Started],
+) -> StoredSlices:
+    """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
+    which of them were there.
+    """
+    workspace = target.workspace
+    warn_of_separators(config, text.files)
+    recipe = make_recipe(config, tokenizer, chats, list_left_out(output.forgotten))
+    recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
+    if stored.missing:
+        warn_of_room(config, workspace, text.slices, recipe, tokenizer)
+    duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
+    sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
+    with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
+        shards = started_in_order(
+            runner,
+            under_way,
+            stored.slices.values(),
+            TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
+            SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
+        )
+        parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
+        for part in with_near_duplicates(config, target, runner, parts, output):
+            assembler.add(part)
+    return stored
 
 
 def finalized(config: BuildConfig, target: Target, draft: VersionDraft, runner: Runner) -> dict[str, int]:
