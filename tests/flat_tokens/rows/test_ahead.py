@@ -67,7 +67,7 @@ def test_all_that_the_next_steps_read_is_here_before_they_are_asked_for(
     loader, expected = ShuffledLoader(view, 64, 7), ShuffledLoader(local, 64, 7)
     with loader.steps(3) as steps:
         units = {unit for step in range(3, len(loader)) for unit in units_read(loader, step)}
-        until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
+        assert until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
         before = tokens_asked_for()
         for step, batch in enumerate(steps, 3):
             for mine, other in zip(batch, expected[step], strict=True):
@@ -98,7 +98,7 @@ def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
     train = train_of(root, tmp_path)
     SlowStore.reset(lambda number, path: 0.1)
     with ShuffledLoader(train.packed(2048), 16, 7).steps(prefetch=2):
-        until(lambda: SlowStore.most_at_once >= 6)
+        assert until(lambda: SlowStore.most_at_once >= 6)
 
 
 @pytest.mark.parametrize("kind", ["mixture", "buckets"])
@@ -117,7 +117,7 @@ def test_mixtures_and_buckets_are_read_ahead(root: Path, tmp_path: Path, kind: s
     }
     with loader.steps(prefetch=1) as steps:
         next(steps)
-        until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
+        assert until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
 
 
 def test_the_threads_end_with_the_steps(root: Path, tmp_path: Path) -> None:

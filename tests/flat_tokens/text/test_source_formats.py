@@ -150,16 +150,17 @@ def test_empty_bzip2_is_bzip2() -> None:
 def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending: str, pack: Callable[[bytes], bytes], size: int) -> None:
     """A byte between two streams would hide the second one; zeros may be there, as xz and tar write them."""
     text = np.random.default_rng(0).bytes(size)
+    packed = pack(text)
 
     def read(*parts: bytes) -> bytes:
         return b"".join(unpacked(io.BytesIO(b"".join(parts)), ending, f"a{ending}"))
 
-    assert read(pack(text), b"\0" * 8, pack(TEXT), pack(text), b"\0" * 100_000) == text + TEXT + text
+    assert read(packed, b"\0" * 8, pack(TEXT), packed, b"\0" * 100_000) == text + TEXT + text
     for between in (b"X", b"\0X", b"garbage" * 5000, pack(TEXT)[1:], pack(TEXT)[:-3]):
         with pytest.raises(ValueError, match=rf"^a{ending} is damaged at byte"):
-            read(pack(text), between, pack(TEXT))
+            read(packed, between, pack(TEXT))
         with pytest.raises(ValueError, match=rf"^a{ending} is damaged at byte"):
-            read(pack(text), between)
+            read(packed, between)
 
 
 @pytest.mark.parametrize("ending", [".gz", ".gzip", ".GZ", ".zst", ".zstd", ".bz2", ".bzip2", ".xz"])
