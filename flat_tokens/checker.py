@@ -20,6 +20,7 @@ from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.columns import columns_of
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import (
     ENTRY_BYTES,
     LINK,
@@ -287,7 +288,7 @@ def _check_former(root: Store, level: Level) -> Iterator[str]:
     yield f"{POINTER} {fault}. Restore it from a copy, or remove it and build again."
 
 
-def _differs_from_record(root: Store, pointer: dict[str, Any]) -> str | None:
+def _differs_from_record(root: Store, pointer: JsonObject) -> str | None:
     """A sentence on how a pointer differs from the newest record of a run. None without a record, and for a pointer that
     was moved since.
     """

@@ -13,14 +13,15 @@ import base64
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s, UInt64s
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import mix
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
@@ -56,7 +57,7 @@ class Forgotten:
     texts: Digests = field(default_factory=lambda: NO_DIGESTS)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
+    def of(cls, record: JsonFacts) -> Self:
         """The list in a record. ValueError where it has none."""
         try:
             digests, texts = (
@@ -114,7 +115,7 @@ class Forgotten:
         """The same list without some windows, uint64[n]."""
         return replace(self, windows=np.setdiff1d(self.windows, windows))
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """The list as a record has it."""
         arrays = {"digests": self.digests, "windows": self.windows.astype("<u8"), "texts": self.texts}
         encoded = {name: base64.b64encode(of.tobytes()).decode() for name, of in arrays.items()}
@@ -151,7 +152,7 @@ def read_forgotten(root: Store) -> Forgotten:
         return Forgotten()
 
 
-def check_list(root: Store, known: Mapping[str, Any] | None, found: Forgotten) -> None:
+def check_list(root: Store, known: JsonFacts | None, found: Forgotten) -> None:
     """ValueError where the list that was *found* is neither the one that ``latest.json`` knew when it was moved, nor a later one.
     *known*: how many documents that has, and its digest.
     """

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self, TypeAlias
 
 from flat_tokens.arrays.layouts import to_json
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import check, dataset_of, read_manifest
 from flat_tokens.options import at_least, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
@@ -66,7 +67,7 @@ class Ledger:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        content: dict[str, Any],
+        content: JsonObject,
         views: Mapping[str, View],
         places: Mapping[str, str],
         trust_records: bool,
@@ -183,7 +184,7 @@ class Ledger:
                 )
         return self._views[name]
 
-    def _open(self, source: Mapping[str, Any], where: tuple[str, str]) -> View:
+    def _open(self, source: JsonFacts, where: tuple[str, str]) -> View:
         """The view of a source, of the split *where*: path or URL, and its name."""
         name, settings = source["name"], dict(source.get("view") or {})
         if (rows := settings.pop("rows", None)) not in ROWS:
@@ -259,7 +260,7 @@ class Ledger:
         view = self._open(source, (dataset, source["dataset"]["split"])) if name in weights else None
         marked = [one if one["name"] != name else {**one, "replaced_by": new} for one in self._content["sources"]]
         before, self._content = self._content, {**self._content, "sources": marked}
-        kept: dict[str, Any] = {one: weight for one, weight in weights.items() if one != name}
+        kept: JsonObject = {one: weight for one, weight in weights.items() if one != name}
         if view is not None:
             kept[new] = (view, weights[name], source.get("epochs"))
         self._views.pop(name, None)
@@ -270,7 +271,7 @@ class Ledger:
             raise
         return new
 
-    def _edited(self, step: int, sources: Mapping[str, NewSource], batch_size: int) -> tuple[dict[str, Any], dict[str, View]]:
+    def _edited(self, step: int, sources: Mapping[str, NewSource], batch_size: int) -> tuple[JsonObject, dict[str, View]]:
         """The content and the views with one more edit, which was tried."""
         if not sources:
             raise ValueError("a mixture needs at least one source")
@@ -294,11 +295,11 @@ class Ledger:
         tried.mixture()
         return content, tried._views
 
-    def _write(self, content: dict[str, Any], views: dict[str, View]) -> None:
+    def _write(self, content: JsonObject, views: dict[str, View]) -> None:
         self._store.put(self._key, to_json({"format": FORMAT, "format_version": FORMAT_VERSION, **content}))
         self._content, self._views = content, views
 
-    def _source(self, name: str) -> dict[str, Any]:
+    def _source(self, name: str) -> JsonObject:
         for source in self._content["sources"]:
             if source["name"] == name:
                 return dict(source)
@@ -328,11 +329,11 @@ def _weight(given: Any) -> float | Schedule:
     return given
 
 
-def _described(name: str, view: View, epochs: int | None) -> dict[str, Any]:
+def _described(name: str, view: View, epochs: int | None) -> JsonObject:
     """A source for JSON: enough to open its view again, and to tell whether it is the same."""
     if not isinstance(name, str):
         raise TypeError(f"a source's name is text, but here it is {name!r}")
-    source: dict[str, Any] = {"name": name, "rows": len(view), "epochs": checked_epochs(name, epochs)}
+    source: JsonObject = {"name": name, "rows": len(view), "epochs": checked_epochs(name, epochs)}
     if isinstance(view, SplitView):
         # through JSON, so that what was read and what is made now can be compared
         source["view"] = json.loads(json.dumps(view.described()))
@@ -340,7 +341,7 @@ def _described(name: str, view: View, epochs: int | None) -> dict[str, Any]:
     return source
 
 
-def _dataset(tokens: FlatTokens) -> dict[str, Any]:
+def _dataset(tokens: FlatTokens) -> JsonObject:
     store = dataset_of(tokens.store)
     split = posixpath.basename(tokens.store.root)
     try:

@@ -16,6 +16,7 @@ import numpy as np
 
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import Store, StoredObject, is_below
@@ -59,16 +60,16 @@ CLUSTER = "cluster"
 FORMAT_VERSION = 1
 TOKEN_BYTES, ENTRY_BYTES = 4, 8
 
-PART: dict[str, Any] = {"key": str, "size": int, "sha256": str}
+PART: JsonObject = {"key": str, "size": int, "sha256": str}
 """A part of a source file, and nothing else."""
-STORED: dict[str, Any] = {"key": str, "size": int, "blake3": str}
+STORED: JsonObject = {"key": str, "size": int, "blake3": str}
 """A stored object, and nothing else. Older releases wrote its sha256."""
 COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
 DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {"*": int}}
 FILE = {"name": str, "size": int, "sha256": str, "line_ends?": str, "parts?": [PART]}
 SOURCE = {"name": str, "from?": str, "revision?": str, "files": [FILE]}
 TOKENIZER = {"name?": str, "digest?": str, "highest_id?": int, "revision?": str}
-PROVENANCE: dict[str, Any] = {
+PROVENANCE: JsonObject = {
     "name?": str,
     "sources?": [SOURCE],
     "tokenizer?": TOKENIZER,
@@ -77,7 +78,7 @@ PROVENANCE: dict[str, Any] = {
     "semantics?": str,
 }
 PROVENANCE |= {"operation?": {}, "inputs?": [{"name": str, "version?": str}]}
-TOTALS: dict[str, Any] = {
+TOTALS: JsonObject = {
     **dict.fromkeys(SPLITS, COUNTS),
     "test?": COUNTS,
     "documents?": {**DOCUMENTS, "by_source?": [{"name": str, **DOCUMENTS}]},
@@ -88,16 +89,16 @@ all names.
 """
 
 
-def split_attributes(max_token_id: int, token_arrays: Iterable[str]) -> dict[str, Any]:
+def split_attributes(max_token_id: int, token_arrays: Iterable[str]) -> JsonObject:
     """The attributes of a split's group. *token_arrays*: those that it has; all but the tokens are named."""
     return {"max_token_id": max_token_id, **{name: True for name in token_arrays if name != TOKENS}}
 
 
 def manifest_bytes(
     objects: Iterable[StoredObject],
-    totals: dict[str, Any],
+    totals: JsonObject,
     layout: str,
-    provenance: dict[str, Any],
+    provenance: JsonObject,
     columns: Mapping[str, str] | None = None,
 ) -> bytes:
     """The manifest's bytes: the dataset's origin and every object's size and digest, except the root's metadata. *columns*: the
@@ -133,7 +134,7 @@ def dataset_of(split: Store) -> Store:
     return replace(split, root=posixpath.dirname(split.root))
 
 
-def manifest_of(store: Store) -> dict[str, Any]:
+def manifest_of(store: Store) -> JsonObject:
     """The manifest at *store*, empty if another writer wrote none. Where a key is set, ValueError if there is none."""
     if store.exists(MANIFEST):
         return read_manifest(store)
@@ -142,7 +143,7 @@ def manifest_of(store: Store) -> dict[str, Any]:
     return {}
 
 
-def read_manifest(store: Store) -> dict[str, Any]:
+def read_manifest(store: Store) -> JsonObject:
     """The manifest at *store*, of the types in SHAPE, which nobody changes. FileNotFoundError if there is none; ValueError if it
     is not right.
     """
@@ -150,7 +151,7 @@ def read_manifest(store: Store) -> dict[str, Any]:
 
 
 @functools.lru_cache(2)  # a refresh reads two manifests again and again: with many files, each takes a while to parse
-def _parse(data: bytes, path: str) -> dict[str, Any]:
+def _parse(data: bytes, path: str) -> JsonObject:
     try:
         manifest = json_object(data, path)
         if manifest.get("format") != "flat-tokens" or manifest.get("format_version") != FORMAT_VERSION:
@@ -200,7 +201,7 @@ def _unusual_files(files: list[Any]) -> Iterator[Any]:
             yield file
 
 
-def check_pointer(value: dict[str, Any], path: str) -> None:
+def check_pointer(value: JsonObject, path: str) -> None:
     """ValueError if the content of ``latest.json``, which is at *path*, is not a pointer to a version."""
     try:
         kinds = {"version": str, "manifest_sha256": str, "sequence": int}
@@ -224,7 +225,7 @@ CLOCKS = timedelta(days=1)
 """Clocks of machines that share an output differ by less."""
 
 
-def implausible(value: dict[str, Any]) -> str | None:
+def implausible(value: JsonObject) -> str | None:
     """A sentence on a pointer that no build or rollback writes. None for one that may be theirs."""
     if unknown := sorted(value.keys() - POINTER_NAMES):
         return f"has {reprlib.repr(unknown[0])}, which no pointer has"
@@ -245,7 +246,7 @@ def implausible(value: dict[str, Any]) -> str | None:
     return None
 
 
-def history_digest(pointer: Mapping[str, Any]) -> str:
+def history_digest(pointer: JsonFacts) -> str:
     """SHA-256 of the facts that a pointer alone has: its number, and the versions before."""
     state = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

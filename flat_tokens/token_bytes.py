@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flat_tokens.array_types import Int32s
 from flat_tokens.arrays.layouts import to_json
+from flat_tokens.json_types import JsonFacts
 from flat_tokens.manifest import check, splits_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
@@ -44,7 +44,7 @@ class TokenBytes(NamedTuple):
         return hashlib.sha256(facts + b"\0" + self.lengths.astype("<i4").tobytes()).hexdigest()
 
 
-def read_token_bytes(store: Store, manifest: Mapping[str, Any]) -> TokenBytes:
+def read_token_bytes(store: Store, manifest: JsonFacts) -> TokenBytes:
     """The record next to a dataset's manifest. FileNotFoundError if there is none; ValueError, naming it, if it is not one, or is
     of another tokenizer than the manifest's.
     """

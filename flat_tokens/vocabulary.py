@@ -28,6 +28,7 @@ from flat_tokens.array_types import Int64s, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.encodings import packaged_encoding, packages_with
 from flat_tokens.extras import extra
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import nearest
 from flat_tokens.pieces import PieceKind, Pieces
 from flat_tokens.stores.local import kind_of, real_path
@@ -107,7 +108,7 @@ class TokenizerJson:
 
     name: str
     digest: str
-    definition: Mapping[str, Any]
+    definition: JsonFacts
     tokenizer: Any
     revision: str | None = None
 
@@ -201,7 +202,7 @@ def _nearest(tiktoken: Any, name: str) -> str:
     return f" Did you mean {near!r}?" if near else ""
 
 
-FORMS: dict[str, Callable[[dict[str, Any]], bool]] = {
+FORMS: dict[str, Callable[[JsonObject], bool]] = {
     "vocab.json": lambda json: bool(json) and all(type(i) is int for i in json.values()),
     "tokenizer_config.json": lambda json: "tokenizer_class" in json or "chat_template" in json,
     "config.json": lambda json: "model_type" in json and "vocab_size" in json,
@@ -342,7 +343,7 @@ def _new_encoding(name: str, ranks: Mapping[bytes, int], spelled: str, pattern: 
         raise ValueError(f"{name}: cannot be used with pattern {pattern!r}: {error}") from error
 
 
-def _tekken(name: str, definition: Mapping[str, Any], revision: str | None) -> Ranks:
+def _tekken(name: str, definition: JsonFacts, revision: str | None) -> Ranks:
     """Mistral's ``tekken.json``: the ids of special tokens come first, then those of its ranks, as many as it says."""
     try:
         config = definition["config"]
@@ -617,7 +618,7 @@ def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Enc
     return pieces, encode
 
 
-def _bytes_of_tokens(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
+def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
     """How a token as a tokenizer.json spells it becomes the bytes that it stands for."""
     decoders = list(_flat(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
@@ -651,7 +652,7 @@ def _bytes_of_tokens(definition: Mapping[str, Any]) -> Callable[[str], bytes]:
     return bytes_of
 
 
-def _flat(part: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+def _flat(part: JsonObject | None) -> Iterable[JsonObject]:
     """A decoder or pre-tokenizer, or those that a sequence is made of."""
     for inner in (part or {}).get("decoders") or (part or {}).get("pretokenizers") or ([part] if part else []):
         yield from _flat(inner) if inner.get("type") == "Sequence" and inner is not part else [inner]

@@ -22,6 +22,7 @@ from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
 from flat_tokens.reader import FlatTokens
@@ -96,7 +97,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> l
 
 def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Litdata) -> list[StoredObject]:
     """Each split's index."""
-    chunks: dict[str, list[dict[str, Any]]] = {}
+    chunks: dict[str, list[JsonObject]] = {}
     for file, item in zip(plan(splits, options), written, strict=True):
         count = file.stop - file.start
         tokens = (item.size - 4 * (count + 2)) // INT32.itemsize

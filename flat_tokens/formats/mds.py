@@ -24,6 +24,7 @@ from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Read
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile
 from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, MdsLayout, Shard, shape_bytes
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.records import json_object, read_json
@@ -86,7 +87,7 @@ class Mds(Stream):
 # Writing
 
 
-def _config(options: Mds) -> dict[str, Any]:
+def _config(options: Mds) -> JsonObject:
     """The description of a shard, for its head and for the index."""
     return {
         "column_encodings": [f"ndarray:{INT32.name}"],
@@ -248,7 +249,7 @@ def _heads(lengths: Int64s) -> tuple[UInt8s, Bools]:
 
 def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Mds) -> list[StoredObject]:
     """Each split's index."""
-    shards: dict[str, list[dict[str, Any]]] = {}
+    shards: dict[str, list[JsonObject]] = {}
     for file, item in zip(plan(splits, options), written, strict=True):
         name = posixpath.basename(item.key)
         stored = {"basename": name, "bytes": item.size, "hashes": {"sha256": item.digest}}
@@ -302,7 +303,7 @@ def _index(store: Store, key: str) -> list[Any]:
     return shards
 
 
-def _own_config(store: Store, key: str) -> dict[str, Any] | None:
+def _own_config(store: Store, key: str) -> JsonObject | None:
     """The index entry of a shard, from the shard itself. None if it is not a shard."""
     head = store.read_range(key, 0, 8)
     count, start = (int.from_bytes(head[i : i + 4], "little") for i in (0, 4))

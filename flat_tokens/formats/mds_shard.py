@@ -18,6 +18,7 @@ import numpy as np
 from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
+from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import Store
 
 INT32 = np.dtype("<i4")
@@ -222,7 +223,7 @@ def _samples_of(shard: Shard) -> Samples:
     lengths, shapes = _lengths(held, width, layout.has_shape)
     if (wrong := np.flatnonzero(lengths < 0)).size:
         raise ValueError(f"{path}: sample {wrong[0]} has {held[wrong[0]]} bytes of tokens, which are no {named} array")
-    return Samples(offsets, begins + shapes, np.append(0, np.cumsum(lengths)).astype(np.uint64), types)
+    return Samples(offsets, begins + shapes, running_sums(lengths).astype(np.uint64), types)
 
 
 def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> tuple[Int64s, Int64s]:

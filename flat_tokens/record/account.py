@@ -20,6 +20,7 @@ import numpy as np
 from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_of, splits_at
 from flat_tokens.reader import FlatTokens, open_root, open_split
@@ -50,7 +51,7 @@ def record_of_run(
     digests: Iterable[int] = (),
     sizes: TokenSizes | None = None,
     forgotten: Sequence[Store] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """The record of what a run has seen before *step*, for JSON. It reads no token, but for *digests* and *sizes*.
 
     *columns*: those by which documents are counted; without them the source and all kept columns of up to 1,000 different values.
@@ -86,7 +87,7 @@ def record_of_dataset(
     columns: Sequence[str] | None = None,
     sizes: TokenSizes | None = None,
     forgotten: Sequence[Store] = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """The record of a version, as of a run that has seen each of its documents once: its sources are the splits.
 
     The path is a dataset, or an output with ``latest.json``. FileNotFoundError if there is none; else as `record_of_run`.
@@ -203,11 +204,11 @@ class _Source:
     """A source of the run: a view of a split, or of no dataset."""
 
     name: str
-    facts: dict[str, Any]
+    facts: JsonObject
     split: _Split | None
     amounts: _Amounts = field(init=False)
-    by_epoch: list[dict[str, Any]] = field(default_factory=list)
-    by: dict[str, Any] = field(default_factory=dict)
+    by_epoch: list[JsonObject] = field(default_factory=list)
+    by: JsonObject = field(default_factory=dict)
 
     def see(self, view: SplitView, drawn: Iterable[EpochRows], sizes: TokenSizes | None) -> None:
         """Count the documents in the rows that were drawn."""
@@ -233,8 +234,8 @@ class _Source:
         np.add.at(found, view.tokens.numbers, amounts)
         return found
 
-    def described(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"name": self.name, **self.facts}
+    def described(self) -> JsonObject:
+        facts: JsonObject = {"name": self.name, **self.facts}
         if self.split is None:
             return facts | {"dataset": None, "split": None, **dict.fromkeys(COUNTS), "by_epoch": [], "by": {}}
         facts |= {"dataset": self.split.dataset, "split": self.split.name, **_counts(self.amounts.sums(self.split))}
@@ -245,7 +246,7 @@ class _Splits:
     """The splits that the sources are views of, each once, and the datasets that they belong to."""
 
     def __init__(self) -> None:
-        self._splits, self.datasets = dict[str, _Split](), list[dict[str, Any]]()
+        self._splits, self.datasets = dict[str, _Split](), list[JsonObject]()
         self._numbers, self._recorded = dict[str, int](), dict[str, Recorded]()
 
     def at(self, store: Store) -> _Split:
@@ -259,7 +260,7 @@ class _Splits:
         return self._splits[store.url]
 
 
-def dataset_facts(dataset: Store) -> dict[str, Any]:
+def dataset_facts(dataset: Store) -> JsonObject:
     """The facts of a dataset that its manifest has, for the record; and the licence of the configuration, if it is known."""
     manifest = manifest_of(dataset)
     made_of, totals = manifest.get("provenance") or {}, manifest.get("totals") or {}
@@ -302,12 +303,12 @@ def _licence_of(output: Store, version: str) -> str | None:
 
 
 def _record(
-    run: dict[str, Any] | None,
+    run: JsonObject | None,
     sources: Sequence[_Source],
     splits: _Splits,
     columns: Sequence[str] | None,
     forgotten: Sequence[Store],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The record of the sources, whose documents were counted."""
     of_split: dict[int, list[_Source]] = {}
     for source in sources:
@@ -343,7 +344,7 @@ def _record(
                     together[name] = None
             for number, source in enumerate(its, 1):
                 source.by[name] = None if found is None else {key: several[number] for key, several in found.items()}
-    by: dict[str, Any] = {} if columns is not None and "split" not in columns else {"split": _listed(by_split)}
+    by: JsonObject = {} if columns is not None and "split" not in columns else {"split": _listed(by_split)}
     by |= {name: _listed(together.get(name, {})) for name in asked}
     return {
         "format": FORMAT,
@@ -357,7 +358,7 @@ def _record(
     }
 
 
-def _forgotten(lists: Mapping[str, Forgotten], gone: _Sums, gone_of: Mapping[str, Any]) -> dict[str, Any]:
+def _forgotten(lists: Mapping[str, Forgotten], gone: _Sums, gone_of: JsonFacts) -> JsonObject:
     """Documents that were seen and are on a list now, in all and by source."""
     described = [{"output": url, "documents": len(one.digests), "sha256": one.sha256} for url, one in lists.items()]
     return {"lists": described, **_counts(gone), "sources": [{"name": name, **counts} for name, counts in gone_of.items()]}
@@ -421,7 +422,7 @@ def _counts(sums: _Sums) -> dict[str, int | None]:
     return {name: None if count < 0 else count for name, count in zip(COUNTS, sums.tolist(), strict=True)}
 
 
-def _listed(found: Mapping[Key, _Sums] | None) -> list[dict[str, Any]] | None:
+def _listed(found: Mapping[Key, _Sums] | None) -> list[JsonObject] | None:
     """The values of which a document was seen, most tokens first; None if there are too many."""
     if found is None:
         return None

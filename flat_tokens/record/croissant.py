@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
@@ -18,12 +19,10 @@ KIND_TYPES = {"bool": "sc:Boolean", "int64": "sc:Integer", "uint64": "sc:Integer
 LANGUAGES_NAMED = 200
 
 
-def croissant(record: Mapping[str, Any], answers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject:
     """The record as a Croissant document. *answers*: properties of the dataset, such as ``creator``, which replace its own."""
     run, datasets = record["run"], record["datasets"]
-    first: Mapping[str, Any] = (
-        datasets[0] if datasets else {"name": "data", "path": None, "version": None, "manifest_sha256": None}
-    )
+    first: JsonFacts = datasets[0] if datasets else {"name": "data", "path": None, "version": None, "manifest_sha256": None}
     counts = f"{record['documents']:,} documents; {record['tokens']:,} tokens, each as often as it was seen"
     if run:
         name = f"Training data of {_base(run['ledger'])} before step {run['step']:,}"
@@ -55,7 +54,7 @@ def croissant(record: Mapping[str, Any], answers: Mapping[str, Any] | None = Non
     return {key: value for key, value in {**made, **(answers or {})}.items() if value not in (None, [], "")}
 
 
-def missing(document: Mapping[str, Any]) -> list[str]:
+def missing(document: JsonFacts) -> list[str]:
     """The properties that Croissant asks for and that are not in a document, for a person to add."""
     return [name for name in REQUIRED if name not in document]
 
@@ -64,25 +63,25 @@ def _base(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _licences(record: Mapping[str, Any]) -> list[str]:
+def _licences(record: JsonFacts) -> list[str]:
     named = [dataset["licence"] for dataset in record["datasets"] if dataset["licence"]]
     found = column_of(record, LICENCES)
     return list(dict.fromkeys([*named, *(str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None)]))
 
 
-def _languages(record: Mapping[str, Any]) -> list[str]:
+def _languages(record: JsonFacts) -> list[str]:
     found = column_of(record, LANGUAGES)
     named = [str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None]
     return named[:LANGUAGES_NAMED]
 
 
-def _ledger(run: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _ledger(run: JsonFacts | None) -> list[JsonObject]:
     if run is None:
         return []
     return [_file("ledger", run["ledger"], run["sha256"], "The history of the run: sources, weights and batch sizes by step.")]
 
 
-def _files(k: int, dataset: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _files(k: int, dataset: JsonFacts) -> list[JsonObject]:
     """The manifest of a dataset, which has the size and the digest of every object, and its kept columns."""
     if dataset["manifest_sha256"] is None:
         return []
@@ -104,7 +103,7 @@ def _files(k: int, dataset: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [manifest, columns] if dataset["columns"] else [manifest]
 
 
-def _file(name: str, place: str, sha256: str, description: str) -> dict[str, Any]:
+def _file(name: str, place: str, sha256: str, description: str) -> JsonObject:
     return {
         "@type": "cr:FileObject",
         "@id": name,
@@ -116,13 +115,13 @@ def _file(name: str, place: str, sha256: str, description: str) -> dict[str, Any
     }
 
 
-def _sources(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def _sources(record: JsonFacts) -> JsonObject | None:
     rows = [{**one, "name": "" if one["name"] is None else one["name"]} for one in sources_of(record)]
     fields = {"name": str, "from": str, "revision": str, "documents": int, "tokens": int}
     return _record_set("sources", "The sources of the documents that were seen.", fields, rows)
 
 
-def _counts(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def _counts(record: JsonFacts) -> JsonObject | None:
     rows = [
         {"column": column, **one, "value": "" if one["value"] is None else str(one["value"])}
         for column, values in record["by"].items()
@@ -132,7 +131,7 @@ def _counts(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return _record_set("counts", "Documents and tokens that were seen, by the values of each column.", fields, rows)
 
 
-def _epochs(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def _epochs(record: JsonFacts) -> JsonObject | None:
     rows = [{"source": source["name"], **one} for source in record["sources"] for one in source["by_epoch"]]
     fields = {
         "source": str,
@@ -141,9 +140,7 @@ def _epochs(record: Mapping[str, Any]) -> dict[str, Any] | None:
     return _record_set("epochs", "Each of the epochs from first to last of a source of the run.", fields, rows)
 
 
-def _record_set(
-    name: str, description: str, fields: Mapping[str, type], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
+def _record_set(name: str, description: str, fields: Mapping[str, type], rows: Sequence[JsonFacts]) -> JsonObject | None:
     """Rows that are in the document itself; None for none. Numbers that no row has are left out, missing texts are empty."""
     there = {field: kind for field, kind in fields.items() if kind is str or any(row.get(field) is not None for row in rows)}
     if not rows:
@@ -164,7 +161,7 @@ def _record_set(
     }
 
 
-def _columns(datasets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _columns(datasets: Sequence[JsonFacts]) -> list[JsonObject]:
     """The kept columns of each dataset, a record for each document."""
     return [
         {

@@ -10,9 +10,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-Record: TypeAlias = Mapping[str, Any]
+from flat_tokens.json_types import JsonFacts, JsonObject
+
+Record: TypeAlias = JsonFacts
 
 LANGUAGES = ("language", "lang", "languages")
 LICENCES = ("licence", "license")
@@ -24,7 +26,7 @@ SMALL, LARGE = 10**9, 10**13
 HUB = "hf://datasets/"
 
 
-def filled_forms(record: Record, answers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def filled_forms(record: Record, answers: Mapping[str, str] | None = None) -> list[JsonObject]:
     """Both forms for JSON: their fields with a value, None where nobody knows one. *answers*: values by a field's id, which
     replace those of the record. ValueError for an id that no field has.
     """
@@ -48,7 +50,7 @@ def filled_forms(record: Record, answers: Mapping[str, str] | None = None) -> li
     ]
 
 
-def column_of(record: Record, names: Sequence[str]) -> tuple[str, list[dict[str, Any]]] | None:
+def column_of(record: Record, names: Sequence[str]) -> tuple[str, list[JsonObject]] | None:
     """The first of the columns by which the record counts documents, and its values; None if there is none."""
     return next(((name, record["by"][name]) for name in names if record["by"].get(name)), None)
 
@@ -97,9 +99,9 @@ def _licences(record: Record) -> str | None:
     return " ".join(filter(None, parts)) or None
 
 
-def sources_of(record: Record) -> list[dict[str, Any]]:
+def sources_of(record: Record) -> list[JsonObject]:
     """The sources whose documents were seen: name, origin, revision, licence of the dataset, and counts."""
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, JsonObject] = {}
     for dataset in record["datasets"]:
         for source in dataset["sources"]:
             known.setdefault(source["name"], {"from": source["from"], "revision": source["revision"]})
@@ -110,7 +112,7 @@ def sources_of(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _listed(sources: Sequence[Mapping[str, Any]]) -> str | None:
+def _listed(sources: Sequence[JsonFacts]) -> str | None:
     described = [
         f"{'(no source recorded)' if one['name'] is None else one['name']}"
         + (f", from {one['from']}" if one["from"] else "")
@@ -154,7 +156,7 @@ def _processing(record: Record) -> str | None:
     return " ".join(parts) or None
 
 
-def _skipped(dataset: Mapping[str, Any]) -> Mapping[str, int]:
+def _skipped(dataset: JsonFacts) -> Mapping[str, int]:
     return (dataset["documents"] or {}).get("skipped") or {}
 
 

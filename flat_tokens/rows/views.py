@@ -601,7 +601,7 @@ def document_bounds(tokens: FlatTokens, first: Int64s, stop: Int64s) -> tuple[In
     return starts.astype(np.int64), (ends - starts).astype(np.int64), at - np.arange(len(at))
 
 
-def running_sums(counts: npt.NDArray[np.integer]) -> Int64s:
+def running_sums(counts: npt.NDArray[np.integer | np.bool_]) -> Int64s:
     """Sums of the counts before each one, then of all: int64[n + 1]."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])

@@ -10,6 +10,7 @@ import numpy as np
 
 from flat_tokens.array_types import Int64s
 from flat_tokens.extras import pa
+from flat_tokens.rows.views import running_sums
 from flat_tokens.steps.contract import Outcome, TextMatch
 from flat_tokens.steps.questions import Found, QuestionIndex, Questions
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -125,7 +126,7 @@ class Decontaminate:
     def _without(self, text: str, starts: Int64s, stops: Int64s) -> str:
         """The text without the bytes ``starts[i]:stops[i]`` and their context."""
         is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_first)])  # bytes -> characters
+        before = running_sums(is_first)  # bytes -> characters
         parts, end = list[str](), 0
         for start, stop in merged(before[starts] - self._context, before[stops] + self._context):
             parts.append(text[end : max(start, 0)])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt64s
+from flat_tokens.rows.views import ranges, running_sums
 from flat_tokens.words import Words, run_hashes, words_of
 
 WINDOW_BYTES = 1 << 19
@@ -135,7 +136,7 @@ class QuestionIndex:
     def __init__(self, sets: Sequence[Questions], size: int, least: int) -> None:
         joined = [questions.stored()[8 * (len(questions) + 1) :] for questions in sets]
         sizes = np.concatenate([_NONE, *(np.diff(questions.offsets) for questions in sets)])
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        offsets = running_sums(sizes)
         self.words = words = words_of(np.frombuffer(b"".join(joined), np.uint8), offsets)
         of_set = np.repeat(np.arange(len(sets)), list(map(len, sets)))
         number = np.concatenate([_NONE, *(np.arange(len(questions)) for questions in sets)])
@@ -145,7 +146,7 @@ class QuestionIndex:
         self._longest, self._runs = size, list[_Runs]()
         many = np.maximum(counts - size + 1, 0)
         text = np.repeat(np.arange(len(counts)), many)
-        if len(first := _items(words.bounds[:-1], many)):
+        if len(first := ranges(words.bounds[:-1], many)):
             runs = np.stack([first, np.full(len(first), size), of_set[text], number[text]])
             self._runs.append(_Runs.of(size, words, runs))
         if len(short := np.flatnonzero((counts >= least) & (counts < size))):
@@ -238,17 +239,12 @@ def are_equal(words: Words, at: Int64s, others: Words, other_at: Int64s, counts:
     equal = np.ones(len(at), bool)
     for first in range(0, len(at), COMPARED_AT_ONCE):
         some = slice(first, first + COMPARED_AT_ONCE)
-        one, other = (_items(places[some], counts[some]) for places in (at, other_at))
+        one, other = (ranges(places[some], counts[some]) for places in (at, other_at))
         pair = np.repeat(np.arange(len(at))[some], counts[some])
         lengths, wanted = words.stops[one] - words.starts[one], others.stops[other] - others.starts[other]
         equal[pair[lengths != wanted]] = False
         left = equal[pair]
         one, other, pair, lengths = one[left], other[left], pair[left], lengths[left]
-        here, there = (_items(one_of.starts[which], lengths) for one_of, which in ((words, one), (others, other)))
+        here, there = (ranges(one_of.starts[which], lengths) for one_of, which in ((words, one), (others, other)))
         equal[np.repeat(pair, lengths)[words.data[here] != others.data[there]]] = False
     return equal
-
-
-def _items(starts: Int64s, counts: Int64s) -> Int64s:
-    """The numbers ``starts[i]:starts[i] + counts[i]``, of all i: int64[sum of counts]."""
-    return np.arange(int(counts.sum())) + np.repeat(starts - np.cumsum(counts) + counts, counts)

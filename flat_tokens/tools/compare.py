@@ -16,8 +16,10 @@ import numpy as np
 from flat_tokens.array_types import Int64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.facts import recorded_of, values_of
+from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools import arguments, markup, terminal
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.SAME
 
 
-def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> dict[str, Any]:
+def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> JsonObject:
     """All numbers of a comparison, for JSON. ValueError where the corpora are not versions of the same documents and splits."""
     if len(corpora) < 2:
         raise ValueError("name two versions or more")
@@ -180,7 +182,7 @@ def _counts(split: Readable, table: TokenBytes, ids: Int64s) -> Iterator[tuple[i
         of_ids = lengths[window.ids]
         # Range 0 continues the sequence before; range k is the window's k-th sequence.
         bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
-        totals = [np.append(0, np.cumsum(of_ids))[bounds], np.append(0, np.cumsum(of_ids == 1))[bounds]]
+        totals = [running_sums(of_ids)[bounds], running_sums(of_ids == 1)[bounds]]
         counts = np.stack([np.diff(bounds), *(np.diff(total) for total in totals)])
         if window.first_seq:
             yield window.first_seq - 1, counts
@@ -192,7 +194,7 @@ def _name(value: Any) -> str:
     return NO_VALUE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCounts], exact: Sequence[int]) -> list[dict[str, Any]]:
+def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCounts], exact: Sequence[int]) -> list[JsonObject]:
     """The groups of a kind, the one with most text first. ValueError where two versions have other text in one."""
     names = list(dict.fromkeys(name for of in counted for name in of.groups[kind]))
     nothing = np.zeros(3, np.int64)
@@ -212,7 +214,7 @@ def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCount
     return sorted(rows, key=lambda row: (-(row["text_bytes"] or row["of"][0]["token_bytes"]), row["name"]))
 
 
-def _rates(counts: Int64s, text_bytes: int | None) -> dict[str, Any]:
+def _rates(counts: Int64s, text_bytes: int | None) -> JsonObject:
     """Counts of a group and their ratios. Without *text_bytes*, bytes are those that the tokens stand for."""
     tokens, size = int(counts[TOKENS]), int(counts[BYTES])
     return {
@@ -223,7 +225,7 @@ def _rates(counts: Int64s, text_bytes: int | None) -> dict[str, Any]:
     }
 
 
-def _version(corpus: Corpus, table: TokenBytes, counted: VersionCounts, text_bytes: int | None) -> dict[str, Any]:
+def _version(corpus: Corpus, table: TokenBytes, counted: VersionCounts, text_bytes: int | None) -> JsonObject:
     """Counts of a version. ``unused``: ids with bytes that do not occur."""
     counts = np.sum([np.zeros(3, np.int64), *counted.groups["source"].values()], axis=0)
     is_token = table.lengths > 0
@@ -239,14 +241,14 @@ def _version(corpus: Corpus, table: TokenBytes, counted: VersionCounts, text_byt
     }
 
 
-def names_of(found: Mapping[str, Any]) -> list[str]:
+def names_of(found: JsonFacts) -> list[str]:
     """Short names of the versions: their tokenizers', with the output's where two are alike."""
     names = [str(version["tokenizer"]) for version in found["versions"]]
     outputs = [version["path"].split("/versions/")[0].rstrip("/").rpartition("/")[2] for version in found["versions"]]
     return [name if names.count(name) == 1 else f"{name} ({output})" for name, output in zip(names, outputs, strict=True)]
 
 
-def total_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+def total_rows(found: JsonFacts) -> Iterator[list[str]]:
     """A row of the table of versions for each: tokenizer, tokens, change, bytes per token, byte tokens, unused ids."""
     first = found["versions"][0]["token_count"]
     for name, one in zip(names_of(found), found["versions"], strict=True):
@@ -263,7 +265,7 @@ def share(value: float | None) -> str:
     return "-" if value is None else terminal.percent(value)
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(found: JsonFacts) -> Iterator[str]:
     """The comparison for people."""
     names = names_of(found)
     for name, version in zip(names, found["versions"], strict=True):
@@ -282,7 +284,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from ["", note]
 
 
-def note_of(found: Mapping[str, Any]) -> str:
+def note_of(found: JsonFacts) -> str:
     """A sentence on versions whose tokens do not stand for the bytes of the text; empty if there are no such versions."""
     changing = [name for name, one in zip(names_of(found), found["versions"], strict=True) if not one["exact"]]
     if not changing:
@@ -292,7 +294,7 @@ def note_of(found: Mapping[str, Any]) -> str:
     return f"{', '.join(changing)}: changes text before it is tokenized; bytes are those of the text"
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(found: JsonFacts) -> str:
     """The comparison as one HTML document."""
     names = names_of(found)
     rows = {

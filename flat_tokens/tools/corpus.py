@@ -19,6 +19,7 @@ from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import (
     CACHE,
     EVERY_SPLIT,
@@ -98,11 +99,11 @@ class Corpus:
     kind: str
     splits: Mapping[str, Readable]
     store: Store
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    receipt: Mapping[str, Any] = field(default_factory=dict)
+    manifest: JsonFacts = field(default_factory=dict)
+    receipt: JsonFacts = field(default_factory=dict)
     output: Store | None = None
     """The root of the build's output that the dataset belongs to, with the records of runs."""
-    made_of: Mapping[str, Any] = field(default_factory=dict)
+    made_of: JsonFacts = field(default_factory=dict)
     """For an export: the ``version`` it was made of and that one's ``digest``."""
 
     def split(self, name: str | None) -> tuple[str, Readable]:
@@ -117,8 +118,8 @@ class Corpus:
         return dict(self.splits if name is None else [self.split(name)])
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.manifest.get("provenance", {})
+    def provenance(self) -> JsonFacts:
+        found: JsonFacts = self.manifest.get("provenance", {})
         return found
 
     @property
@@ -157,7 +158,7 @@ class Corpus:
 def open_corpus(
     path_or_url: str | os.PathLike[str],
     format: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonFacts | None = None,
     *,
     by_origin: bool = True,
 ) -> Corpus:
@@ -204,7 +205,7 @@ def open_corpus(
     return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, beside / BESIDE, manifest, made_of=made_of)
 
 
-def _origin_of(root: Store) -> tuple[dict[str, Any], Store]:
+def _origin_of(root: Store) -> tuple[JsonObject, Store]:
     """The record of what the export at a path was made of, and the directory that has it: the path's own or the one above. The
     record is empty where neither has one. ValueError if it is something else.
     """
@@ -226,7 +227,7 @@ def _origin_of(root: Store) -> tuple[dict[str, Any], Store]:
     return {}, root
 
 
-def options_of(format: str, options: Mapping[str, Any]) -> Any:
+def options_of(format: str, options: JsonFacts) -> Any:
     """An instance of a format's own options. ValueError for one that it doesn't have."""
     if format not in FORMATS:
         raise ValueError(f"{format} has no options, but {', '.join(options)} is given")
@@ -269,7 +270,7 @@ def _output(store: Store, name: str) -> Store | None:
     return Store(output or "/", store.fs) if directory == name else None
 
 
-def _read_receipt(store: Store) -> dict[str, Any]:
+def _read_receipt(store: Store) -> JsonObject:
     try:
         receipt = read_json(store, RECEIPT)
         check(receipt, {"inputs": {"tokenizer": str}, "objects?": list}, "it")
@@ -281,7 +282,7 @@ def _read_receipt(store: Store) -> dict[str, Any]:
     return receipt
 
 
-def _manifest_of_shard(output: Store | None, receipt: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest_of_shard(output: Store | None, receipt: JsonFacts) -> JsonObject:
     """The tokenizer of a token shard, which has only its digest, as a manifest: from a version of its output that has it."""
     if output is None or not output.exists(VERSIONS):
         return {}

@@ -17,6 +17,7 @@ import numpy as np
 from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     a, b = open_side(options.a, options), open_side(options.b, options)
-    found: dict[str, Any] = {"a": a.url, "b": b.url, "same": True, "settings": [], "sources": [], "totals": [], "documents": None}
+    found: JsonObject = {"a": a.url, "b": b.url, "same": True, "settings": [], "sources": [], "totals": [], "documents": None}
     is_same_bytes = set(a.splits) == set(b.splits) and a.manifest.get("objects") and a.manifest == b.manifest
     if not is_same_bytes:
         found["settings"] = differences(settings_of(a), settings_of(b))
@@ -77,14 +78,14 @@ def open_side(path: str, options: argparse.Namespace) -> Corpus:
     return arguments.corpus_of(options, path)
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+def differences(a: JsonFacts, b: JsonFacts) -> list[JsonObject]:
     """Facts that differ, in order, None on a side that doesn't have them; names of nested ones have dots."""
     flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
     found = ({"what": name, "a": flat_a.get(name), "b": flat_b.get(name)} for name in dict.fromkeys([*flat_a, *flat_b]))
     return [one for one in found if one["a"] != one["b"]]
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(facts: JsonFacts, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -92,13 +93,13 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + name, value
 
 
-def settings_of(corpus: Corpus) -> dict[str, Any]:
+def settings_of(corpus: Corpus) -> JsonObject:
     """The settings that decide the bytes of a dataset next to its sources."""
     described = {**describe(corpus), "semantics": corpus.provenance.get("semantics")}
     return {name: described[name] for name in SETTINGS}
 
 
-def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
+def compare_sources(a: Corpus, b: Corpus) -> list[JsonObject]:
     """Sources, by their names, that differ: in their settings, or by files that were added, removed, changed their content or
     their name.
     """
@@ -111,7 +112,7 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
         files = compare_files(before, after)
         either = ({"from": one.origin, "revision": one.revision, **one.settings} for one in (old, new) if one)
         settings = differences(*either) if old and new else []
-        change: dict[str, Any] = {
+        change: JsonObject = {
             "source": name,
             "change": "changed" if old and new else "added" if new else "removed",
             "settings": settings,
@@ -125,10 +126,10 @@ def compare_sources(a: Corpus, b: Corpus) -> list[dict[str, Any]]:
     return changes
 
 
-def totals_of(corpus: Corpus) -> dict[str, Any]:
+def totals_of(corpus: Corpus) -> JsonObject:
     """Counts of each split, of each source, and of what was read."""
     described = describe(corpus)
-    totals: dict[str, Any] = {
+    totals: JsonObject = {
         name: {"tokens": split.token_count, "sequences": split.seq_count, "largest id": described["splits"][name]["max_token_id"]}
         for name, split in corpus.splits.items()
     }
@@ -165,7 +166,7 @@ class Side(NamedTuple):
         return self.names[k], i - int(self.firsts[k])
 
 
-def compare_documents(a: Corpus, b: Corpus, limit: int) -> dict[str, Any]:
+def compare_documents(a: Corpus, b: Corpus, limit: int) -> JsonObject:
     """Documents that were added, removed, changed their tokens, or moved to another split, with the first *limit* of each."""
     by_key = all(corpus.documents(name) is not None for corpus in (a, b) for name in corpus.splits)
     digests = [corpus.tokenizer.digest if corpus.tokenizer else None for corpus in (a, b)]
@@ -264,8 +265,8 @@ def _is_same_order(a: Side, b: Side) -> bool:
     return all(np.array_equal(x[i], y[i]) for x, y in ((a.keys, b.keys), (a.digests, b.digests)) for i in blocks)
 
 
-def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: tuple[int, int]) -> dict[str, Any]:
-    example: dict[str, Any] = {}
+def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: tuple[int, int]) -> JsonObject:
+    example: JsonObject = {}
     for letter, corpus, side, i in zip("ab", corpora, sides, pair, strict=True):
         if i >= 0:
             split, sequence = side.place(i)
@@ -273,7 +274,7 @@ def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: tuple[int, 
     return example
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(found: JsonFacts) -> Iterator[str]:
     """The differences for people."""
     yield f"a  {found['a']}"
     yield f"b  {found['b']}"
@@ -299,7 +300,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _change(one: Mapping[str, Any]) -> str:
+def _change(one: JsonFacts) -> str:
     a, b = one["a"], one["b"]
     if not all(isinstance(value, int | float) for value in (a, b)):
         return ""
@@ -307,7 +308,7 @@ def _change(one: Mapping[str, Any]) -> str:
     return f"{b - a:+,}{share}"
 
 
-def _source_lines(change: Mapping[str, Any]) -> Iterator[str]:
+def _source_lines(change: JsonFacts) -> Iterator[str]:
     counts = [f"{len(change[key]):,} {key.removeprefix('files_')}" for key in FILE_CHANGES if change[key]]
     counts.append(f"{change['files_same']:,} the same")
     if change["added_from_elsewhere"]:
@@ -324,7 +325,7 @@ def _source_lines(change: Mapping[str, Any]) -> Iterator[str]:
             yield f"    {mark} and {len(change[key]) - FILES_SHOWN:,} more"
 
 
-def _document_lines(documents: Mapping[str, Any]) -> Iterator[str]:
+def _document_lines(documents: JsonFacts) -> Iterator[str]:
     by = "their keys" if documents["matched_by"] == "key" else "their tokens"
     counts = [f"{documents[kind]:,} {kind}" for kind in KINDS if documents[kind]]
     counts += [f"of these {count:,} {splits}" for splits, count in documents["moved_of_splits"].items()]
@@ -342,7 +343,7 @@ def _document_lines(documents: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {mark} and {documents[kind] - len(documents['examples'][kind]):,} more {kind}"
 
 
-def _place(example: Mapping[str, Any]) -> str:
+def _place(example: JsonFacts) -> str:
     document = example["document"]
     where = f" ({document['file']} row {document['row']:,}, key {document['key']})" if document else ""
     return f"{example['split']} {example['sequence']:,}{where}"

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.json_types import JsonObject
 from flat_tokens.rows.table import DocumentTable
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import arguments, terminal
@@ -68,7 +69,7 @@ def table_of(path: str) -> DocumentTable:
     return DocumentTable(corpus.store, splits)
 
 
-def _line(row: dict[str, Any], as_json: bool) -> str:
+def _line(row: JsonObject, as_json: bool) -> str:
     if as_json:
         return json.dumps(row, ensure_ascii=False).translate(terminal.JSON_ESCAPES)
     return "\t".join("" if value is None else terminal.line(str(value)) for value in row.values())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from flat_tokens.json_types import JsonFacts
 from flat_tokens.tools.terminal import plural
 
 
-def names_of_sets(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def names_of_sets(steps: Sequence[JsonFacts]) -> list[str]:
     """The evaluation sets of *steps*, as manifests have these: names such as ``decontaminate.gsm8k``."""
     return [f"{step['name']}.{one['name']}" for step in steps for one in _against(step)]
 
@@ -25,7 +26,7 @@ class SetReport(NamedTuple):
     too_short: int
     documents: int
     share: float
-    examples: Sequence[Mapping[str, Any]]
+    examples: Sequence[JsonFacts]
 
     @property
     def sentence(self) -> str:
@@ -40,7 +41,7 @@ class SetReport(NamedTuple):
             yield f"{one.get('file')}, row {one.get('row')}: question {one.get('question')}"
 
 
-def set_reports(steps: Sequence[Mapping[str, Any]], documents: Mapping[str, Any]) -> list[SetReport]:
+def set_reports(steps: Sequence[JsonFacts], documents: JsonFacts) -> list[SetReport]:
     """Reports of all evaluation sets, of the *steps* and the totals of *documents* of a manifest."""
     facts = {f"{step['name']}.{one['name']}": one for step in steps for one in _against(step)}
     reports = []
@@ -54,7 +55,7 @@ def set_reports(steps: Sequence[Mapping[str, Any]], documents: Mapping[str, Any]
     return reports
 
 
-def _against(step: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _against(step: JsonFacts) -> Sequence[JsonFacts]:
     """The evaluation sets of a step that a build has read."""
     against = (step.get("options") or {}).get("against") if step.get("use") == "decontaminate" else None
     return [one for one in against or () if isinstance(one, Mapping) and "digest" in one]

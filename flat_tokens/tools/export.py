@@ -16,7 +16,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
 from flat_tokens.formats.contract import EXPORT_RECORD
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import (
     EVERY_SPLIT,
     EXPORTS,
@@ -87,7 +88,7 @@ class ExportRequest:
     format: str
     options: Any
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Everything that the files depend on."""
         return {"dataset": self.digest, "splits": list(self.splits), "format": self.format, "options": self.options.facts()}
 
@@ -127,7 +128,7 @@ class _Watched(FlatTokens):
 def export_of(
     path_or_url: str | os.PathLike[str],
     format: str,
-    options: Mapping[str, Any],
+    options: JsonFacts,
     splits: Sequence[SplitName] | None = None,
     watch: Watch | None = None,
 ) -> ExportRequest:
@@ -301,7 +302,7 @@ class Written(NamedTuple):
     reused: bool
 
 
-def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[StoredObject], bool]) -> dict[str, Any] | None:
+def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[StoredObject], bool]) -> JsonObject | None:
     """The record of this export or of a part that an earlier run wrote, if all of its files are there."""
     try:
         record = read_json(store, key)
@@ -416,7 +417,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.SAME
 
 
-def described(done: Exported, seconds: float) -> dict[str, Any]:
+def described(done: Exported, seconds: float) -> JsonObject:
     """A result for JSON."""
     objects = [stored._asdict() for stored in done.objects]
     return {**done._asdict(), "objects": objects, "byte_count": done.byte_count, "seconds": round(seconds, 3)}

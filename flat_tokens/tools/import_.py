@@ -6,13 +6,13 @@ import argparse
 import os
 import posixpath
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
+from flat_tokens.json_types import JsonFacts
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.options import one_of
 from flat_tokens.reader import Dataset, open
@@ -39,7 +39,7 @@ def import_dataset(
     path_or_url: str | os.PathLike[str],
     out: str | os.PathLike[str],
     format: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: JsonFacts | None = None,
     *,
     layout: LayoutName = "mmap",
 ) -> Dataset:
@@ -72,7 +72,7 @@ def import_dataset(
     return open(out)
 
 
-def lost_bounds(format: str, options: Mapping[str, Any]) -> str | None:
+def lost_bounds(format: str, options: JsonFacts) -> str | None:
     """A warning if an import with these options cannot tell documents apart."""
     if format not in STREAMS or options.get("end_of_text") is not None:
         return None

@@ -9,7 +9,7 @@ import posixpath
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from flat_tokens.array_types import Int64s, UInt32s
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.nearest import datasets_below
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import Store
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 def show_below(root: Store, below: list[Below], options: argparse.Namespace) -> int:
     """List the datasets below a directory."""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     rows, problems = [["path", "format", "name", "version", "tokens", "sequences"]], []
     for one in below:
         path = posixpath.relpath(one.url, root.url)
@@ -119,10 +120,10 @@ def token_ids(text: str) -> UInt32s:
     return np.array(ids, np.uint32)
 
 
-def describe(corpus: Corpus) -> dict[str, Any]:
+def describe(corpus: Corpus) -> JsonObject:
     """The facts about a corpus that need no reading of its tokens, for JSON."""
     sizes, provenance, tokenizer = _sizes(corpus), corpus.provenance, corpus.tokenizer
-    described: dict[str, Any] = {
+    described: JsonObject = {
         "path": corpus.url,
         "format": corpus.format,
         "kind": corpus.kind,
@@ -184,11 +185,11 @@ def _stored(corpus: Corpus) -> str | None:
         return None
 
 
-def _codecs(codecs: list[dict[str, Any]]) -> str:
+def _codecs(codecs: list[JsonObject]) -> str:
     return " and ".join(str(codec["name"]) for codec in codecs if codec["name"] != "bytes") or "raw"
 
 
-def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[str, int]) -> JsonObject:
     below = (f"{name}/", f"documents/{name}/")
     known = corpus.format == FLAT_TOKENS and corpus.manifest.get("objects")
     return {
@@ -199,7 +200,7 @@ def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[s
     }
 
 
-def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str]:
+def description_lines(described: JsonFacts, color: bool) -> Iterator[str]:
     """A description for people."""
     yield from heading(described, color)
     rows = [["split", "tokens", "sequences", "mean length", "largest id", "bytes"]]
@@ -216,7 +217,7 @@ def description_lines(described: Mapping[str, Any], color: bool) -> Iterator[str
         yield from ["", *_source_lines(source, color)]
 
 
-def heading(described: Mapping[str, Any], color: bool = False) -> list[str]:
+def heading(described: JsonFacts, color: bool = False) -> list[str]:
     """The lines that say what a dataset is and where, and an empty line."""
     kind = f"{described['kind']} {described['name']!r}" if described["name"] else described["kind"]
     version = f", version {described['version']}" if described["version"] else ""
@@ -224,7 +225,7 @@ def heading(described: Mapping[str, Any], color: bool = False) -> list[str]:
     return [terminal.styled(kind, terminal.BOLD, color) + version, f"  {path}", ""]
 
 
-def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tuple[str, str]]:
+def origin_facts(described: JsonFacts, digits: int = 12) -> Iterator[tuple[str, str]]:
     """How a dataset is stored and what it was made of, each with its label. *digits*: of the tokenizer's digest."""
     yield "size", f"{terminal.size(described['byte_count'])} in {terminal.plural(described['object_count'], 'file')}"
     layout = ", ".join(filter(None, (described["layout"], described["stored"])))
@@ -266,13 +267,13 @@ def origin_facts(described: Mapping[str, Any], digits: int = 12) -> Iterator[tup
             yield key, described[key]
 
 
-def evaluated(described: Mapping[str, Any]) -> list[SetReport]:
+def evaluated(described: JsonFacts) -> list[SetReport]:
     """The evaluation sets that the documents were compared with, of a described dataset."""
     steps = [step for source in described["sources"][:1] for step in source["settings"].get("steps") or ()]
     return set_reports(steps, described["documents"] or {})
 
 
-def _counted(documents: Mapping[str, Any]) -> str:
+def _counted(documents: JsonFacts) -> str:
     """Counts of the documents that were not written as they were read."""
     counts = [f"{count:,} skipped: {reason}" for reason, count in (documents.get("skipped") or {}).items()]
     counts += [f"{count:,} repaired: {reason}" for reason, count in (documents.get("replaced") or {}).items()]
@@ -281,7 +282,7 @@ def _counted(documents: Mapping[str, Any]) -> str:
     return "".join(f", {count}" for count in counts)
 
 
-def _source_lines(source: Mapping[str, Any], color: bool) -> Iterator[str]:
+def _source_lines(source: JsonFacts, color: bool) -> Iterator[str]:
     files, (where, settings) = source["files"], source_facts(source)
     yield f"  source {terminal.styled(source['name'], terminal.BOLD, color)} from {where}"
     if settings:
@@ -293,7 +294,7 @@ def _source_lines(source: Mapping[str, Any], color: bool) -> Iterator[str]:
         yield f"    and {len(files) - len(shown):,} more; --json lists all"
 
 
-def source_facts(source: Mapping[str, Any]) -> tuple[str, str]:
+def source_facts(source: JsonFacts) -> tuple[str, str]:
     """Where a source is from and how big it is; and its settings, without the empty ones."""
     revision = f" at {source['revision']}" if source["revision"] else ""
     size = f"{terminal.plural(len(source['files']), 'file')}, {terminal.size(source['byte_count'])}"
@@ -362,7 +363,7 @@ def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
     color = terminal.wants_color(options.color)
     mark, reset = (terminal.MATCH, terminal.RESET) if color else ("»", "«")
     gap = " " if vocabulary is None else ""
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     matches = ((name, match) for name, split in corpus.chosen(options.split).items() for match in find(split))
     for name, match in itertools.islice(matches, options.limit or None):
         found.append({"split": name, **match._asdict()})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.array_types import Int64s
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import mix
 from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
 from flat_tokens.rows.table import lists_of
@@ -33,7 +34,7 @@ class _Pair(NamedTuple):
     similarity: float
 
 
-def near_duplicates(corpus: Corpus, locator: Locator) -> dict[str, Any] | None:
+def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
     """The near-duplicates of a dataset, for JSON; None where it was built without looking for them. ``sizes``: clusters by how
     many documents they have, of all sources together, from 2 on in doublings. A cluster counts for each source that has one of
     its later ones. ``text``: None where the source is not found.
@@ -60,13 +61,13 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> dict[str, Any] | None:
     return {"policy": dict(policy), "near_duplicates": len(found), **_sizes(sizes), "by_source": rows}
 
 
-def _sizes(sizes: Int64s) -> dict[str, Any]:
+def _sizes(sizes: Int64s) -> JsonObject:
     octaves = np.bincount(np.ceil(np.log2(sizes)).astype(np.int64)) if len(sizes) else np.zeros(0, np.int64)
     bins = [{"from": 2 ** (k - 1) + 1, "to": 2**k, "clusters": int(count)} for k, count in enumerate(octaves.tolist()) if count]
     return {"clusters": len(sizes), "largest": int(sizes.max(initial=0)), "sizes": bins}
 
 
-def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[dict[str, Any]]:
+def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[JsonObject]:
     """Some pairs of a source, with their texts."""
     order = np.lexsort((found["row"], found["file"], mix(found["key"] ^ found["of_key"])))[:SAMPLE]
     files = [file for source in corpus.sources for file in source.files]
@@ -89,7 +90,7 @@ def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[dict[str, A
     ]
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(found: JsonFacts) -> Iterator[str]:
     """Near-duplicates for people."""
     fate = "left out" if found["policy"]["action"] == "drop" else "kept"
     yield f"near-duplicates, {fate}, from a similarity of {found['policy']['threshold']:g} on"
@@ -97,7 +98,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield from terminal.table(rows, "<>>>>>")
 
 
-def row(of: Mapping[str, Any]) -> list[str]:
+def row(of: JsonFacts) -> list[str]:
     """The counts of a source: a row of a table."""
     read = "" if of["read"] is None else f"{of['read']:,}"
     counts = (f"{of[name]:,}" for name in ("clusters", "largest"))
@@ -108,7 +109,7 @@ Parts = list[tuple[str, bool]]
 """A text in parts, each with whether it differs from the other one's."""
 
 
-def side_by_side(pair: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Parts]]:
+def side_by_side(pair: JsonFacts) -> list[tuple[JsonFacts, Parts]]:
     """Both documents of a pair, each with its text; without parts, if that is not known."""
     places = (pair["document"], pair["of"])
     if all(place["text"] is not None for place in places):

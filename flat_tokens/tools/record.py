@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.record.account import TokenSizes, record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
@@ -116,7 +117,7 @@ def _sizes(options: argparse.Namespace) -> TokenSizes:
     return sizes
 
 
-def _answers(path: str) -> dict[str, dict[str, Any]]:
+def _answers(path: str) -> dict[str, JsonObject]:
     directory, _, name = path.rpartition("/")
     answers = json_object(Store.at(directory or ("/" if path.startswith("/") else ".")).read(name), path)
     if unknown := answers.keys() - {"forms", "croissant"}:
@@ -126,7 +127,7 @@ def _answers(path: str) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def lines(record: Mapping[str, Any]) -> Iterator[str]:
+def lines(record: JsonFacts) -> Iterator[str]:
     """A record for people: without the forms' empty fields."""
     run = record["run"]
     if run:
@@ -161,7 +162,7 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"{form['name']}: {filled} of {len(form['fields'])} fields are filled in; --html or --json has them"
 
 
-def _value_rows(values: Sequence[Mapping[str, Any]], tokens: int) -> list[list[str]]:
+def _value_rows(values: Sequence[JsonFacts], tokens: int) -> list[list[str]]:
     return [
         [
             terminal.value_text(one["value"]),
@@ -173,7 +174,7 @@ def _value_rows(values: Sequence[Mapping[str, Any]], tokens: int) -> list[list[s
     ]
 
 
-def page(record: Mapping[str, Any]) -> str:
+def page(record: JsonFacts) -> str:
     """A record with its forms as one HTML document."""
     sources = record["sources"]
     names = [[source["name"], source["split"] or ""] for source in sources]
@@ -190,7 +191,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def _counted(
-    head: list[str], firsts: list[list[str]], counts: Sequence[Mapping[str, Any]], names: Sequence[str]
+    head: list[str], firsts: list[list[str]], counts: Sequence[JsonFacts], names: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
     """A table of those of the counts *names* that one of the rows has. *firsts*: the first cells of each row."""
     shown = [name for name in names if any(one.get(name) is not None for one in counts)]
@@ -198,7 +199,7 @@ def _counted(
     return [*head, *(name.replace("_", " ") for name in shown)], rows
 
 
-def _dataset_facts(dataset: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _dataset_facts(dataset: JsonFacts) -> list[tuple[str, str]]:
     tokenizer = dataset["tokenizer"]
     steps = [step for source in dataset["sources"][:1] for step in source["steps"] or ()]
     facts = {

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flat_tokens.json_types import JsonFacts
 from flat_tokens.tools import markup, near_duplicates, terminal
 from flat_tokens.tools.inspect import evaluated, origin_facts, source_facts
 
@@ -43,7 +44,7 @@ class Plot(NamedTuple):
     points: Sequence[tuple[float, float]] = ()
 
 
-def page(summary: Mapping[str, Any]) -> str:
+def page(summary: JsonFacts) -> str:
     """The report as one HTML document."""
     dataset, total, use = summary["dataset"], summary["total"], summary["total"]["vocabulary_use"]
     splits = {name: part for name, part in summary["splits"].items() if part["seq_count"]}
@@ -79,14 +80,14 @@ def page(summary: Mapping[str, Any]) -> str:
     )
 
 
-def bytes_per_token(summary: Mapping[str, Any]) -> tuple[float, int] | None:
+def bytes_per_token(summary: JsonFacts) -> tuple[float, int] | None:
     """Bytes of text for each token, and bytes of text: from the manifest, else from decoding. None if neither is known."""
     total = summary["total"]
     text_bytes = total["decoded_bytes"] if summary["text_bytes"] is None else summary["text_bytes"]
     return None if text_bytes is None or not total["token_count"] else (text_bytes / total["token_count"], text_bytes)
 
 
-def _length_plot(name: str, part: Mapping[str, Any]) -> tuple[Sequence[Sequence[str]], str, Plot]:
+def _length_plot(name: str, part: JsonFacts) -> tuple[Sequence[Sequence[str]], str, Plot]:
     """The numbers of a plot of lengths, what each of its columns is, and itself."""
     # A few sequences in narrow bins would show only noise.
     merged = 1 if part["seq_count"] >= 5000 else 2 if part["seq_count"] >= 500 else 4
@@ -123,7 +124,7 @@ def _length_plot(name: str, part: Mapping[str, Any]) -> tuple[Sequence[Sequence[
     return [[_span(found), f"{found['seq_count']:,}", f"{found['token_count']:,}"] for found in bins], WIDTHS[merged], plot
 
 
-def merged_bins(part: Mapping[str, Any], merged: int) -> list[dict[str, int]]:
+def merged_bins(part: JsonFacts, merged: int) -> list[dict[str, int]]:
     """The histogram from the shortest sequence on, with *merged* of its bins, four an octave, as one."""
     bins: dict[int, dict[str, int]] = {}
     for found in part["histogram"]:
@@ -142,7 +143,7 @@ def _span(found: Mapping[str, int]) -> str:
     return terminal.span(found["from"], found["to"])
 
 
-def vocabulary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def vocabulary_facts(summary: JsonFacts) -> Iterator[tuple[str, str]]:
     """Bytes per token and the use of the vocabulary, each with its label."""
     total, use = summary["total"], summary["total"]["vocabulary_use"]
     if summary["text_bytes"] is not None and (rate := bytes_per_token(summary)) is not None:
@@ -176,7 +177,7 @@ def _rank_plot(points: Sequence[tuple[int, int]]) -> Plot:
     )
 
 
-def _use_plot(use: Mapping[str, Any]) -> Plot:
+def _use_plot(use: JsonFacts) -> Plot:
     last = use["by_id"][-1]["to"] + 1
     x, y = _scale(0, last, LEFT, RIGHT), _scale(0, 1, BASE, TOP)
     return Plot(

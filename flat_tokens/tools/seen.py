@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from flat_tokens.array_types import Int64s
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.views import SplitView
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     sources = []
     for name in names:
         rows = len(mixture.views[mixture.names.index(name)])
-        source: dict[str, Any] = {"name": name, "samples": drawn[name], "rows": rows, "epochs": drawn[name] / rows}
+        source: JsonObject = {"name": name, "samples": drawn[name], "rows": rows, "epochs": drawn[name] / rows}
         found = list(islice(seen(ledger, mixture, name, options.document, before), most))
         sources.append(source | {"documents": found, "is_cut": len(found) == most and options.document is None})
     terminal.show(options, {"ledger": ledger.path, "before": before, "sources": sources}, lines(sources, before))
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.SAME if is_any else arguments.DIFFERENT
 
 
-def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None, before: int) -> Iterator[dict[str, Any]]:
+def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None, before: int) -> Iterator[JsonObject]:
     """The documents of a source that the run has seen, for JSON: each one's visits."""
     view = mixture.views[mixture.names.index(name)]
     if not isinstance(view, SplitView):
@@ -113,7 +113,7 @@ def _asked(records: DocumentRecords | None, count: int, document: str | int | No
             yield there + first
 
 
-def lines(sources: Sequence[Mapping[str, Any]], before: int) -> Iterator[str]:
+def lines(sources: Sequence[JsonFacts], before: int) -> Iterator[str]:
     """The counts of what was seen, for people."""
     for source in sources:
         of = f"{source['epochs']:,.2f} epochs of {terminal.plural(source['rows'], 'row')}"

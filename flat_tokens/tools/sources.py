@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -22,6 +22,7 @@ from flat_tokens.array_types import Int64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import followed, lent
@@ -51,7 +52,7 @@ class Place(NamedTuple):
     file: SourceFile | None
     row: int
 
-    def described(self, sources: Sequence[Source]) -> dict[str, Any]:
+    def described(self, sources: Sequence[Source]) -> JsonObject:
         """The place for JSON, the key in hexadecimal: JSON's numbers end at 2**53."""
         source, name = (sources[self.file.source].name, self.file.name) if self.file else (None, None)
         return {"key": f"{self.key:016x}", "source": source, "file": name, "row": self.row}
@@ -79,7 +80,7 @@ def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> pa.RecordBa
     return kept.take(np.array(sequences, np.int64), list(kept.kinds))
 
 
-def document_of(corpus: Corpus, split: str, sequence: int) -> dict[str, Any] | None:
+def document_of(corpus: Corpus, split: str, sequence: int) -> JsonObject | None:
     """Where a sequence of a split comes from, for JSON; None if there is no record of that."""
     places = places_of(corpus, split, [sequence])
     return places[0].described(corpus.sources) if places else None

@@ -10,7 +10,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from flat_tokens.array_types import Int64s, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.tools import arguments, near_duplicates, report, terminal
 from flat_tokens.tools.corpus import Corpus, Source, windows
 from flat_tokens.tools.inspect import describe, heading
@@ -175,7 +176,7 @@ def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Int64s, UInt32s]]:
     yield stop - begun, np.empty(0, np.uint32)
 
 
-def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabulary | None, top: int) -> dict[str, Any]:
+def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabulary | None, top: int) -> JsonObject:
     """All numbers of a report, for JSON. ``total`` is for all splits together."""
     lengths, ids, of_files = zip(*counted.values(), strict=True)
     known = [part for part in of_files if part is not None]
@@ -204,7 +205,7 @@ def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabu
     }
 
 
-def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, highest: int | None, top: int) -> dict[str, Any]:
+def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, highest: int | None, top: int) -> JsonObject:
     lengths, ids = counted.lengths, counted.ids
     tokens, sequences = int(ids.counts.sum()) + ids.untold, int(lengths.counts.sum())
     decoded = None
@@ -253,7 +254,7 @@ def histogram(lengths: Counts) -> list[dict[str, int]]:
     ]
 
 
-def _top(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[dict[str, Any]]:
+def _top(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[JsonObject]:
     order = np.argsort(-ids.counts, kind="stable")[:top]
     most = zip(ids.values[order].tolist(), ids.counts[order].tolist(), strict=True)
     return [{"id": i, "text": _piece(vocabulary, i), "count": n, "share": n / tokens} for i, n in most]
@@ -272,7 +273,7 @@ def _ranks(ids: Counts) -> list[tuple[int, int]]:
     return list(zip(ranks.tolist(), ordered[ranks - 1].tolist(), strict=True))
 
 
-def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, Any]:
+def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject:
     """The used part of the vocabulary: ids from 0 to *highest* that have bytes."""
     is_token = np.ones(highest + 1, bool) if vocabulary is None else vocabulary.lengths[: highest + 1] > 0
     is_used = np.zeros(highest + 1, bool)
@@ -296,7 +297,7 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> dict[str, 
     }
 
 
-def _by_source(corpus: Corpus, counted: Counted) -> list[dict[str, Any]] | None:
+def _by_source(corpus: Corpus, counted: Counted) -> list[JsonObject] | None:
     if counted.of_files is None:
         return None
     rows = [(source.name, len(source.files), *source_counts(counted.of_files, source)) for source in corpus.sources]
@@ -305,7 +306,7 @@ def _by_source(corpus: Corpus, counted: Counted) -> list[dict[str, Any]] | None:
     return [dict(zip(("name", "files", "token_count", "seq_count"), row, strict=True)) for row in rows]
 
 
-def lines(summary: Mapping[str, Any]) -> Iterator[str]:
+def lines(summary: JsonFacts) -> Iterator[str]:
     """A summary for people."""
     total, splits = summary["total"], summary["splits"]
     yield from heading(summary["dataset"])
@@ -338,7 +339,7 @@ def lines(summary: Mapping[str, Any]) -> Iterator[str]:
         yield from ["", "most frequent tokens", *terminal.table(rows, "><>><")]
 
 
-def _histogram_lines(split: str, part: Mapping[str, Any]) -> Iterator[str]:
+def _histogram_lines(split: str, part: JsonFacts) -> Iterator[str]:
     """One line an octave; the bins of a summary are finer."""
     yield f"{split}: sequences by length"
     octaves = report.merged_bins(part, 4)
@@ -354,7 +355,7 @@ def _histogram_lines(split: str, part: Mapping[str, Any]) -> Iterator[str]:
     yield from terminal.table(rows, ">>>><")
 
 
-def _source_lines(total: Mapping[str, Any]) -> Iterator[str]:
+def _source_lines(total: JsonFacts) -> Iterator[str]:
     room = max(terminal.width() - 92, 10)
     rows = [["source", "files", "sequences", "tokens", "bytes/token", "of all", ""]]
     for source in total["sources"]:

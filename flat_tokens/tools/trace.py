@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from flat_tokens.array_types import UInt32s
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.ends import ends_of
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
             return arguments.SAME
         (name, options.sequence), split = found, corpus.splits[found[0]]
     if options.step is not None:
-        traced: dict[str, Any] = trace_step(corpus, name, split, options, locator, vocabulary)
+        traced: JsonObject = trace_step(corpus, name, split, options, locator, vocabulary)
         shown = step_lines(traced, 160 if options.characters is None else options.characters, color)
     else:
         traced = trace_one(corpus, name, split, options, locator, vocabulary)
@@ -112,7 +113,7 @@ def run_ledger(options: argparse.Namespace) -> int:
         raise ValueError(f"{ledger.path}: is a run's ledger: say --step, or trace the dataset itself")
     mixture = ledger.mixture()
     source, index = mixture.indices(options.step)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for k in np.unique(source).tolist():
         name, view = mixture.names[k], mixture.views[k]
         if not isinstance(view, SplitView) or (where := ledger.dataset(name)) is None:
@@ -129,7 +130,7 @@ def run_ledger(options: argparse.Namespace) -> int:
     return arguments.SAME
 
 
-def find_document(corpus: Corpus, key: str) -> tuple[str, int] | dict[str, Any]:
+def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
     """The split and the sequence of the document with a key, or its row in the table of documents. That of one that was forgotten
     has nothing but its key and the reason. LookupError if there is none.
     """
@@ -138,7 +139,7 @@ def find_document(corpus: Corpus, key: str) -> tuple[str, int] | dict[str, Any]:
         if (number := int(split.by_keys(wanted)[0])) >= 0:
             return name, number
     for batch in table.batches(where=parse(f"key = '{key}'")):
-        row: dict[str, Any]
+        row: JsonObject
         for row in batch.to_pylist():
             return row
     if corpus.output is not None and read_forgotten(corpus.output).those(wanted)[0]:
@@ -155,7 +156,7 @@ def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:
 
 def trace_one(
     corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The document of the sequence or the token in the options."""
     if options.token is not None:
         i, within = sequence_of(split, options.token)
@@ -166,7 +167,7 @@ def trace_one(
     return trace(corpus, name, [options.sequence % split.seq_count], locator, vocabulary)[0]
 
 
-def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
+def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) -> JsonObject:
     """A token and its context."""
     ids = split.sequence(i)
     before, behind = ids[max(within - CONTEXT_TOKENS, 0) : within], ids[within + 1 : within + 1 + CONTEXT_TOKENS]
@@ -180,7 +181,7 @@ def _text(vocabulary: Vocabulary | None, ids: UInt32s) -> str | None:
 
 def trace(
     corpus: Corpus, split: str, sequences: Sequence[int], locator: Locator, vocabulary: Vocabulary | None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The origin of sequences, for JSON. ``text_from`` is ``source``, ``tokens``, or None if there is no text; ``notes`` say
     what is missing. Each source file is read once.
     """
@@ -210,7 +211,7 @@ def trace(
 
 def trace_step(
     corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The documents of a batch, for JSON: for each row, the sequences whose tokens it holds."""
     if not isinstance(split, FlatTokens):
         raise ValueError(f"{corpus.url}: is {corpus.format}; the loader reads flat-tokens datasets. Import it first.")
@@ -228,9 +229,9 @@ def trace_step(
 
 def traced_rows(
     corpus: Corpus, name: str, view: SplitView, numbers: Mapping[int, int], locator: Locator, vocabulary: Vocabulary | None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The documents of rows of a batch, for JSON. *numbers*: each row's number in the view."""
-    rows: list[dict[str, Any]] = [
+    rows: list[JsonObject] = [
         {"row": k, "view_row": number, "parts": _parts(view.tokens, view, number)} for k, number in numbers.items()
     ]
     if view.has_epochs:
@@ -257,7 +258,7 @@ def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> Packe
     return split.documents(length) if name == "documents" else split.blocks(length)
 
 
-def _parts(split: FlatTokens, view: SplitView, number: int) -> list[dict[str, Any]]:
+def _parts(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
     """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
     if isinstance(view, PackedDocumentsView):
         return _parts_of_a_pack(view, number)
@@ -284,7 +285,7 @@ def _parts(split: FlatTokens, view: SplitView, number: int) -> list[dict[str, An
     ]
 
 
-def _parts_of_a_pack(view: PackedDocumentsView, number: int) -> list[dict[str, Any]]:
+def _parts_of_a_pack(view: PackedDocumentsView, number: int) -> list[JsonObject]:
     parts = view.parts(np.array([number]))
     ends = np.cumsum(parts.lengths)
     facts = np.stack([parts.documents, ends - parts.lengths, ends, parts.offsets, parts.offsets + parts.lengths], axis=1)
@@ -294,7 +295,7 @@ def _parts_of_a_pack(view: PackedDocumentsView, number: int) -> list[dict[str, A
     ]
 
 
-def lines(traced: Mapping[str, Any], characters: int, color: bool) -> Iterator[str]:
+def lines(traced: JsonFacts, characters: int, color: bool) -> Iterator[str]:
     """One traced sequence for people."""
     facts = list(_facts(traced))
     for line, (label, _) in zip(terminal.table(facts, "<<", indent=0), facts, strict=True):
@@ -304,7 +305,7 @@ def lines(traced: Mapping[str, Any], characters: int, color: bool) -> Iterator[s
     yield from _cut(text, characters, color).split("\n")
 
 
-def _facts(traced: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(traced: JsonFacts) -> Iterator[tuple[str, str]]:
     if token := traced.get("token"):
         shown = "" if token["text"] is None else f" {token['text']!r}"
         yield "token", f"{token['index']:,}: id {token['id']}{shown}, number {token['in_sequence']:,} of its sequence, from 0"
@@ -323,7 +324,7 @@ def _facts(traced: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "text from", {"source": "the source", "tokens": "the decoded tokens"}[traced["text_from"]]
 
 
-def step_lines(traced: Mapping[str, Any], characters: int, color: bool) -> Iterator[str]:
+def step_lines(traced: JsonFacts, characters: int, color: bool) -> Iterator[str]:
     """The documents of a batch for people."""
     for row in traced["rows"]:
         label = terminal.styled(f"row {row['row']}", terminal.BOLD, color)

@@ -27,6 +27,7 @@ from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.formats.contract import bounded_batches
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
@@ -143,8 +144,8 @@ def run(options: argparse.Namespace) -> int:
                 there.sign(key, there.read(key))
         if private is not None:
             endorse(root, store, private)
-    found: dict[str, Any] = {"path": options.path, "level": level}
-    documents: dict[str, Any] = {}
+    found: JsonObject = {"path": options.path, "level": level}
+    documents: JsonObject = {}
     if not faults:
         corpus = arguments.corpus_of(options)
         splits = corpus.splits.values()
@@ -175,7 +176,7 @@ def _run_forgotten(options: argparse.Namespace) -> int:
     return arguments.DIFFERENT if faults else arguments.SAME
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(found: JsonFacts) -> Iterator[str]:
     if not found["ok"]:
         yield f"damaged: {found['path']}"
         yield from (f"  {fault}" for fault in found["faults"])
@@ -410,7 +411,7 @@ def _steps_of(
         return None, f"its steps cannot be taken again: {error}", work
 
 
-def _pattern_of(options: Mapping[str, Any]) -> str:
+def _pattern_of(options: JsonFacts) -> str:
     keep = options.get("keep")
     return str(options.get("drop") if keep is None else keep)
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx
 
+from flat_tokens.json_types import JsonObject
+
 SECONDS = 10.0
 
 
@@ -44,7 +46,7 @@ def is_of_this_release(api: Api) -> bool:
     return bool(ask(api, "GET", "/admin/version") == importlib.metadata.version("prefect"))
 
 
-def begun(api: Api, flow: str, name: str, parameters: dict[str, Any], tags: list[str]) -> Run:
+def begun(api: Api, flow: str, name: str, parameters: JsonObject, tags: list[str]) -> Run:
     """Begin a run of a flow, as Prefect does when a flow is called."""
     flow_id = ask(api, "POST", "/flows/", {"name": flow})["id"]
     body = {"flow_id": flow_id, "name": name, "parameters": parameters, "tags": tags, "state": {"type": "RUNNING"}}

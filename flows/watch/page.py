@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
+from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import duration, one_line, plural, short, size
 from flat_tokens.tools.terminal import markdown as as_markdown
@@ -338,7 +339,7 @@ def _ended(client: Api, tags: Sequence[str]) -> Iterator[tuple[ListedRun, bool]]
             return
 
 
-def _deployment(client: Api, name: str) -> dict[str, Any] | None:
+def _deployment(client: Api, name: str) -> JsonObject | None:
     """The deployment that refreshes a dataset, which has its name; None without one."""
     try:
         return dict(ask(client, "GET", f"/deployments/name/refresh-dataset/{quote(name, safe='')}"))
@@ -348,7 +349,7 @@ def _deployment(client: Api, name: str) -> dict[str, Any] | None:
         return None
 
 
-def _schedule(client: Api, deployment: dict[str, Any]) -> Schedule:
+def _schedule(client: Api, deployment: JsonObject) -> Schedule:
     planned = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = ask(client, "POST", "/flow_runs/filter", {"flow_runs": planned, "sort": "EXPECTED_START_TIME_ASC", "limit": 1})
     schedules = deployment["schedules"]
@@ -358,7 +359,7 @@ def _schedule(client: Api, deployment: dict[str, Any]) -> Schedule:
     return Schedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
 
 
-def _when(schedule: dict[str, Any]) -> str:
+def _when(schedule: JsonObject) -> str:
     """Such as ``0 3 * * * Europe/Paris`` or ``every 0:10``."""
     match schedule:
         case {"cron": cron}:

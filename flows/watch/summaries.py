@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.checker import faults_found
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import POINTER, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
@@ -126,7 +127,7 @@ def show_check(name: str, level: str, found: Verification | DamagedError, how_fa
         leave(f"{name}-verify-summary", checked(name, level, found, how_far), f"{result} ({level}): {found.path}")
 
 
-def record_asset(location: str, name: str, description: str, made_of: Mapping[str, str], facts: dict[str, Any]) -> None:
+def record_asset(location: str, name: str, description: str, made_of: Mapping[str, str], facts: JsonObject) -> None:
     """Record an asset and the assets that it was made of, within a flow run. *made_of*: location -> name."""
     from prefect.assets import Asset, AssetProperties, materialize
     from prefect.cache_policies import NO_CACHE
@@ -194,13 +195,13 @@ def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
     )
 
 
-def tokens_by_source(rows: Sequence[Mapping[str, Any]]) -> str:
+def tokens_by_source(rows: Sequence[JsonFacts]) -> str:
     """A picture of the tokens of the largest sources."""
     largest = sorted(rows, key=lambda row: -row["token_count"])[:DRAWN]
     return bars("Tokens by source", [Bar(row["name"], row["token_count"], short_count(row["token_count"])) for row in largest])
 
 
-def _of_source(row: dict[str, Any], link_to: str | None) -> str:
+def _of_source(row: JsonObject, link_to: str | None) -> str:
     """A line of a list. A table of so many columns would be cut off on the right."""
     rate = f", {row['text_bytes'] / row['token_count']:.2f} bytes a token" if row["token_count"] else ""
     counts = f"{plural(row['read'], 'document')} read, {row['written']:,} written, {_counts(row['skipped']) or 'none'} skipped"
@@ -208,7 +209,7 @@ def _of_source(row: dict[str, Any], link_to: str | None) -> str:
     return f"- {row['name']}: {counts}; {of_text}{f'. {link_to}' if link_to else ''}"
 
 
-def _steps(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
+def _steps(config: BuildConfig, documents: JsonFacts) -> list[str]:
     """A list of the steps of a build: the texts that each left out or changed, and what it found."""
     rows, reports = list[str](), set_reports((), documents)
     for step in config.documents.opened().described:
@@ -228,7 +229,7 @@ def _reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
     return {reason.removeprefix(f"{step}."): count for reason, count in counts.items() if reason.startswith(f"{step}.")}
 
 
-def _duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> str:
+def _duplicates(config: BuildConfig, documents: JsonFacts) -> str:
     if config.documents.duplicates == "keep":
         return ""
     return (
@@ -237,7 +238,7 @@ def _duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> str:
     )
 
 
-def _near_duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> list[str]:
+def _near_duplicates(config: BuildConfig, documents: JsonFacts) -> list[str]:
     """The near-duplicates of a build, and their share in each source that has some."""
     if config.documents.near_duplicates is None:
         return []
@@ -252,12 +253,12 @@ def _near_duplicates(config: BuildConfig, documents: Mapping[str, Any]) -> list[
     return lines
 
 
-def _near_count(counts: Mapping[str, Any]) -> int:
+def _near_count(counts: JsonFacts) -> int:
     found: int = counts["skipped"].get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
     return found
 
 
-def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
+def derived(made_of: JsonObject, result: DerivedResult) -> str:
     """A derived dataset in Markdown. *made_of*: the manifest's provenance."""
     made_of, documents = as_markdown((made_of, result.totals["documents"]))
     splits = splits_of(result.totals)
@@ -286,7 +287,7 @@ def derived(made_of: dict[str, Any], result: DerivedResult) -> str:
     )
 
 
-def imported(request: ImportRequest, made_of: dict[str, Any], result: ImportResult) -> str:
+def imported(request: ImportRequest, made_of: JsonObject, result: ImportResult) -> str:
     """An import in Markdown. *made_of*: the manifest's provenance."""
     files = [stored_object(part) for file in made_of["sources"][0]["files"] for part in file["parts"]]
     made_of = as_markdown(made_of)
@@ -350,7 +351,7 @@ def _published(result: Published) -> str:
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
 
-def _splits(totals: dict[str, Any]) -> list[str]:
+def _splits(totals: JsonObject) -> list[str]:
     """A list: the UI cuts off what is wider than a phone in tables."""
     return [
         f"- {split}: {plural(totals[split]['token_count'], 'token')} in {plural(totals[split]['seq_count'], 'sequence')}, "
@@ -374,7 +375,7 @@ def _amount(files: Sequence[StoredObject]) -> str:
     return f"{size(sum(one.size for one in files))} in {len(files):,} file{'s' * (len(files) != 1)}"
 
 
-def _repeated(documents: dict[str, Any]) -> str:
+def _repeated(documents: JsonObject) -> str:
     count = documents.get("repeated_keys")
     return f"{plural(count, 'document')} have the key of another." if count else ""
 
@@ -410,7 +411,7 @@ def counts_of(result: Published) -> str:
     return f"{plural(_sum(result, 'seq_count'), 'document')}, {plural(_sum(result, 'token_count'), 'token')}: {result.path}"
 
 
-def _facts(result: Published) -> dict[str, Any]:
+def _facts(result: Published) -> JsonObject:
     return {
         **result.model_dump(include={"version", "path", "layout"}),
         "documents": _sum(result, "seq_count"),

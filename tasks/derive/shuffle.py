@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.columns import ColumnsWriter, Kinds
+from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import Split
@@ -59,7 +60,7 @@ def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling])
     with FlatTokensWriter(store, SHARD_LAYOUT, arrays) as writer:
         for some in blocks:
             of_runs, items = some[0][1], dict(zip(arrays, (block for block, _ in some), strict=True))
-            writer.append(TokenBatch.of_arrays(items, np.append(0, np.cumsum(of_runs)).astype(np.uint64), 0))
+            writer.append(TokenBatch.of_arrays(items, running_sums(of_runs).astype(np.uint64), 0))
             meter.add("shuffle", items[TOKENS].nbytes, len(of_runs), len(items[TOKENS]))
     for name, values in rows.items():
         with ArrayWriter(store / DOCUMENTS, name, spec) as array_writer:
@@ -68,5 +69,5 @@ def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling])
         kept = documents.columns(np.arange(len(order))).take(pa.array(order))
         with store.create(SCATTERED_COLUMNS) as stored, ColumnsWriter(stored, shuffling.kinds) as columns_writer:
             columns_writer.append(kept)
-    sums = np.append(0, np.cumsum(lengths))
+    sums = running_sums(lengths)
     return tuple(np.diff(sums[bounds]).tolist())

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.array_types import Bools, Int32s, Int64s, UInt8s
+from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.engines import Encode, Tokens
 
@@ -102,6 +103,6 @@ def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
         lengths[~chosen], lengths[chosen] = (np.diff(part.offsets) for part in parts)
         ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(chosen, lengths)
         ids[~is_other], ids[is_other] = (part.ids for part in parts)
-        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths)]))
+        return Tokens(ids, running_sums(lengths))
 
     return encode_each

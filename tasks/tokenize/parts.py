@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt32s
 from flat_tokens.pieces import PieceKind, fields
+from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import ByteValues, Definition, Ranks, SentencePieceModel, TokenizerJson, resolve
 from tasks.config import TokenizerConfig
@@ -90,7 +91,7 @@ class PartEncoder:
             tokens, unknown = self._by_engine(texts, self._engine)
         except UnencodableError:
             return self._together(texts, None, range(count), faults)
-        parts = np.append(0, np.cumsum(texts.counts))
+        parts = running_sums(texts.counts)
         others = np.unique(np.searchsorted(parts, np.flatnonzero(unknown), "right") - 1)
         empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
         return self._together(texts, tokens, np.union1d(others, empty).tolist(), faults)
@@ -115,7 +116,7 @@ class PartEncoder:
         # (text, part of it) -> part; (part, token of it) -> token: each follows all earlier ones
         lengths = np.ones(len(is_text), np.int64)
         lengths[is_text] = np.diff(found.offsets)
-        ends = np.append(0, np.cumsum(lengths))
+        ends = running_sums(lengths)
         is_special = np.zeros(int(ends[-1]), bool)
         is_special[ends[:-1][~is_text]] = True
         ids = np.empty(len(is_special), np.uint32)
@@ -123,13 +124,13 @@ class PartEncoder:
         mask, unknown = self._mask(texts, ids, is_special, ends)
         if len(self._greedy):
             unknown |= np.isin(texts.kinds, self._greedy)
-        return Tokens(ids, ends[np.append(0, np.cumsum(texts.counts))], mask), unknown
+        return Tokens(ids, ends[running_sums(texts.counts)], mask), unknown
 
     def _mask(self, texts: Parted, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
         """Which tokens count, uint8[n], and of which parts that is not known, bool[p]. *ends*: those of the parts in tokens."""
         widths = np.full(len(texts.kinds), 2, np.int64)
         widths[texts.kinds == ORDINARY] = np.diff(text_buffers(texts.texts)[1])
-        places = np.append(0, np.cumsum(widths))
+        places = running_sums(widths)
         unknown = np.zeros(len(widths), bool)
         spans = texts.spans[texts.spans[:, 0] < texts.spans[:, 1]]
         # place -> part, and how far within it
@@ -139,7 +140,7 @@ class PartEncoder:
         inner = within > 0
         if inner.any():
             self._widths = self._widths or Widths(self._definition)
-            begin = np.append(0, np.cumsum(self._widths.of(ids, is_special)))
+            begin = running_sums(self._widths.of(ids, is_special))
             extra = begin[ends[1:]] - begin[ends[:-1]] - widths
             unknown[part[inner]] = ~self._widths.is_right(extra[part[inner]])
             unknown |= self._widths.changes(texts, unknown.copy(), part[inner])
@@ -217,8 +218,8 @@ def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
     widths = np.full(len(texts.kinds), 2, np.int64)
     is_text = texts.kinds == ORDINARY
     widths[is_text] = np.diff(text_buffers(texts.texts)[1])
-    parts, ordinary = np.append(0, np.cumsum(texts.counts)), np.append(0, np.cumsum(is_text))
-    places = np.append(0, np.cumsum(widths))[parts]
+    parts, ordinary = running_sums(texts.counts), running_sums(is_text)
+    places = running_sums(widths)[parts]
     spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text follow those of all earlier ones
     spans[-1] = len(texts.spans)
     for i in numbers:
@@ -377,7 +378,7 @@ def _mask(spans: list[tuple[int, int]], places: Int64s) -> UInt8s:
     for start, stop in spans:
         edges[start] += 1
         edges[stop] -= 1
-    counted = np.append(0, np.cumsum(np.cumsum(edges) > 0))
+    counted = running_sums(np.cumsum(edges) > 0)
     begin, end = places.T
     mask: UInt8s = (counted[np.maximum(end, begin + 1)] > counted[begin]).astype(np.uint8)
     return mask

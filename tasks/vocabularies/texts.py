@@ -11,15 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.schedule import ORDER
-from flat_tokens.rows.views import SplitView
+from flat_tokens.rows.views import SplitView, running_sums
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import text_buffers
@@ -42,8 +42,6 @@ DOCUMENTS_AT_A_TIME = 1 << 14
 BATCH_TOKENS = 1 << 18
 """Decoding takes many times the memory of the tokens."""
 
-Int64s = npt.NDArray[np.int64]
-
 
 @dataclass
 class TextCounts:
@@ -57,7 +55,7 @@ class TextCounts:
         self.text_bytes += text_bytes
 
 
-def in_sample(keys: npt.NDArray[np.uint64], request: VocabularyRequest) -> npt.NDArray[np.bool_]:
+def in_sample(keys: UInt64s, request: VocabularyRequest) -> Bools:
     """Which documents are in the sample, by a hash of key and seed: bool[n]. It is the sample of ``subset --fraction``."""
     if request.fraction == 1:
         return np.ones(len(keys), bool)
@@ -184,12 +182,12 @@ def _decoded(
             done += len(mine)
 
 
-def _texts(batch: TokenBatch, wanted: npt.NDArray[np.bool_], vocabulary: Vocabulary, lengths: Int64s) -> Iterator[bytes]:
+def _texts(batch: TokenBatch, wanted: Bools, vocabulary: Vocabulary, lengths: Int64s) -> Iterator[bytes]:
     """The bytes of each sequence of a batch, special tokens left out; none of a sequence that is not *wanted*, bool[n]."""
     ids, starts = batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64)
     keep = (lengths[np.minimum(ids, len(lengths) - 1)] > 0) & np.repeat(wanted, np.diff(starts))
     data, ends = vocabulary.decode(ids[keep])
     # (token) -> tokens that are kept before it -> their bytes
-    places = np.append(0, ends)[np.append(0, np.cumsum(keep))[starts]].tolist()
+    places = np.append(0, ends)[running_sums(keep)[starts]].tolist()
     for start, stop in pairwise(places):
         yield data[start:stop]
