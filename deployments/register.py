@@ -24,13 +24,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
     FlowFilter,
-    FlowFilterName,
     FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule, StateType
+from prefect.client.schemas.objects import ConcurrencyOptions, DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
@@ -47,6 +43,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
 
 from deployments.arguments import POOLS, arguments
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flows.commands.build import read_config
 from flows.watch.page import link_to_page
 from flows.watch.words import tags_of
@@ -67,18 +64,18 @@ OF_THE_COMMAND_LINE = "publish_anyway"
 SORT, RUNS_AT_ONCE = FlowRunSort.EXPECTED_START_TIME_ASC, 200
 
 
-def read_deployments() -> list[dict[str, Any]]:
+def read_deployments() -> list[JsonObject]:
     """The deployments that prefect.yaml lists."""
-    listed: list[dict[str, Any]] = yaml.safe_load((HERE / "prefect.yaml").read_text("utf-8"))["deployments"]
+    listed: list[JsonObject] = yaml.safe_load((HERE / "prefect.yaml").read_text("utf-8"))["deployments"]
     return listed
 
 
-def load_flow(deployment: dict[str, Any]) -> Flow[..., Any]:
+def load_flow(deployment: JsonObject) -> Flow[..., Any]:
     """The flow of a deployment. A flow that cannot be loaded raises its own error, instead of becoming a placeholder."""
     return load_flow_from_entrypoint(str(CHECKOUT / deployment["entrypoint"]), use_placeholder_flow=False)
 
 
-def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
+def schedule_of(options: argparse.Namespace) -> JsonObject | None:
     """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is not a valid time."""
     if options.cron is None and options.every is None:
         return None
@@ -99,14 +96,14 @@ def schedule_of(options: argparse.Namespace) -> dict[str, Any] | None:
     return made
 
 
-def schedule(listed: Mapping[str, Any]) -> CronSchedule | IntervalSchedule:
+def schedule(listed: JsonFacts) -> CronSchedule | IntervalSchedule:
     """A schedule of prefect.yaml, in the form that the API takes."""
     if "cron" in listed:
         return CronSchedule(cron=listed["cron"], timezone=listed["timezone"])
     return IntervalSchedule(interval=timedelta(seconds=listed["interval"]), timezone=listed["timezone"])
 
 
-def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None) -> dict[str, Any]:
+def dataset_deployment(path: Path, when: JsonObject | None, keep: int | None) -> JsonObject:
     """A deployment that refreshes the dataset of a configuration file. ValueError names the mistakes in the file. A worker runs
     it in the checkout's directory: relative paths become absolute, as a build in this directory understands them.
     """
@@ -123,7 +120,7 @@ def dataset_deployment(path: Path, when: dict[str, Any] | None, keep: int | None
     }
 
 
-def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
+def run_form(flow: Flow[..., Any]) -> JsonObject:
     """The parameters of a flow as a JSON schema. The server refuses any other parameter before it creates a run."""
     schema = parameter_schema(flow).model_dump()
     schema["properties"].pop(OF_THE_COMMAND_LINE, None)
@@ -131,11 +128,11 @@ def run_form(flow: Flow[..., Any]) -> dict[str, Any]:
     return {**_with_plain_fields(schema), "definitions": models, "additionalProperties": False}
 
 
-def _with_plain_fields(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_plain_fields(schema: JsonObject) -> JsonObject:
     return {**schema, "properties": {name: _plain(field) for name, field in schema.get("properties", {}).items()}}
 
 
-def _plain(field: dict[str, Any]) -> dict[str, Any]:
+def _plain(field: JsonObject) -> JsonObject:
     """A field that is left empty rather than switched to None; a size as people write it; and what a group of fields holds by
     itself is reported by each of them.
     """
@@ -148,7 +145,7 @@ def _plain(field: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in field.items() if not (name == "default" and "$ref" in field)}
 
 
-def check_parameters(flow: Flow[..., Any], deployment: dict[str, Any]) -> None:
+def check_parameters(flow: Flow[..., Any], deployment: JsonObject) -> None:
     """ValueError for a deployment's parameters that its flow refuses. Those that prefect.yaml lists are an example for the form,
     and may be outside of the roots.
     """
@@ -166,7 +163,7 @@ def check_parameters(flow: Flow[..., Any], deployment: dict[str, Any]) -> None:
         disabled.disabled = was_disabled
 
 
-def register(client: SyncPrefectClient, deployment: dict[str, Any]) -> str:
+def register(client: SyncPrefectClient, deployment: JsonObject) -> str:
     """Create a deployment, or update the one of that name. Return FLOW/NAME, with remarks for people.
 
     Prefect's own command is not used: in this release ``prefect deploy --all`` ends after the first deployment (status 422, as it
@@ -206,10 +203,8 @@ def replace_waiting(client: SyncPrefectClient, deployment: DeploymentResponse) -
     itself replaces only those that are not due yet. One run is made for all that were due. Return how many were replaced.
     """
     right = [{**deployment.parameters, **(one.parameters or {})} for one in deployment.schedules] or [deployment.parameters]
-    waiting = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-    )
+    scheduled = {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
+    waiting = FlowRunFilter.model_validate(scheduled)
     replaced, was_due, seen = 0, False, 0
     while runs := client.read_flow_runs(flow_run_filter=waiting, sort=SORT, limit=RUNS_AT_ONCE, offset=seen):
         for run in runs:
@@ -226,7 +221,7 @@ def replace_waiting(client: SyncPrefectClient, deployment: DeploymentResponse) -
 
 
 def remarks(
-    there: DeploymentResponse | None, parameters: Mapping[str, Any], schedules: Sequence[DeploymentScheduleCreate]
+    there: DeploymentResponse | None, parameters: JsonFacts, schedules: Sequence[DeploymentScheduleCreate]
 ) -> Iterator[str]:
     """Remarks for people on the deployment that is *there*, before it is updated."""
     before, now = ((each.get("config") or {}).get("output") for each in (there.parameters if there else {}, parameters))
@@ -240,7 +235,7 @@ def remarks(
             yield from (f"next run {date:%Y-%m-%d %H:%M %Z}" for date in soon)
 
 
-def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[DeploymentSchedule]) -> list[DeploymentScheduleCreate]:
+def schedules_of(listed: Sequence[JsonFacts], there: Sequence[DeploymentSchedule]) -> list[DeploymentScheduleCreate]:
     """The schedules of a deployment: those *listed* by prefect.yaml or the command line, and of those that are *there* the ones
     that people have added. A paused schedule stays paused. An interval keeps its anchor date.
     """
@@ -258,11 +253,11 @@ def schedules_of(listed: Sequence[Mapping[str, Any]], there: Sequence[Deployment
     ]
 
 
-def _times(when: SCHEDULE_TYPES) -> dict[str, Any]:
+def _times(when: SCHEDULE_TYPES) -> JsonObject:
     return when.model_dump(exclude={"anchor_date"})
 
 
-def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -> None:
+def create_pools(client: SyncPrefectClient, deployments: list[JsonObject]) -> None:
     """Create the work pools of the deployments, of type process, or update them. Pools of other types are left alone."""
     for pool in {deployment["work_pool"]["name"]: deployment["work_pool"] for deployment in deployments}.values():
         template = process_template(pool["job_variables"]["env"], ENGINE if pool["name"] == POOLS["groups"] else None)
@@ -273,7 +268,7 @@ def create_pools(client: SyncPrefectClient, deployments: list[dict[str, Any]]) -
                 client.update_work_pool(pool["name"], WorkPoolUpdate(base_job_template=template))
 
 
-def process_template(env: Mapping[str, str], command: str | None = None) -> dict[str, Any]:
+def process_template(env: Mapping[str, str], command: str | None = None) -> JsonObject:
     """The base job template of a process pool. It has no variables for command and directory, and allows one environment only.
     So people who may create a run of a deployment cannot make the worker run something else, or read and write outside the
     operator's roots. Runs do not write to their worker's output: a pipe to a worker that was killed would end them.
@@ -290,7 +285,7 @@ def process_template(env: Mapping[str, str], command: str | None = None) -> dict
     }
 
 
-def _object_of(properties: dict[str, Any]) -> dict[str, Any]:
+def _object_of(properties: JsonObject) -> JsonObject:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
@@ -345,7 +340,7 @@ def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
         client.create_automation(automation)
 
 
-def wanted(options: argparse.Namespace) -> list[dict[str, Any]]:
+def wanted(options: argparse.Namespace) -> list[JsonObject]:
     """The deployments of prefect.yaml, and one for each dataset. ValueError if a configuration file or a time is wrong."""
     when = schedule_of(options)
     of_datasets = [dataset_deployment(path, when, options.keep) for path in options.datasets]
@@ -385,7 +380,7 @@ def missing_blocks(client: SyncPrefectClient, options: argparse.Namespace) -> di
     return missing
 
 
-def register_all(client: SyncPrefectClient, deployments: list[dict[str, Any]], notify: str | None, *, only: bool) -> list[str]:
+def register_all(client: SyncPrefectClient, deployments: list[JsonObject], notify: str | None, *, only: bool) -> list[str]:
     """Register deployments, their pools and the automations. *only*: take other datasets off. Return a line for each dataset, its
     next run in it.
     """
@@ -400,7 +395,7 @@ def register_all(client: SyncPrefectClient, deployments: list[dict[str, Any]], n
     for automation in automations:
         automate(client, automation)
     names = {deployment["name"] for deployment in deployments}
-    refreshes = FlowFilter(name=FlowFilterName(any_=[REFRESH]))
+    refreshes = FlowFilter.model_validate({"name": {"any_": [REFRESH]}})
     for there in client.read_deployments(flow_filter=refreshes, sort=DeploymentSort.NAME_ASC, limit=200):
         if there.name in names:
             if replaced := replace_waiting(client, there):

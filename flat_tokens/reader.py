@@ -18,6 +18,7 @@ from flat_tokens.array_types import Int32s, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import (
     EVERY_SPLIT,
     GROUPS,
@@ -317,7 +318,7 @@ class Dataset:
         return f"Dataset({self.store.url!r}: {counts})"
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonObject:
         """The manifest: the origin of the tokens, totals, digests. FileNotFoundError if the dataset has none; ValueError if it
         is not valid.
         """
@@ -372,7 +373,7 @@ def open(
         raise ValueError(f"cache is {cache!r} and cache_bytes {cache_bytes}: give both, the directory and its bound, or none")
     checked_bytes, read_ahead = at_least(1, "cache_bytes", cache_bytes or 1), at_least(0, "read_ahead", read_ahead)
     store, metadata = open_root(Store.at(path_or_url))
-    manifest: dict[str, Any] = {}
+    manifest: JsonObject = {}
     # Datasets with a manifest were written by this library. Local ones are checked in any case.
     if cache is not None and not store.is_local:
         if not (manifest := manifest_of(store)):
@@ -400,7 +401,7 @@ def open(
     return Dataset(store, train, validation, test)
 
 
-def open_root(root: Store) -> tuple[Store, dict[str, Any]]:
+def open_root(root: Store) -> tuple[Store, JsonObject]:
     """The version at a path, and the zarr metadata of its root group. FileNotFoundError, with what is there instead and the
     nearest dataset, if there is no dataset.
     """

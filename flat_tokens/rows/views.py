@@ -19,6 +19,7 @@ import numpy.typing as npt
 from flat_tokens.array_types import Int32s, Int64s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
+from flat_tokens.json_types import JsonObject
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows import frameworks
 from flat_tokens.rows.attention import Attention
@@ -199,7 +200,7 @@ class SplitView:
         rows = self._read_many(self._checked(indices))
         return rows if self._as_read else self._handed_out(rows)
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """The method of the split that makes this view, as ``rows``, and its arguments, for JSON; of a selection also a digest of
         the numbers of its documents.
         """
@@ -213,7 +214,7 @@ class SplitView:
             ends |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         raise NotImplementedError
 
     @property
@@ -349,7 +350,7 @@ class PackedView(SplitView):
     def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         return indices * self._stride, np.full(len(indices), self.length)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"rows": "packed", "length": self.length, "overlap": self.overlap}
 
     def _coverage(self) -> tuple[Covered, int | None, int]:
@@ -445,7 +446,7 @@ class DocumentsView(SplitView):
         self.tokens.loss_mask.gather(starts, lengths, mask.reshape(-1), row_starts)
         return MaskedDocumentTokens(encoded, lengths.astype(np.int32), mask != 0)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"rows": "documents", "max_length": self.max_length, "pad_id": self.pad_id}
 
     def _coverage(self) -> tuple[Covered, int | None, int]:
@@ -495,7 +496,7 @@ class BlocksView(SplitView):
     def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         return self.starts[indices], np.full(len(indices), self.length)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"rows": "blocks", "length": self.length}
 
     def _coverage(self) -> tuple[Covered, int | None, int]:

@@ -21,6 +21,7 @@ import numpy as np
 from flat_tokens import columns as kept
 from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.extras import pa
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
 from flat_tokens.steps.datatrove import Datatrove
@@ -53,9 +54,6 @@ COLUMN = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 MOST_REASONS = 64
 """Of a step that does not say its ``most_reasons``. A reason is a kind of documents, not a document."""
 
-Described = dict[str, Any]
-"""A step as manifests have it: ``use``, ``name``, ``version``, ``options``."""
-
 
 class _Open(NamedTuple):
     name: str
@@ -85,9 +83,11 @@ class Stepped(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps that are ready. ``described``: as manifests have them. ``gives_spans``: one of them says which characters count."""
+    """Steps that are ready. ``described``: as manifests have them, each ``use``, ``name``, ``version``, ``options``.
+    ``gives_spans``: one of them says which characters count.
+    """
 
-    described: tuple[Described, ...] = ()
+    described: tuple[JsonObject, ...] = ()
     _open: tuple[_Open, ...] = field(default=(), repr=False)
 
     @property
@@ -285,7 +285,7 @@ def _pairs(name: str, spans: pa.Array) -> list[list[tuple[int, int]] | None]:
     return found
 
 
-def open_steps(steps: Sequence[Mapping[str, Any]]) -> Steps:
+def open_steps(steps: Sequence[JsonFacts]) -> Steps:
     """Steps of which each has ``use`` and perhaps ``name``, ``options`` and ``version``.
 
     ValueError for a step that is not there, for options that it does not take, and where it is of another version.
@@ -299,7 +299,7 @@ def open_steps(steps: Sequence[Mapping[str, Any]]) -> Steps:
 
 @functools.lru_cache(32)
 def _opened(steps_json: str) -> Steps:
-    described, opened = list[Described](), list[_Open]()
+    described, opened = list[JsonObject](), list[_Open]()
     names = Counter[str]()
     for step in json.loads(steps_json):
         use, given, options, version = step["use"], step.get("name"), step.get("options") or {}, step.get("version")
@@ -331,7 +331,7 @@ def _check_columns(name: str, step: Step, before: Sequence[_Open]) -> None:
             raise ValueError(f"the column {column!r} is given twice, by step {name!r} the second time. Give it another name")
 
 
-def _made(use: str, options: Mapping[str, Any]) -> tuple[Step, str]:
+def _made(use: str, options: JsonFacts) -> tuple[Step, str]:
     """The step of that name with its options, and its version."""
     make, package = (SHIPPED[use], "") if use in SHIPPED else _installed(use)
     _check_options(use, make, options)
@@ -342,7 +342,7 @@ def _made(use: str, options: Mapping[str, Any]) -> tuple[Step, str]:
     return step, str(getattr(step, "version", package))
 
 
-def _check_options(use: str, make: MakeStep, options: Mapping[str, Any]) -> None:
+def _check_options(use: str, make: MakeStep, options: JsonFacts) -> None:
     """ValueError, with the nearest one, for an option that a step does not have, and for one that it needs."""
     parameters = inspect.signature(make).parameters
     takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.arguments import existing
 from flat_tokens.tools.terminal import plural, show, size, table
@@ -119,7 +120,7 @@ def held_text(held: Candidate | None, output: str) -> list[str]:
     ]
 
 
-def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) -> list[str]:
+def status_text(facts: JsonObject, latest: Version | None, now: datetime) -> list[str]:
     """The state of an output at the time *now*, for people."""
     refreshed = facts["last_refresh"] and datetime.fromisoformat(facts["last_refresh"])
     pinned = [f"{version} ({note})" if note else version for version, note in facts["pinned"].items()]
@@ -138,7 +139,7 @@ def status_text(facts: dict[str, Any], latest: Version | None, now: datetime) ->
     return [facts["output"], *table(rows, "<<")]
 
 
-def _unfinished(facts: dict[str, Any]) -> str:
+def _unfinished(facts: JsonObject) -> str:
     stored = f"{size(facts['unfinished_bytes'])} of builds that have not published"
     if facts["in_use"]:
         return stored
@@ -215,7 +216,7 @@ def run_forget(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.rest, *where])
 
 
-def run_text(run: tuple[str, dict[str, Any]]) -> str:
+def run_text(run: tuple[str, JsonObject]) -> str:
     """A sentence about what a run saw of documents, by the path of its ledger."""
     path, saw = run
     steps = f", in steps {saw['first_step']:,} to {saw['last_step']:,}" if saw["visits"] else ""
@@ -255,7 +256,7 @@ def run_rollback(options: argparse.Namespace) -> None:
     show(options, facts, [f"latest is now {now.version} (number {now.sequence}). It was {before}{withdrawn}."])
 
 
-def _tell(options: argparse.Namespace, facts: dict[str, Any]) -> None:
+def _tell(options: argparse.Namespace, facts: JsonObject) -> None:
     show(options, facts, [", ".join(f"{name} {value}" for name, value in facts.items())])
 
 

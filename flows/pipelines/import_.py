@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from flat_tokens.formats import Files
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
@@ -57,7 +57,7 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             layout, forgotten = layout_of(request, output.root), list_left_out(output.forgotten)
 
         rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
-        reuse: dict[str, Any] = {"parts": 0, "parts_reused": 0}
+        reuse: JsonObject = {"parts": 0, "parts_reused": 0}
         with publication(output, made_of, layout) as version:
             if target := version.target(
                 rule=rule, splits=splits_of(found.splits), token_arrays=token_arrays_of(found.splits.values())
@@ -118,10 +118,10 @@ def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, parts:
         )
 
 
-def imported_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
+def imported_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> JsonObject:
     """Totals of the documents of an import: how much text they were made of, nobody knows."""
 
-    def without_text(facts: dict[str, Any]) -> dict[str, Any]:
+    def without_text(facts: JsonObject) -> JsonObject:
         return {name: fact for name, fact in facts.items() if name != "text_bytes"}
 
     by_source = [without_text(one) for one in source_totals(made_of, parts)]

@@ -9,10 +9,10 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, TOKEN_BYTES
 from flat_tokens.rows.views import SplitView
@@ -174,7 +174,7 @@ def _train(
     texts: Iterator[str],
     seen: TextCounts,
     read_bytes: int,
-    trained_on: dict[str, Any],
+    trained_on: JsonObject,
     request: VocabularyRequest,
     to: str,
     seconds: dict[str, float],
@@ -201,7 +201,7 @@ def _train(
     return _result(_write_all(places, merges, training, request), was_done=False, seconds=seconds)
 
 
-def _places(to: str, trained_on: Mapping[str, Any], request: VocabularyRequest) -> dict[int, str]:
+def _places(to: str, trained_on: JsonFacts, request: VocabularyRequest) -> dict[int, str]:
     """The directory of each size. ValueError where two sizes have one."""
     places = {wanted: writable(place_of(to, str(trained_on["name"]), wanted)) for wanted in request.vocab_sizes}
     if len(set(places.values())) < len(places):
@@ -235,12 +235,12 @@ def _decodable(path: str, split: Split, tokenizer: str | None, trusted: bool, wa
     return corpus, vocabulary
 
 
-def _facts(corpus: Corpus, split: Split) -> dict[str, Any]:
+def _facts(corpus: Corpus, split: Split) -> JsonObject:
     """A split of a version, by the digest of its manifest."""
     digest = hashlib.sha256(read_record(corpus.store, MANIFEST)).hexdigest()
     name = corpus.manifest["provenance"].get("name")
     return {"name": name, "version": posixpath.basename(corpus.store.root), "manifest_sha256": digest, "split": split}
 
 
-def _sample(request: VocabularyRequest) -> dict[str, Any]:
+def _sample(request: VocabularyRequest) -> JsonObject:
     return {} if request.fraction == 1 else {"fraction": request.fraction, "seed": request.seed}

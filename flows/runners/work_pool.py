@@ -20,7 +20,7 @@ from uuid import UUID
 import httpx
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas import filters
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
@@ -376,7 +376,7 @@ class Groups:
         try:
             with get_client(sync_client=True) as client:
                 for start in range(0, len(ids), RUNS_AT_ONCE):
-                    some = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=ids[start : start + RUNS_AT_ONCE]))
+                    some = FlowRunFilter.model_validate({"id": {"any_": ids[start : start + RUNS_AT_ONCE]}})
                     runs = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
                     found |= {run.id: run.state for run in runs if run.state is not None}
         except _AWAY as error:
@@ -457,8 +457,7 @@ def cancel_runs(client: SyncPrefectClient, tag: str, but: Collection[UUID] = ())
     """Cancel the runs with a tag that have not ended, *but* for some, each once: a run that just ends may refuse."""
     known = set(but)
     alive = [kind for kind in StateType if kind not in {*ENDED, StateType.CANCELLING}]
-    state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=alive))
-    some = filters.FlowRunFilter(tags=filters.FlowRunFilterTags(all_=[tag]), state=state)
+    some = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": {"type": {"any_": alive}}})
     while True:
         found = client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort.ID_DESC, limit=RUNS_AT_ONCE)
         runs = {run.id for run in found} - known
