@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from flat_tokens.array_types import AnyArray
+
 ALIKE = 0.76
 """Names are alike from this ratio of difflib on: gpt5 is not gpt2."""
 
@@ -19,6 +21,15 @@ def whole_number(name: str, value: Any) -> int:
         return index(value)
     except TypeError as error:
         raise TypeError(f"{name} is {value!r}, but it is a whole number") from error
+
+
+def whole_numbers(what: str, values: AnyArray) -> AnyArray:
+    """Whole numbers in one dimension, of any integer type. TypeError, which begins with *what*, for anything else."""
+    values = values if values.size else values.astype(np.int64)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        also = ": of a mask, take numpy.flatnonzero" if values.dtype == bool else ""
+        raise TypeError(f"{what} int64[n], but these are {values.dtype}{list(values.shape)}{also}")
+    return values
 
 
 def digits(text: object) -> int | None:

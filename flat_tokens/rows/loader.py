@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from flat_tokens.array_types import Int64s
 from flat_tokens.extras import extra
-from flat_tokens.options import at_least, true_or_false, whole_number
+from flat_tokens.options import at_least, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
 from flat_tokens.rows.orders import Order, ReferenceOrder, epochs_of, stream_of
 
@@ -46,10 +46,7 @@ Asked: TypeAlias = SupportsIndex | Sequence[int] | npt.NDArray[np.integer]
 
 def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Int64s:
     """Numbers of rows: int64[n]. TypeError for others than whole ones, IndexError if one is not below *count*."""
-    if rows.size == 0:
-        rows = rows.astype(np.int64)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise TypeError(f"row numbers are int64[n], but these are {rows.dtype}{list(rows.shape)}")
+    rows = whole_numbers("row numbers are", rows)
     if (outside := np.flatnonzero((rows < 0) | (rows >= count))).size:
         raise IndexError(f"there is no row {rows[outside[0]]}; there are {count}")
     return rows.astype(np.int64)

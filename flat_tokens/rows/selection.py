@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from flat_tokens.array_types import AnyArray, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
+from flat_tokens.options import whole_numbers
 from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
@@ -52,11 +53,7 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
 
 
 def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
-    if indices.size == 0:
-        indices = indices.astype(np.int64)
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        also = ": of a mask, take numpy.flatnonzero" if indices.dtype == bool else ""
-        raise TypeError(f"indices are whole numbers, int64[n], but these are {indices.dtype}{list(indices.shape)}{also}")
+    indices = whole_numbers("indices are whole numbers,", indices)
     if (outside := np.flatnonzero((indices < 0) | (indices >= tokens.seq_count))).size:
         raise IndexError(f"{tokens.store.url}: there is no sequence {indices[outside[0]]}; there are {tokens.seq_count}")
     return np.array(indices, np.int64)

@@ -20,7 +20,7 @@ from flat_tokens.array_types import Int32s, Int64s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.json_types import JsonObject
-from flat_tokens.options import one_of, whole_number
+from flat_tokens.options import one_of, whole_number, whole_numbers
 from flat_tokens.rows import frameworks
 from flat_tokens.rows.attention import Attention
 from flat_tokens.rows.fill import Covered, Fill, fill_of
@@ -268,11 +268,7 @@ class SplitView:
         raise NotImplementedError
 
     def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Int64s:
-        rows = np.asarray(indices)
-        if rows.size == 0:
-            rows = rows.astype(np.int64)
-        if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise TypeError(f"row numbers are int64[n], but these are {rows.dtype}{list(rows.shape)}")
+        rows = whole_numbers("row numbers are", np.asarray(indices))
         if rows.size and not (-self._count <= int(rows.min()) and int(rows.max()) < self._count):
             raise IndexError(self._no_row(int(rows.min() if int(rows.max()) < self._count else rows.max())))
         rows = rows.astype(np.int64)
