@@ -247,11 +247,6 @@ def stored_shards(root: Store) -> list[str]:
     return [key for key in names_of(root, paths.CACHE) if SHARD_KEY.fullmatch(key)]
 
 
-def attempts_left(root: Store) -> list[str]:
-    """Names of the attempts that have unfinished objects at an output, which is local then."""
-    return list(names_of(root, paths.UNFINISHED)) if root.is_local else []
-
-
 def has_unfinished(root: Store) -> bool:
     """Whether there is a directory of unfinished objects, which may be empty: a process was killed when it had made it."""
     return root.is_local and root.exists(paths.UNFINISHED)
@@ -259,7 +254,7 @@ def has_unfinished(root: Store) -> bool:
 
 def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
     """Unfinished objects of earlier attempts that no receipt of *shards* names."""
-    attempts, needed = attempts_left(root), set[str]()
+    attempts, needed = list(names_of(root, paths.UNFINISHED)) if root.is_local else [], set[str]()
     for key in shards if attempts else ():
         with contextlib.suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
             unfinished = read_receipt(read_record(root, receipt_key(key))).unfinished

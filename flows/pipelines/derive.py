@@ -177,9 +177,8 @@ def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | No
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:
     """Bytes that are read to count documents, several times for a sample by count, and tokens where keys are made of them."""
-    by_count = isinstance(request.operation, Subset) and request.operation.count is not None
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
-    times = HASH_DIGITS + 2 if by_count else 1
+    times = 1 if getattr(request.operation, "count", None) is None else HASH_DIGITS + 2
     return times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens
 
 

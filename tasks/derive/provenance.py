@@ -11,7 +11,7 @@ from flat_tokens.columns import common
 from flat_tokens.manifest import splits_of
 from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
-from tasks.derive.inputs import Input
+from tasks.derive.inputs import Input, splits_in
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.provenance import Provenance, card_head, card_sources, card_tokenizer, counts_text
 
@@ -30,6 +30,9 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str
     that is named does not exist.
     """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
+    chosen = {getattr(request.operation, name, None) for name in ("split", "drop")} - {None, *(splits := splits_in(inputs))}
+    if chosen:
+        raise ValueError(f"there is no split {chosen.pop()!r}; there are {', '.join(splits)}")
     if isinstance(request.operation, Subset):
         if unknown := sorted(set(request.operation.sources or ()) - set(names)):
             raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")

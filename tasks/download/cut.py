@@ -49,7 +49,7 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, w
     with parquet_footer_only(found, Path(workspace.scratch)) as glimpse, naming(sources, found.source), named_errors(found.uri):
         file = with_partitions(glimpse or _fetch(found, sources, workspace), sources[found.source])
         cuts = cuts_of(file, sources[found.source], slice_bytes)
-    return CutFile(_bare(file) if glimpse else file, cuts)
+    return CutFile(file._replace(location="", stamp=()) if glimpse else file, cuts)
 
 
 def _cut_small(
@@ -75,11 +75,6 @@ def _fetch(found: FoundFile, sources: tuple[Source, ...], workspace: Workspace) 
 def _hub_cache(workspace: Workspace) -> Path | None:
     """Where files of the hub go, if not to the user's cache: the scratch directory, where that goes with the attempt."""
     return Path(workspace.scratch) / "hub" if workspace.scratch == workspace.staging else None
-
-
-def _bare(file: SourceFile) -> SourceFile:
-    """The facts of a file without its place on this machine."""
-    return file._replace(location="", stamp=())
 
 
 _fetching: defaultdict[tuple[Any, ...], threading.Lock] = defaultdict(threading.Lock)

@@ -63,7 +63,8 @@ def provenance(
         documents={
             **config.documents.recorded(),
             **({"signatures": EDITION} if config.documents.near_duplicates else {}),
-            **(_of_slices(config, has_runs) if config.documents.compares else {}),
+            # What decides the slices of a version that has a list of the copies of each.
+            **({"slice_bytes": config.slice_bytes, **({"runs": True} if has_runs else {})} if config.documents.compares else {}),
         },
         split=config.split_facts,
     )
@@ -72,11 +73,6 @@ def provenance(
 def _facts_of(file: SourceFile) -> dict[str, Any]:
     facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
     return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
-
-
-def _of_slices(config: BuildConfig, has_runs: bool) -> dict[str, Any]:
-    """The settings that decide the slices of a version: it has a list of the copies of each."""
-    return {"slice_bytes": config.slice_bytes, **({"runs": True} if has_runs else {})}
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:

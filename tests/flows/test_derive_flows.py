@@ -108,6 +108,7 @@ def test_commands_export_and_import(datasets: tuple[str, str], tmp_path: Path, t
     [
         (["relayout", "A", "http://host/x", "--layout", "mmap"], "output: nothing can be written to http"),
         (["export", "A", "OUT", "--to", "nanogpt"], "nanogpt"),
+        (["shuffle", "A", "OUT", "--split", "test"], "there is no split 'test'; there are train, validation"),
         (["import", "A", "OUT"], "is a flat-tokens dataset already"),
     ],
 )
