@@ -24,6 +24,7 @@ from tests.benchmarks.page import Section, page, rendered, title_of
 TABLES = (
     "build",
     "shapes",
+    "tables",
     "features",
     "peers",
     "refresh",
