@@ -144,6 +144,14 @@ class TextPlace(Model):
         None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
     )
     hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
+    text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
+    name: GivenName = Field("source", description="A name for people and the manifest")
+    format: Literal["auto", FileFormat, TableFormat] = Field("auto", description="auto: told from the content")
+    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
+    delimiter: Delimiter | None = Field(
+        None,
+        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
+    )
     table: Unsigned | None = Field(
         None,
         min_length=1,
@@ -154,14 +162,6 @@ class TextPlace(Model):
     )
     catalog: Unsigned | None = Field(
         None, min_length=1, description="Iceberg: a catalog of pyiceberg's settings, or its URL: http, https or sqlite:///PATH"
-    )
-    text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
-    name: GivenName = Field("source", description="A name for people and the manifest")
-    format: Literal["auto", FileFormat, TableFormat] = Field("auto", description="auto: told from the content")
-    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
-    delimiter: Delimiter | None = Field(
-        None,
-        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
     )
 
     @model_validator(mode="after")

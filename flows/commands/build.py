@@ -398,6 +398,7 @@ def plan_text(made: Plan) -> list[str]:
     return [
         f"  version    {made.version or 'not known before every file has been read'}"
         + (" (published: a build has nothing to do)" if made.is_published else ""),
+        *(f"  source     {name}: {revision}" for name, revision in made.pinned.items()),
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
         *([f"  steps      {_losses_text(made)}"] if made.losses else []),

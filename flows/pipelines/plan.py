@@ -68,7 +68,7 @@ class Loss(Model):
 class Plan(Model):
     """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
     ``losses``: of each step, in a sample of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these
-    estimates; ``untold``: the facts of gates of which a sample says nothing.
+    estimates; ``untold``: the facts of gates of which a sample says nothing. ``pinned``: sources with a revision, and which.
     """
 
     version: str | None
@@ -98,6 +98,7 @@ class Plan(Model):
     losses: tuple[Loss, ...]
     findings: tuple[Finding, ...] = ()
     untold: tuple[str, ...] = ()
+    pinned: dict[str, str] = Field({})
 
 
 def plan(config: BuildConfig) -> Plan:
@@ -166,6 +167,9 @@ def plan(config: BuildConfig) -> Plan:
         losses=losses_of(recipe, forecast.sampled),
         findings=findings,
         untold=untold,
+        pinned={
+            source.name: f"{of.origin} at {of.revision}" for source, of in zip(config.sources, pinned, strict=True) if of.revision
+        },
     )
 
 

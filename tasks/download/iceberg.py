@@ -28,12 +28,6 @@ class StoreInput:
         self.location = location
         self._store = Store.at(readable(location))
 
-    def __len__(self) -> int:
-        return self._store.size("")
-
-    def exists(self) -> bool:
-        return self._store.exists("")
-
     def open(self, seekable: bool = True) -> BinaryIO:
         return self._store.open("")
 
@@ -135,19 +129,18 @@ def _opened(place: str) -> Any:
 
 def _snapshot(table: Any, version: str | int | None, what: str) -> Any:
     """The snapshot of an id, a branch or a tag; the current one without any. TableError if there is none."""
-    number = str(version) if str(version).isdecimal() else None
-    if version in (None, "latest"):
+    name = str(version or "latest")
+    if name == "latest":
         found = table.current_snapshot()
     else:
-        found = table.snapshot_by_id(int(number)) if number else table.snapshot_by_name(str(version))
-    if found is not None:
-        return found
-    there = ", ".join(str(one.snapshot_id) for one in table.snapshots()[-5:]) or "none"
-    names = ", ".join(sorted(table.refs())) or "none"
-    raise TableError(
-        f"{what} has no snapshot, branch or tag {version or 'latest'}, or it expired. Its last snapshots: {there}; branches and "
-        f"tags: {names}. Set source.version to one of them."
-    )
+        found = table.snapshot_by_id(int(name)) if name.isdecimal() else table.snapshot_by_name(name)
+    if found is None:
+        there = [one.snapshot_id for one in table.snapshots()[-5:]]
+        raise TableError(
+            f"{what} has no snapshot, branch or tag {name}, or it expired. There are {there} and {sorted(table.refs())}. Set "
+            "source.version to one of them."
+        )
+    return found
 
 
 def _schema_of(table: Any, snapshot: Any) -> Any:

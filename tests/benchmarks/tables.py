@@ -1,8 +1,8 @@
 """A Delta table of 20,000 files.
 
-A [table](../tables.md) of as many data files, each of one row of 4 kB, cl100k_base: a build, a refresh that finds nothing new, and
-one after 20 files were appended. The same files as a directory, by `path`, for comparison. Wall time, processor time (user and
-system), peak memory, and the most files and directories that the output had; median of the rounds.
+A [table](../tables.md) of as many data files, each of one row of 4 kB, cl100k_base: a build, a refresh that finds nothing new,
+and one after 20 files were appended. The same files as a directory, by `path`, for comparison. Wall time, processor time (user
+and system), peak memory, and the most files and directories that the output had; median of the rounds.
 """
 
 from __future__ import annotations

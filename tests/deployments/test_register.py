@@ -168,7 +168,18 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
     assert fields["BuildConfig.runner"]["enum"] == ["threads", "groups", "ray"]
     assert fields["BuildConfig.verify_level"]["enum"] == ["quick", "full"]
     assert fields["DocumentPolicy.on_bad"]["enum"] == ["error", "skip", "replace"]
-    assert fields["Source.format"]["enum"] == ["auto", "parquet", "jsonl", "text", "arrow", "csv", "warc", "tar"]
+    assert fields["Source.format"]["enum"] == [
+        "auto",
+        "parquet",
+        "jsonl",
+        "text",
+        "arrow",
+        "csv",
+        "warc",
+        "tar",
+        "delta",
+        "iceberg",
+    ]
     assert (fields["BuildConfig.validation_fraction"]["minimum"], fields["BuildConfig.validation_fraction"]["maximum"]) == (0, 1)
     workers = {"minimum": 1, "maximum": 256, "type": "integer", "title": "Workers"}  # empty, not switched to None
     assert {name: value for name, value in fields["BuildConfig.workers"].items() if name != "description"} == workers

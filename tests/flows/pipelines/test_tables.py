@@ -19,8 +19,9 @@ import flat_tokens
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
+from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult
-from tasks.config import Source
+from tasks.config import BuildConfig, Source
 from tasks.download import iceberg
 from tasks.download.sources import resolve_source
 from tests.faults.support import Settings, build_here, refresh_here
@@ -103,6 +104,7 @@ def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path,
         assert made_from_nothing(again, options, tmp_path)
     source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
     assert (source["from"], source["revision"]) == ("local files (tab) (Delta table)", str(delta(place).version()))
+    assert plan(BuildConfig.model_validate(options)).pinned == {"web": f"local files (tab) (Delta table) at {source['revision']}"}
     old = build_here({**settings(tmp_path, place, version=0), "output": str(tmp_path / "old")})
     assert documents(old.path) == [tuple(row.values())[1:] for row in rows(0, 5).to_pylist()]
 
@@ -319,11 +321,14 @@ def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path: Path, bucket: 
 class Written(iceberg.StoreInput):
     """A file that pyiceberg writes to a store."""
 
+    def __len__(self) -> int:
+        return self._store.size("")
+
     def create(self, overwrite: bool = False) -> Any:
         return self._store.fs.open(self._store.root, "wb")
 
     def to_input_file(self) -> iceberg.StoreInput:
-        return iceberg.StoreInput(self.location)
+        return Written(self.location)
 
 
 def test_a_table_that_cannot_be_read_is_refused_with_its_version(
@@ -353,7 +358,11 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
         refused("version 1 has no column 'url'; it has 'id', 'text', 'lang', 'n'", keep_columns=["url"])
         refused("empty has neither _delta_log nor metadata/version-hint.text", table=str(tmp_path / "empty"))
         refused("Delta table .*/empty is not there: there is no log in", table=str(tmp_path / "empty"), format="delta")
-        refused("Iceberg table texts.web of catalog .* has no snapshot, branch or tag 12, .*tags: main", **web, version=12)
+        refused(
+            "Iceberg table texts.web of catalog .* has no snapshot, branch or tag 12, or it expired. There are .*'main'",
+            **web,
+            version=12,
+        )
         refused(f"Iceberg table texts.web of catalog .*, version {old} cannot be read: No such file", **web, version=old)
         refused("Iceberg table texts.none of catalog .*Table does not exist", table="texts.none", catalog=sql)
         refused("there is no file .*/none.db", table="texts.web", catalog=f"sqlite:///{tmp_path}/none.db")
