@@ -110,20 +110,6 @@ def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
 
 
-@pytest.mark.slow
-def test_the_flow_makes_the_same_bytes_as_threads_alone_and_stores_no_results(tmp_path: Path) -> None:
-
-    watched = build_dataset(config(tmp_path / "watched", slice_bytes=10_000))
-    with Threads(2) as runner:
-        alone = build(config(tmp_path / "alone"), runner)
-    assert watched.version == alone.version
-    manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
-    assert manifests[0] == manifests[1]
-    for path in (tmp_path / "watched" / "_cache").rglob("*"):
-        if path.suffix == ".json":
-            assert "serializer" not in json.loads(path.read_text())
-
-
 def test_bad_input_fails_the_run_with_its_own_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no column 'body'"):
         build_dataset(config(tmp_path / "out", sources=[{"path": str(DEMO / "stories.parquet"), "text_column": "body"}]))
@@ -158,6 +144,7 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: P
     assert watched.slices == alone.slices == 100
     manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
     assert manifests[0] == manifests[1]
+    assert not any("serializer" in json.loads(path.read_text()) for path in (tmp_path / "watched" / "_cache").rglob("*.json"))
 
     seen = task_runs("build small with bytes")
     tokenized = [name for name in seen if name.startswith("tokenize ")]
