@@ -14,6 +14,7 @@ import numpy as np
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES, VERSIONS, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
@@ -101,7 +102,7 @@ def listed_in(request: DeriveRequest) -> Listed | None:
     return None if request.operation.id_list is None else read_ids(request.operation.id_list)
 
 
-def settings_of(request: DeriveRequest, listed: Listed | None) -> dict[str, Any]:
+def settings_of(request: DeriveRequest, listed: Listed | None) -> JsonObject:
     """The settings of an operation that its result depends on: instead of a list's place, its content."""
     settings = request.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
     return {"operation": request.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
@@ -258,7 +259,7 @@ def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner) -> dict[Split, 
 
 def derived_totals(
     made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Totals of the documents of a derived dataset."""
     skipped: Counter[str] = Counter()
     by_source = np.zeros((len(made_of.sources), 2), np.int64)

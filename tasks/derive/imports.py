@@ -8,7 +8,6 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
+from flat_tokens.json_types import JsonObject
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
 from flat_tokens.stores.store import Store, StoredObject
@@ -49,7 +49,7 @@ class ImportPart(Model):
 
     path: Location
     format: str
-    options: dict[str, Any]
+    options: JsonObject
     content: str
     tokenizer: str | None
     split: SplitName
@@ -75,7 +75,7 @@ class ImportPart(Model):
         }
 
 
-def open_import(path: str, format: str | None, options: dict[str, Any]) -> Opened:
+def open_import(path: str, format: str | None, options: JsonObject) -> Opened:
     """Open the files at a path. ValueError where they are a dataset already."""
     format = format or (open_any(path).format if options else None)
     opened = open_any(path, format, options_of(format, options) if format and options else None)
@@ -103,7 +103,7 @@ def parts_of(
     """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each. *forgotten*: the digest of
     the output's list.
     """
-    part: dict[str, Any] = {"path": request.path, "format": opened.format, "options": request.options, "tokenizer": tokenizer}
+    part: JsonObject = {"path": request.path, "format": opened.format, "options": request.options, "tokenizer": tokenizer}
     part["forgotten"] = forgotten
     part["content"] = imported_content(stored)
     parts = []

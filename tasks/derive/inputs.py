@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +15,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import MANIFEST, SplitName, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record
@@ -48,10 +48,10 @@ class Input(Model):
     manifest_sha256: str | None = None
     digest: str
     layout: LayoutName | None = None
-    tokenizer: dict[str, Any] = Field({})
-    documents: dict[str, Any] | None = None
-    split: dict[str, Any] | None = None
-    sources: tuple[dict[str, Any], ...]
+    tokenizer: JsonObject = Field({})
+    documents: JsonObject | None = None
+    split: JsonObject | None = None
+    sources: tuple[JsonObject, ...]
     text_bytes: int | None = None
     seq_counts: dict[SplitName, int]
     token_counts: dict[SplitName, int]
@@ -64,7 +64,7 @@ class Input(Model):
     def label(self) -> str:
         return f"{self.name} ({self.version or self.digest[:16]})"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The input as the derived manifest records it, without its location."""
         named = self.model_dump(include={"name", "version", "manifest_sha256", "digest", "tokenizer"})
         return {**named, "seq_counts": self.seq_counts, "token_counts": self.token_counts}
@@ -88,7 +88,7 @@ def examine(path_or_url: str) -> Input:
     )
 
 
-def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: dict[str, Any]) -> dict[str, Any]:
+def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: JsonObject) -> JsonObject:
     made_of = manifest["provenance"]
     tokenizer = made_of.get("tokenizer") or {}
     digest = hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
@@ -117,7 +117,7 @@ def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: di
     }
 
 
-def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> dict[str, Any]:
+def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> JsonObject:
     stored = {split: sorted((store / split).listing()) for split in splits}
     meter.expect(bytes_to_check(store) + sum(size for mine in stored.values() for _, size in mine))
     for split in splits.values():
@@ -143,7 +143,7 @@ def _has_documents(store: Store, splits: Iterable[SplitName]) -> bool:
         return False
 
 
-def _as_source(name: str, stored: dict[SplitName, list[StoredObject]]) -> dict[str, Any]:
+def _as_source(name: str, stored: dict[SplitName, list[StoredObject]]) -> JsonObject:
     """A dataset without record of its documents, as a source: each split a file, each sequence a row."""
     files = [
         {"name": split, "size": sum(one.size for one in mine), "sha256": digest_of(*map(list, sorted(mine))), "split": split}
@@ -162,7 +162,7 @@ def splits_in(inputs: Sequence[Input]) -> tuple[SplitName, ...]:
     return splits_of({split: True for one in inputs for split in one.seq_counts})
 
 
-def token_bytes_of(tokenizer: dict[str, Any], inputs: Sequence[Input]) -> TokenBytes | None:
+def token_bytes_of(tokenizer: JsonObject, inputs: Sequence[Input]) -> TokenBytes | None:
     """The bytes of the ids of a derived dataset's tokenizer, from the first input that has them. None if none has."""
     for one in inputs:
         if one.tokenizer and one.tokenizer["digest"] == tokenizer.get("digest"):
@@ -172,7 +172,7 @@ def token_bytes_of(tokenizer: dict[str, Any], inputs: Sequence[Input]) -> TokenB
     return None
 
 
-def settings_of_sources(inputs: Sequence[Input]) -> dict[str, Any]:
+def settings_of_sources(inputs: Sequence[Input]) -> JsonObject:
     """Where the sources of inputs lay when they were built, for tools that show a text, and their tokenizer, where recorded."""
     runs = [run_of(open_corpus(one.location)) if one.has_documents else None for one in inputs]
     paths: list[str | None] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import common
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import splits_of
 from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
@@ -21,11 +22,11 @@ logger = logging.getLogger(__name__)
 class Derived(Provenance):
     """The provenance of a version made of other datasets."""
 
-    operation: dict[str, Any]
-    inputs: tuple[dict[str, Any], ...]
+    operation: JsonObject
+    inputs: tuple[JsonObject, ...]
 
 
-def derived(request: DeriveRequest, inputs: Sequence[Input], operation: dict[str, Any]) -> Derived:
+def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObject) -> Derived:
     """The provenance of a version made of *inputs*. ValueError where tokenizers differ, or a source or column
     that is named does not exist.
     """
@@ -68,12 +69,12 @@ def kept_columns(inputs: Sequence[Input]) -> dict[str, str]:
     return kinds
 
 
-def _common(several: list[dict[str, Any] | None]) -> dict[str, Any]:
+def _common(several: list[JsonObject | None]) -> JsonObject:
     """The value that all inputs share; empty where they differ."""
     return several[0] if several[0] is not None and all(one == several[0] for one in several) else {}
 
 
-def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> dict[str, Any]:
+def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> JsonObject:
     """The tokenizer of all inputs; one without a name where none is recorded, or where they differ. ValueError, naming two
     inputs, where they differ or some are not recorded, unless the operation allows it.
     """
@@ -97,10 +98,10 @@ def _tokenizer_of(one: Input) -> str:
     return f"{one.location} has tokens of {one.tokenizer.get('name') or 'a tokenizer'} (digest {one.tokenizer['digest'][:12]})"
 
 
-def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
+def merged_sources(inputs: Sequence[Input]) -> list[JsonObject]:
     """All inputs' sources, in order. One whose name is taken gets the first free ``name-2`` ..., logged, and ``renamed_from``."""
     taken = {source["name"] for one in inputs for source in one.sources}
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, JsonObject] = {}
     for of, source in ((one, source) for one in inputs for source in one.sources):
         former, number = source["name"], 1
         name = former
@@ -113,7 +114,7 @@ def merged_sources(inputs: Sequence[Input]) -> list[dict[str, Any]]:
     return list(sources.values())
 
 
-def card(made_of: Derived, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
+def card(made_of: Derived, layout: LayoutName, totals: JsonObject, version: str) -> str:
     """The dataset card."""
     documents, splits = totals["documents"], splits_of(totals)
     settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")

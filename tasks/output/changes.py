@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName, compare_files
 from flat_tokens.tools.terminal import markdown, plural, source_called
 from tasks.models import Model
@@ -96,7 +97,7 @@ class Changes(Model):
         return ", ".join([*parts, *self.settings]) or "nothing changed"
 
 
-def changes_between(before: str | None, old: dict[str, Any] | None, after: str, new: dict[str, Any]) -> Changes:
+def changes_between(before: str | None, old: JsonObject | None, after: str, new: JsonObject) -> Changes:
     """Compare two manifests; *old* is None if there was no version."""
     then = {source["name"]: source for source in sources_of(old["provenance"])} if old else {}
     now = {source["name"]: source for source in sources_of(new["provenance"])}
@@ -114,17 +115,17 @@ def changes_between(before: str | None, old: dict[str, Any] | None, after: str, 
     return Changes(before=before, after=after, files=tuple(files), sources=tuple(sources), settings=settings)
 
 
-def sources_of(made_of: dict[str, Any]) -> list[dict[str, Any]]:
+def sources_of(made_of: JsonObject) -> list[JsonObject]:
     """The sources in the provenance of a manifest. A dataset of another writer may have none."""
     return made_of.get("sources") or []
 
 
-def digests_of(source: dict[str, Any] | None) -> dict[str, str]:
+def digests_of(source: JsonObject | None) -> dict[str, str]:
     """The content of each file of a manifest's source, by its name."""
     return {file["name"]: file["sha256"] for file in source.get("files", ())} if source else {}
 
 
-def _counted(manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _counted(manifest: JsonObject | None) -> dict[str, JsonObject]:
     by_source = (manifest["totals"].get("documents") or {}).get("by_source") or [] if manifest else []
     return {counts["name"]: counts for counts in by_source}
 
@@ -144,7 +145,7 @@ def file_changes(source: str, then: dict[str, str], now: dict[str, str]) -> Iter
         yield FileChange(source=source, name=name, kind=kind, sha256=sha256, former_sha256=before, former_name=former.get(name))
 
 
-def _settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+def _settings(old: JsonObject, new: JsonObject) -> Iterator[str]:
     """All other differences as sentences: revision, tokenizer, policy, split, columns, layout."""
     was, now = old["provenance"], new["provenance"]
     earlier = {source["name"]: source for source in sources_of(was)}

@@ -11,11 +11,12 @@ import platform
 import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from flat_tokens.checker import verify
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import check_name, read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate
@@ -159,7 +160,7 @@ def rename(root: Store, mapping: Mapping[str, str], moved_from: int | None) -> N
 
     def renamed(candidate: Candidate) -> Candidate:
         version = mapping.get(candidate.version, candidate.version)
-        facts: dict[str, Any] = {"before": mapping.get(candidate.before or "", candidate.before)}
+        facts: JsonObject = {"before": mapping.get(candidate.before or "", candidate.before)}
         if version != candidate.version and is_dataset(root, version):
             totals = read_manifest(version_store(root, version))["totals"]
             facts |= {"version": version, "manifest_sha256": manifest_digest(root, version)}
@@ -323,10 +324,10 @@ def record_decision(root: Store, held: HeldVersions) -> None:
 def record(root: Store, decided: Candidate, pointer: Pointer) -> None:
     """Record a decision among the runs and, last, in the history. Done again, it is there once."""
     assert decided.decision is not None
-    counts: dict[str, Any] = dict.fromkeys(("added", "removed", "changed", "moved"))
+    counts: JsonObject = dict.fromkeys(("added", "removed", "changed", "moved"))
     if decided.changes is not None:
         counts = decided.changes.model_dump(include={*counts})
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "at": datetime.now(UTC).isoformat(),
         "host": platform.node(),
         "version": decided.version,

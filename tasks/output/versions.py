@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import MANIFEST, check_name, read_manifest, splits_of
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
@@ -74,7 +75,7 @@ class Origin(Model):
 
     at: datetime
     looked_up: datetime | None = None
-    config: dict[str, Any]
+    config: JsonObject
 
 
 class OriginFiles(Origin):
@@ -169,7 +170,7 @@ def describe(root: Store, store: Store, pointer: Pointer, held: HeldVersions) ->
     )
 
 
-def changed_at(info: dict[str, Any]) -> datetime | None:
+def changed_at(info: JsonObject) -> datetime | None:
     """When an object was last written, as its store says it."""
     for name in ("LastModified", "mtime", "updated", "created"):
         value = info.get(name)
@@ -306,7 +307,7 @@ def remember_origin(
         root.put(origin_key(version), record)
 
 
-def _as_found(file: FoundFile) -> dict[str, Any]:
+def _as_found(file: FoundFile) -> JsonObject:
     """A file of a source as an origin has it: without its stamp, which says nothing elsewhere."""
     facts = file._asdict()
     del facts["stamp"]

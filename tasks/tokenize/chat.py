@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.store import file_at
 from flat_tokens.text.rows import BOUNDARY
 from flat_tokens.vocabulary import beside
@@ -46,9 +47,9 @@ class Chat(Model):
     edition: Literal[2] = Field(2, description="Raised when the same conversation would get other tokens or another mask")
 
     @model_serializer(mode="wrap")
-    def without_usual_settings(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def without_usual_settings(self, dump: SerializerFunctionWrapHandler) -> JsonObject:
         """The facts of keys, which are what they were before there were these settings."""
-        found: dict[str, Any] = dump(self)
+        found: JsonObject = dump(self)
         unset = {name for name in ("messages", "tools", "count") if not getattr(self, name)}
         return {name: value for name, value in found.items() if name not in unset}
 

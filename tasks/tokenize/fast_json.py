@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet
 
 MAX_ID = 1 << 24
@@ -40,7 +41,7 @@ DEEPSEEK = (
 """Patterns that it has by heart where they split in order. They tell symbols from unassigned characters."""
 
 
-def _split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
+def _split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> JsonObject:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
 
 
@@ -52,14 +53,14 @@ _METASPACES = [
     for scheme in ("first", "always", "never")
     for split in (False, True)
 ]
-BYTE_LEVEL: list[list[dict[str, Any]]] = [
+BYTE_LEVEL: list[list[JsonObject]] = [
     [{**_BYTES, "use_regex": True}],
     [{**_BYTES, "use_regex": True, "add_prefix_space": True}],
     *[[_split(pattern, *how), _BYTES] for pattern in PATTERNS for how in (("Isolated", False), ("Removed", True))],
     [*map(_split, DEEPSEEK), _BYTES],
 ]
 """Pre-tokenizers after which each character of a vocabulary is a byte."""
-WITH_SPACES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+WITH_SPACES: list[tuple[list[JsonObject], list[JsonObject]]] = [
     ([_PREFIX, _SPACES], []),  # Llama 2
     ([_SPACES], []),
     ([_SPACES], [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]),  # Gemma
@@ -155,10 +156,10 @@ def fast_definition(of: TokenizerJson) -> FastDefinition:
     )
 
 
-def _steps(part: Any) -> list[dict[str, Any]]:
+def _steps(part: Any) -> list[JsonObject]:
     """The steps of a loaded normalizer or pre-tokenizer, in order; ``trim_offsets``, which changes no token, is always true."""
 
-    def flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def flat(step: JsonObject) -> Iterator[JsonObject]:
         if step["type"] == "Sequence":
             for inner in step.get("normalizers") or step.get("pretokenizers") or []:
                 yield from flat(inner)
@@ -168,18 +169,18 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     return [] if part is None else list(flat(json.loads(part.__getstate__())))
 
 
-def _sequence(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _sequence(steps: list[JsonObject]) -> JsonObject | None:
     return {"type": "Sequence", "pretokenizers": steps} if steps else None
 
 
-def _shown(steps: list[dict[str, Any]]) -> str:
+def _shown(steps: list[JsonObject]) -> str:
     """Steps for people to read, shortened."""
     texts = (f"{step['type']}({', '.join(f'{key}={value!r}' for key, value in step.items() if key != 'type')})" for step in steps)
     text = " + ".join(texts) or "none"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _model(of: TokenizerJson) -> dict[str, Any]:
+def _model(of: TokenizerJson) -> JsonObject:
     """The model, with the options that may matter as they were loaded. NotKnownError where it has others."""
     model, listed = of.tokenizer.model, of.definition["model"]
     if type(model).__name__ != "BPE":
@@ -206,7 +207,7 @@ def _model(of: TokenizerJson) -> dict[str, Any]:
 
 def _check_post_processor(part: Any) -> None:
     """Refuse one that does more than to add special tokens, for which it is not asked."""
-    state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
+    state: JsonObject = {} if part is None else json.loads(part.__getstate__())
     for step in state.get("processors", [state] if state else []):
         of_text = [piece["Sequence"]["id"] for piece in step.get("single", ()) if "Sequence" in piece]
         if step["type"] not in POST_PROCESSORS or (step["type"] == "TemplateProcessing" and of_text != ["A"]):
@@ -265,7 +266,7 @@ def _cover(firsts: list[str], seconds: list[str]) -> tuple[str, str] | None:
     return None
 
 
-def _model_of_bytes(model: Mapping[str, Any]) -> dict[str, Any]:
+def _model_of_bytes(model: JsonFacts) -> JsonObject:
     """A model whose characters are bytes, without the tokens that no text gives: those of other characters."""
     alphabet = byte_level_alphabet()
     missing = [value for value, character in enumerate(alphabet) if character not in model["vocab"] and value not in NEVER]
@@ -294,7 +295,7 @@ def _check_added_to_bytes(added: list[_Added], vocabulary: Mapping[str, int], *,
             raise NotKnownError(f"its added token {of!r} has a lower id than the byte")
 
 
-def _check_characters(model: Mapping[str, Any]) -> None:
+def _check_characters(model: JsonFacts) -> None:
     """Refuse a model of characters that does not fall back to bytes, or has tokens of bytes which are more than that."""
     vocabulary = model["vocab"]
     if not model["byte_fallback"]:

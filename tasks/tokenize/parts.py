@@ -11,12 +11,13 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt32s
+from flat_tokens.json_types import JsonFacts
 from flat_tokens.pieces import PieceKind, fields
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
@@ -318,7 +319,7 @@ class Widths:
         return changed
 
 
-def _width_of_added(token: Mapping[str, Any], in_model: bool) -> int:
+def _width_of_added(token: JsonFacts, in_model: bool) -> int:
     """The width of an added token, unless it has the space around it. *in_model*: other text may become the same token."""
     text, has_space = str(token["content"]), token.get("lstrip") or token.get("rstrip")
     return NO_WIDTH if has_space or (in_model and not PRINTABLE.fullmatch(text)) else len(text.encode())
@@ -331,14 +332,14 @@ def _table(widths: Mapping[int, int]) -> Int64s:
     return table
 
 
-def _is_lone_space(part: Mapping[str, Any]) -> bool:
+def _is_lone_space(part: JsonFacts) -> bool:
     """Whether a normalizer does nothing but write each space as the lone one, or put one before the text."""
     if part.get("type") == "Prepend":
         return part.get("prepend") == LONE_SPACE
     return part.get("type") == "Replace" and part.get("pattern") == {"String": " "} and part.get("content") == LONE_SPACE
 
 
-def _flat(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def _flat(part: JsonFacts | None) -> Iterator[JsonFacts]:
     """A normalizer or pre-tokenizer, or those that a sequence is made of."""
     inner = (part or {}).get("normalizers") or (part or {}).get("pretokenizers")
     if inner:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.layouts import to_json
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import check
 from flat_tokens.stores.local import directory_below, make_directory
 from flat_tokens.stores.reading import OUTPUT_ROOTS
@@ -34,7 +35,7 @@ SHAPE: dict[str, Any] = {"trained_on": {}, "read": {"documents": int, "text_byte
 class Training(NamedTuple):
     """The facts of a training: ``trained_on`` decides the merges; ``read``: documents and bytes of text; ``by``: the library."""
 
-    trained_on: dict[str, Any]
+    trained_on: JsonObject
     read: dict[str, int]
     by: str
 
@@ -128,7 +129,7 @@ def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
     return Trained(directory, made["sha256"], made["vocab_size"], made["merges"], training), merges, request
 
 
-def done_before(directory: str, size: int, trained_on: dict[str, Any], request: VocabularyRequest) -> Trained | None:
+def done_before(directory: str, size: int, trained_on: JsonObject, request: VocabularyRequest) -> Trained | None:
     """The vocabulary of *size* ids at a place, if it is there. ValueError where one of other text or settings is."""
     store = Store.at(directory)
     if not store.exists(TOKENIZER):

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-Message = dict[str, Any]
+from flat_tokens.json_types import JsonObject
+
+Message = JsonObject
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """The keys of a message's reasoning: templates ask for one of them."""
@@ -73,7 +75,7 @@ def read_messages(text: str) -> list[Message]:
     return messages
 
 
-def read_tools(text: str) -> list[dict[str, Any]] | None:
+def read_tools(text: str) -> list[JsonObject] | None:
     """The tools of a conversation, which are JSON or nothing. RefusedError where they are not a list of objects."""
     if not text:
         return None
