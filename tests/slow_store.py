@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import pytest
 from fsspec.spec import AbstractFileSystem
+
+import flat_tokens
+from flat_tokens.array_types import UInt32s
 
 
 class SlowStore(AbstractFileSystem):  # type: ignore[misc]
@@ -59,3 +64,16 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
 
 
 fsspec.register_implementation("slow", SlowStore, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    yield
+    SlowStore.reset()
+
+
+def in_all_layouts(root: Path, ids: UInt32s) -> Path:
+    """Write a dataset in each layout, below *root*."""
+    for layout in flat_tokens.LAYOUTS:
+        flat_tokens.write_dataset(root / layout, [flat_tokens.TokenBatch.from_sequences(ids)], layout=layout)
+    return root

@@ -146,7 +146,7 @@ class _Fragments(NamedTuple):
     def of(cls, tokens: FlatTokens, fim: FillInMiddle) -> _Fragments:
         keys = _keys_of(tokens)
         entries = np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(tokens))])
-        is_moved, opens = _share(fim.seed, CHOSEN, keys) < fim.rate, np.ones(len(keys), bool)
+        is_moved, opens = _fraction(derive_keys(fim.seed, CHOSEN, keys)) < fim.rate, np.ones(len(keys), bool)
         if fim.separator is not None:
             added = _borders(tokens, entries, fim.separator)
             first = np.arange(len(entries)) + np.searchsorted(added, entries)  # fragment of each document
@@ -155,7 +155,7 @@ class _Fragments(NamedTuple):
             number, is_alone = np.arange(len(of)) - first[of], np.diff(first)[of] == 1
             opens = number == 0
             keys = np.where(opens, keys[of], extended_keys(keys[of], number.view(np.uint64)))
-            is_moved = is_moved[of] & (is_alone | (_share(fim.seed, FRAGMENTS, keys) < fim.fragment_rate))
+            is_moved = is_moved[of] & (is_alone | (_fraction(derive_keys(fim.seed, FRAGMENTS, keys)) < fim.fragment_rate))
         is_moved &= np.diff(entries) >= MIN_TOKENS
         before = running_sums(is_moved.view(np.uint8))
         roots = np.stack([derive_keys(fim.seed, CUTS, 0), derive_keys(fim.seed, CUTS, 1), derive_keys(fim.seed, ORDER)])
@@ -349,12 +349,8 @@ def _borders(tokens: FlatTokens, entries: Int64s, separator: int) -> Int64s:
     return np.setdiff1d(np.concatenate([places, places + 1]), entries)
 
 
-def _share(seed: int, purpose: int, keys: UInt64s) -> AnyArray:
-    """A number from 0 to 1 for each key."""
-    return _fraction(derive_keys(seed, purpose, keys))
-
-
 def _fraction(drawn: UInt64s) -> AnyArray:
+    """Random bits as numbers from 0 to 1."""
     return (drawn >> np.uint64(11)).astype(np.float64) / (1 << 53)
 
 

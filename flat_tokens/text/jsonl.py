@@ -71,17 +71,20 @@ def parse_together(block: bytes, file: TextFile) -> Rows | None:
     """The lines of several files of a source, which *file* is one of. None where each file alone may give something else: a line
     needs a closer look, or a kept column has fractions, next to which integers are not what they are alone.
     """
-    limit = limits.longest_line(file.max_bytes)
-    rows, _ = _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {}))
+    rows = _parse_alone(block, file)
     has_fractions = rows is not None and rows.columns is not None and pa.float64() in rows.columns.schema.types
     return None if has_fractions else rows
 
 
 def parse_block(block: bytes, file: TextFile) -> Rows:
     """The lines of a file that is one block."""
+    rows = _parse_alone(block, file) if block else None
+    return rows or _parse_lines(block, file, limits.longest_line(file.max_bytes), 0, len(block))
+
+
+def _parse_alone(block: bytes, file: TextFile) -> Rows | None:
     limit = limits.longest_line(file.max_bytes)
-    rows, _ = _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {})) if block else (None, None)
-    return rows or _parse_lines(block, file, limit, 0, len(block))
+    return _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {}))[0]
 
 
 def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:

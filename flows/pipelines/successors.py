@@ -43,7 +43,7 @@ from tasks.forget.successor import (
     totals_without,
     write_duplicates,
 )
-from tasks.forget.sweep import make_removals_durable, sweep_files, sweep_shards, sweep_unfinished
+from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
 from tasks.models import LEFT_OUT
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
@@ -128,7 +128,7 @@ def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
     else:
         raise ValueError(f"{root.url}: somebody pins or publishes versions that are being replaced. Run it again.")
     remove_exports(root)
-    removed += sweep_unfinished(root)
+    removed += sweep_unfinished(root) + sweep_examples(root)
     removed += sweep_files(root, os.fspath(scratch), frozenset(record.files))
     for home in homes:
         sweep(home)

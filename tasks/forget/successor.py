@@ -240,11 +240,12 @@ def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone
         runs[split] = first - before, count - (within - before)
         lost += within - before
     location = PublishedLocation.model_validate({**dict(was), "version": to, **runs})
+    here = shard.model_copy(update={"published": location, "examples": {}})  # they may be of forgotten documents
     if not lost:
-        return shard.model_copy(update={"published": location})
+        return here
     documents = open_shard(root, shard)
     mine = forgotten.those(documents.keys)
-    return shard.model_copy(update={"published": location, **counts_without(shard, mine, int(documents.lengths[mine].sum()))})
+    return here.model_copy(update=counts_without(shard, mine, int(documents.lengths[mine].sum())))
 
 
 def counts_without(shard: TokenShard, gone: Bools, token_count: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import kind_of, sync
-from flat_tokens.stores.records import read_record
+from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.forget.find import sources_of_files, versions_of
@@ -52,6 +53,22 @@ def sweep_unfinished(root: Store) -> list[str]:
     for name in names:
         remove_below(root, name)
         removed.append(name)
+    return removed
+
+
+def sweep_examples(root: Store) -> list[str]:
+    """Take examples of what steps found out of the records of runs: earlier releases wrote words of documents there. Remove the
+    records that are damaged. Return names.
+    """
+    removed = list[str]()
+    for name in (f"{paths.RUNS}/{one}" for one in names_of(root, paths.RUNS) if one.endswith(".json")):
+        try:
+            facts = read_json(root, name)
+            if (facts.get("totals") or {}).get("documents", {}).pop("examples", None):
+                root.put(name, (json.dumps(facts, indent=2) + "\n").encode())
+        except ValueError:
+            remove_below(root, name)
+            removed.append(name)
     return removed
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from flat_tokens.stores.store import Store
 from tasks.garbage import stored_shards, unneeded_objects
 from tasks.output.pointer import MARKERS
+from tasks.shards.receipts import _read_shard
 from tests.faults.commands import Bench, Flaw, Ran, command, entries, seen
 from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KINDS, LASTING, PAUSE, Ended, Fault, Watch
 
@@ -91,7 +92,7 @@ class Chains:
         before = bytes_of(here)
         most = before + VERSIONS_KEPT * (calm.byte_count - before) + ROOM
         for number, link in enumerate(links, 1):
-            ended = self._bench.child(lambda link=link: self._attempt(link.fault))  # type: ignore[misc]
+            ended = self._bench.child(lambda link=link, damaged=damaged: self._attempt(link.fault, damaged=damaged))  # type: ignore[misc]
             attempt: Attempt | None = ended.value
             found = list(self._messages(link.fault, ended))
             if attempt is not None and attempt.unreadable:
@@ -111,11 +112,14 @@ class Chains:
         looked = [flaw for flaw in self._bench.look(claimed=claimed) if not (damaged and flaw.what == "reuse")]
         return flaws + [flaw._replace(told=f"behind {'; '.join(map(str, links))}: {flaw.told}") for flaw in looked]
 
-    def _attempt(self, fault: Fault) -> Attempt:
+    def _attempt(self, fault: Fault, *, damaged: bool) -> Attempt:
         calm, here = self._bench.current, self._bench.here
+        root = Store.at(here / "out")
         unreadable = ""
         try:
             seen(here)
+            for key in [] if damaged else stored_shards(root):
+                _read_shard(root, key)  # whatever a receipt names is there, as it was written
         except Exception as error:
             unreadable = f"{type(error).__name__}: {error}"
         watch = Watch(here, fault)

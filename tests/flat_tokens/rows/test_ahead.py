@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader
 from flat_tokens.rows.loader import ByStep
 from flat_tokens.stores import cached
 from tests.processes import until
-from tests.slow_store import SlowStore
+from tests.slow_store import SlowStore, in_all_layouts, quick  # noqa: F401  a fixture
 
 UNIT = 4 * (65_536 * 4 + 4)
 IDS = np.random.default_rng(0).integers(0, 60_000, (6_000, 300)).astype(np.uint32)
@@ -26,17 +26,7 @@ IDS = np.random.default_rng(0).integers(0, 60_000, (6_000, 300)).astype(np.uint3
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("datasets")
-    for layout in flat_tokens.LAYOUTS:
-        write_dataset(root / layout, [TokenBatch.from_sequences(IDS)], layout=layout)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    SlowStore.reset()
-    yield
-    SlowStore.reset()
+    return in_all_layouts(tmp_path_factory.mktemp("datasets"), IDS)
 
 
 def train_of(root: Path, cache: Path, layout: LayoutName = "mmap", read_ahead: int = 256 << 20) -> Any:

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +15,10 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import LayoutName, TokenBatch, write_dataset
+from flat_tokens import LayoutName
 from flat_tokens.stores import cached
 from tests.elsewhere import elsewhere
-from tests.slow_store import SlowStore
+from tests.slow_store import SlowStore, in_all_layouts, quick  # noqa: F401  a fixture
 
 ROOMY = 1 << 30
 IDS = np.random.default_rng(0).integers(0, 60_000, (3000, 300)).astype(np.uint32)
@@ -28,17 +27,7 @@ ROWS = IDS.reshape(-1, 250)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("datasets")
-    for layout in flat_tokens.LAYOUTS:
-        write_dataset(root / layout, [TokenBatch.from_sequences(IDS)], layout=layout)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def _quick() -> Iterator[None]:
-    SlowStore.reset()
-    yield
-    SlowStore.reset()
+    return in_all_layouts(tmp_path_factory.mktemp("datasets"), IDS)
 
 
 def read_all(path: Path, cache: Path, most_bytes: int = ROOMY) -> None:

@@ -34,6 +34,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect
+from tasks.models import digest_of
 from tasks.output.held import approve
 from tasks.output.paths import BESIDE
 from tasks.output.pointer import read_pointer
@@ -574,6 +575,16 @@ def test_no_words_of_a_match_stay_in_any_record(tmp_path: Path) -> None:
     dataset.rows["a"][3]["text"] += question
     result = dataset.build()
     assert result.totals["documents"]["examples"] == {"decontaminate.exam": [{"file": "a.jsonl", "row": 3, "question": 0}]}
+    # as earlier releases wrote them
+    made = Path(dataset.output, "runs", "20261128T100000000000-0.json")
+    made.parent.mkdir(exist_ok=True)
+    made.write_text(json.dumps({"totals": result.totals}))
+    (made.parent / "cut_off.json").write_text('{"totals": "little boats')
+    for path in (made, *Path(dataset.output).glob("_cache/index/*.json")):
+        facts = json.loads(path.read_text().replace('"question": 0', f'"question": 0, "words": "{question}"'))
+        digest = {"sha256": digest_of(facts)} if facts.pop("sha256", None) else {}
+        path.write_text(json.dumps(digest | facts))
+        assert question in path.read_text()
     dataset.forget("a-3")
     assert {
         key for key, data in contents(dataset.root) if b"little boats" in data and not key.startswith("_cache/sets/")
