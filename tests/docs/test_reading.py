@@ -44,4 +44,5 @@ def test_prints_what_stands_beneath_it(program: Program, demo: Path, tmp_path: P
             pytest.skip(f"the program uses {name}, which is not installed")
     environment = request.getfixturevalue("s3") if "s3://" in program.source else {}
     (tmp_path / "demo-output").symlink_to(demo)
+    (tmp_path / "deployments").symlink_to(ROOT / "deployments")
     assert printed_by(program, tmp_path, environment) == program.printed
