@@ -563,9 +563,6 @@ class GroupPolicy(Model):
         le=1 << 60,
         description="Source files in a group that fetches, such as 32 GB; below twice of it the build does it",
     )
-    keep_files: bool = Field(
-        True, description="Fetched files stay in scratch, for groups on the same disk. false: they go with their group"
-    )
     lost_after: Whole = Field(120, ge=4, le=86_400, description="Seconds without a sign of life before a group is begun again")
     attempts: Whole = Field(4, ge=1, le=100, description="How often a group may be lost before the build gives up")
 
@@ -612,6 +609,14 @@ class BuildConfig(Model):
         json_schema_extra=or_none,
     )
     scratch: Output | None = Field(None, description="Local directory for downloads and staging")
+    scratch_bytes: Size | None = Field(
+        None, gt=0, description="Most that fetched files take in scratch, such as 200 GB; half of the free disk without it"
+    )
+    keep_files: Literal["auto"] | bool = Field(
+        "auto",
+        description="true: fetched files stay in scratch. false: each is removed when its slices are settled. auto: they stay "
+        "if all fit. Of Parquet, auto and false fetch only what is read",
+    )
     verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
 
     @model_validator(mode="before")

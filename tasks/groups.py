@@ -38,13 +38,14 @@ class GroupStep(Model):
 
 
 class Group(Model):
-    """Items to take through some steps, for a process of its own: the same work, the same digest. ``keep_files``: fetched files
-    stay in the scratch directory, for others; without it they go with the group. ``labels``: the items, as people see them.
+    """Items to take through some steps, for a process of its own: the same work, the same digest. ``keeps``, ``room``: as of the
+    workspace of the build. ``labels``: the items, as people see them.
     """
 
     output: Output
     scratch: str | None
-    keep_files: bool
+    keeps: bool
+    room: int | None
     workers: int | None
     report_seconds: float
     steps: tuple[GroupStep, ...] = Field(min_length=1)
@@ -54,7 +55,7 @@ class Group(Model):
 
     @property
     def digest(self) -> str:
-        return digest_of(self.model_dump(mode="json"))
+        return digest_of(self.model_dump(mode="json", exclude={"keeps", "room"}))  # which change from run to run, and no result
 
     @property
     def stage(self) -> str:
@@ -63,7 +64,7 @@ class Group(Model):
 
     def place(self, attempt: Workspace) -> Workspace:
         """The place that an attempt at the group writes to."""
-        return attempt if self.keep_files else attempt._replace(scratch=attempt.staging)
+        return attempt._replace(keeps=self.keeps, room=self.room)
 
     @property
     def label(self) -> str:

@@ -12,7 +12,19 @@ from flat_tokens.pages import Footer, Page, batch_lengths, common_lengths, first
 from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
 from flat_tokens.text.footers import FOOTERS
-from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, bounded, check_columns, chosen, cut, neighbours
+from flat_tokens.text.rows import (
+    Outline,
+    Range,
+    Rows,
+    SourceFormat,
+    Span,
+    TextFile,
+    bounded,
+    check_columns,
+    chosen,
+    cut,
+    neighbours,
+)
 
 MAX_CUTS_OF_A_ROW_GROUP = 8
 
@@ -107,16 +119,23 @@ def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int, l
     return pages if chunk.physical_type == "BYTE_ARRAY" else (Page(page.rows, 0, 8, for_each_row=True) for page in pages)
 
 
+def _leaves(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:
+    """The numbers of a column, or of all that is nested in it."""
+    return [i for i in range(metadata.num_columns) if f"{metadata.schema.column(i).path}.".startswith(f"{name}.")]
+
+
 def _sizes(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:
     """Bytes of a column in each row group, uncompressed, with all that is nested in it."""
     # A row group may lack columns that nobody reads: it is not asked for those.
-    leaves = [i for i in range(metadata.num_columns) if f"{metadata.schema.column(i).path}.".startswith(f"{name}.")]
+    leaves = _leaves(metadata, name)
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
     return [sum(group.column(i).total_uncompressed_size for i in leaves) for group in groups]
 
 
 class Room:
-    """Memory that threads share. A thread that wants more than is left waits for the others, at last until it is alone."""
+    """Bytes of memory or of a disk that threads share. A thread that wants more than is left waits for the others, at last until
+    it is alone.
+    """
 
     def __init__(self, size: int) -> None:
         self._size, self._taken = size, 0
@@ -202,6 +221,14 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
             yield Range(start, stop, (rows[start] * i // cuts, rows[start] * (i + 1) // cuts), size // cuts)
 
 
+def chunks_of(file: TextFile, part: Range) -> Iterator[Span]:
+    """The column chunks of a range."""
+    with _metadata(file) as metadata:
+        leaves = [i for name in file.columns for i in _leaves(metadata, name)]
+        for chunk in (metadata.row_group(group).column(i) for group in range(part.start, part.stop) for i in leaves):
+            yield first_page(chunk), first_page(chunk) + chunk.total_compressed_size
+
+
 def rows_before(file: TextFile, part: Range) -> int:
     with _opened(file) as parquet:
         before: int = sum(parquet.metadata.row_group(i).num_rows for i in range(part.start))
@@ -225,4 +252,13 @@ def columns(file: TextFile) -> list[str]:
     return names
 
 
-PARQUET = SourceFormat((".parquet",), ranges, bounded(read), rows_before, begins=(b"PAR1",), holding=holding, columns=columns)
+PARQUET = SourceFormat(
+    (".parquet",),
+    ranges,
+    bounded(read),
+    rows_before,
+    begins=(b"PAR1",),
+    holding=holding,
+    columns=columns,
+    outline=Outline(b"PAR1", lambda file: iter(()), ranges, chunks_of),
+)

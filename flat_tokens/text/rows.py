@@ -618,13 +618,29 @@ def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt
     return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), window
 
 
+Span = tuple[int, int]
+"""Bytes ``start:stop`` of a file."""
+
+
+class Outline(NamedTuple):
+    """How files of a format are cut and read without most of their bytes. Each ends with a footer, its length in 4 bytes, and
+    ``end``. ``to_cut``: the spans that ``ranges`` reads besides these, which cuts a file without its text. ``to_read``: the spans
+    that reading a range needs besides both.
+    """
+
+    end: bytes
+    to_cut: Callable[[TextFile], Iterator[Span]]
+    ranges: Callable[[TextFile, int], Iterator[Range]]
+    to_read: Callable[[TextFile, Range], Iterator[Span]]
+
+
 class SourceFormat(NamedTuple):
     """A format of source files.
 
     ``ranges`` checks a file and cuts it into ranges of about this many bytes of text. ``read`` yields the rows of a range.
     ``rows_before`` counts the rows of the file before a range. ``holding`` yields ranges that hold all of some rows, each
     with its first row; without it the whole file is one range. ``columns``: the names of a file's columns, None where it does not
-    tell; without it files have none.
+    tell; without it files have none. ``outline``: of a format that is read by ranges of bytes.
     """
 
     endings: tuple[str, ...]
@@ -634,3 +650,4 @@ class SourceFormat(NamedTuple):
     begins: tuple[bytes, ...] = ()
     holding: Callable[[TextFile, Any], Iterator[tuple[Range, int]]] | None = None
     columns: Callable[[TextFile], Sequence[str] | None] = lambda file: ()
+    outline: Outline | None = None

@@ -395,6 +395,8 @@ def plan_text(made: Plan) -> list[str]:
     tokens = _between(made.tokens_low, made.tokens, made.tokens_high, "{:,}".format)
     stored = _between(made.dataset_bytes_low, made.dataset_bytes, made.dataset_bytes_high, size)
     free = "" if made.disk_free is None else f", {size(made.disk_free)} free"
+    files = "all fetched files" if made.scratch_bytes is None else f"at most {size(made.scratch_bytes)} of fetched files"
+    kept = "which are kept" if made.keeps_files else "which are removed when their slices are settled"
     return [
         f"  version    {made.version or 'not known before every file has been read'}"
         + (" (published: a build has nothing to do)" if made.is_published else ""),
@@ -406,6 +408,7 @@ def plan_text(made: Plan) -> list[str]:
         f"  text       {about}{size(made.text_bytes)} in {about}{plural(made.slices, 'slice')}, {made.slices_stored:,} stored",
         f"  output     {stored} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
+        f"  scratch    {files}, {kept}",
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
         *(f"  gate       {WOULD[one.action]}: {one.sentence}" for one in made.findings),
         *([f"  gate       a sample does not tell {', '.join(made.untold)}"] if made.untold else []),

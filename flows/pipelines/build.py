@@ -22,7 +22,17 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flat_tokens.tools.terminal import plural
 from flows.pipelines.assembling import assembling, shard_parts
-from flows.pipelines.publish import OpenOutput, Published, check_apart, layout_of, opened, publication, scratch_of, timed
+from flows.pipelines.publish import (
+    OpenOutput,
+    Published,
+    check_apart,
+    fetching_to,
+    layout_of,
+    opened,
+    publication,
+    scratch_of,
+    timed,
+)
 from flows.pipelines.room import warn_of_room
 from flows.pipelines.stages import (
     DOWNLOAD,
@@ -42,7 +52,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.near_duplicates import SignedDocuments
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import FETCHERS, at_hand, fetched_ahead
+from tasks.download.cut import FETCHERS, fetched_ahead, lent
 from tasks.download.directories import check_one_format
 from tasks.download.evaluation import with_pinned_sets
 from tasks.download.slices import slices_of
@@ -68,7 +78,7 @@ from tasks.shards.index import VersionNames, indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe, signature_of, text_facts
 from tasks.shards.stream import Sink
-from tasks.text.documents import Tally, read_documents
+from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.separators import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.engines import (
@@ -210,7 +220,7 @@ def download(
     known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
     meter.add("download", known_bytes, stored=known_bytes)
     fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
-    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root))), found)
     cuts, step = (
         list(known),
         DOWNLOAD.given(config.sources, config.slice_bytes, workspace),
@@ -313,7 +323,7 @@ def tokenize(
     """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
     which of them were there.
     """
-    workspace = target.workspace
+    workspace = fetching_to(config, target.workspace, files_of(text.pinned))
     warn_of_separators(config, text.files)
     recipe = make_recipe(config, tokenizer, chats, list_left_out(output.forgotten))
     recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
@@ -548,16 +558,19 @@ def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice])
     texts: dict[int, list[str]] = {}
     first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
     with ThreadPoolExecutor(FETCHERS) as fetchers:
-        here = fetchers.map(lambda one: at_hand(one[1], config.sources, workspace), first_of)
-    for (index, _), slice_ in zip(first_of, here, strict=True):
-        with naming(config.sources, index):
-            documents = next(read_documents(slice_, config.sources[index], config.documents, Tally(), SAMPLE_BYTES), None)
+        read = fetchers.map(lambda one: _first_documents(one[1], config, workspace), first_of)
+    for (index, _), documents in zip(first_of, read, strict=True):
         left = SAMPLE_BYTES
         for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
             if len(text.as_buffer()) <= left:
                 left -= len(text.as_buffer())
                 texts.setdefault(index, []).append(text.as_py())
     return texts
+
+
+def _first_documents(slice_: Slice, config: BuildConfig, workspace: Workspace) -> TextBatch | None:
+    with naming(config.sources, slice_.source), lent(slice_, config.sources, workspace) as here:
+        return next(read_documents(here, config.sources[slice_.source], config.documents, Tally(), SAMPLE_BYTES), None)
 
 
 def place_shards(text: Text, keys: Sequence[str], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:

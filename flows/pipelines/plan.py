@@ -16,12 +16,14 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, tried, warn_of_separators
-from flows.pipelines.publish import layout_of, scratch_of
+from flows.pipelines.publish import fetching_to, layout_of, scratch_of
 from flows.pipelines.room import Sums, existing, free_space, lack_of_room, room_for
 from flows.pipelines.sample import clock, measure
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import cut_files
+from tasks.download.cut import cut_files, is_by_ranges
+from tasks.download.cut import room_for as room_of_file
+from tasks.download.outlines import outline_of
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
@@ -67,8 +69,10 @@ class Loss(Model):
 
 class Plan(Model):
     """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
-    ``losses``: of each step, in a sample of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these
-    estimates; ``untold``: the facts of gates of which a sample says nothing. ``pinned``: sources with a revision, and which.
+    ``scratch_bytes``: most that fetched files take in scratch; None: no bound. ``keeps_files``: they stay there, but for
+    Parquet. ``losses``: of each step, in a sample of ``sampled_documents``. ``findings``: what the gates of a refresh would
+    find, by these estimates; ``untold``: the facts of gates of which a sample says nothing. ``pinned``: sources with a revision,
+    and which.
     """
 
     version: str | None
@@ -91,6 +95,8 @@ class Plan(Model):
     dataset_bytes_high: int
     disk_bytes: int
     disk_free: int | None
+    scratch_bytes: int | None
+    keeps_files: bool
     warning: str | None = None
     workers: int
     seconds: float
@@ -113,7 +119,8 @@ def plan(config: BuildConfig) -> Plan:
     config = pin_sets(config, root, Store.at(scratch_of(config, root)) / "sets")
     pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
-    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    place = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    workspace = fetching_to(config, place, files_of(pinned))
     looked = look_into(config, pinned, workspace, workers)
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     record = read_record_of(root)
@@ -160,6 +167,8 @@ def plan(config: BuildConfig) -> Plan:
         dataset_bytes_high=round(dataset_bytes + dataset_error),
         disk_bytes=disk_bytes,
         disk_free=free,
+        scratch_bytes=scratch_bytes(workspace, found),
+        keeps_files=workspace.keeps,
         warning=None if published else lack_of_room(root, disk_bytes, free),
         workers=workers,
         seconds=round(looked.seconds * _size(found) / max(_size(looked.chosen), 1) + making, 1),
@@ -236,7 +245,7 @@ def forecast_of(
         unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
         stored = len(parts) - len(without_receipt(root, unknown))
         whole.slices_stored += stored
-        whole.copied_bytes += sum(copied_bytes(found, file) for found, file in mine) * scale
+        whole.copied_bytes += sum(copied_bytes(found, file, workspace) for found, file in mine) * scale
         text, tokens = sample.of_total(sample.text)[0] * scale, sample.of_total(sample.tokens)[0] * scale
         whole.reading += sample.seconds * text * (1 - stored / max(len(parts), 1))
         whole.packing += sample.packing * tokens
@@ -314,8 +323,17 @@ def _size(files: Iterable[FoundFile]) -> float:
     return sum(known) * len(sizes) / len(known) if known else float(len(sizes))
 
 
-def copied_bytes(found: FoundFile, file: SourceFile) -> int:
+def scratch_bytes(workspace: Workspace, found: Sequence[FoundFile]) -> int | None:
+    """Most bytes that fetched files take of the scratch directory, if they are bounded."""
+    if workspace.room is None:
+        return None
+    return workspace.room + (sum(room_of_file(file) for file in found if not outline_of(file)) if workspace.keeps else 0)
+
+
+def copied_bytes(found: FoundFile, file: SourceFile, workspace: Workspace) -> int:
     """Bytes that a build keeps of a file next to what it makes of it: fetched, unpacked."""
+    if not workspace.keeps or is_by_ranges(file, workspace):
+        return 0
     unpacked = 0 if file.location == found.uri else file.size
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 

@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 import platform
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,10 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from flows.pipelines.successors import go_on_forgetting
+from tasks.config import BuildConfig
+from tasks.download.cut import room_for
+from tasks.download.fetch import UNKNOWN_BYTES
+from tasks.download.outlines import outline_of
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
@@ -32,7 +37,7 @@ from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable
-from tasks.models import Model
+from tasks.models import FoundFile, Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
@@ -349,6 +354,19 @@ def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
     if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
         return Path(root.root) / CACHE
     return scratch_apart(request.scratch)
+
+
+def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Workspace:
+    """The workspace with what becomes of fetched files, by their sizes and those of the disk."""
+    if config.keep_files is True:
+        return workspace
+    place = Path(workspace.scratch)
+    there = next(path for path in (place, *place.parents) if kind_of(path) is not None)
+    room = config.scratch_bytes or shutil.disk_usage(there).free // 2
+    whole = sum(UNKNOWN_BYTES if one.size is None else room_for(one) for one in found if not outline_of(one))
+    if config.keep_files == "auto" and whole <= room:
+        return workspace._replace(room=room - whole)
+    return workspace._replace(keeps=False, room=room)
 
 
 def scratch_apart(wanted: str | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from flat_tokens.extras import pa
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.text import limits
 from tasks.config import Source
-from tasks.download.cut import at_hand
+from tasks.download.cut import is_by_ranges, lent
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.forgotten import forgotten_at
@@ -158,15 +159,20 @@ def _sampled(
 ) -> tuple[list[Piece], list[Piece], bool]:
     """The pieces of a sample, those that tell how long reading takes, and whether the sample is all of the source."""
     total, forgotten = _bytes(slices), forgotten_at(workspace.root, recipe.forgotten)
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
 
         def read(parts: list[Slice], most: int, batch_bytes: int | None = None) -> list[Piece]:
             return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes, forgotten), parts))
 
-        if total <= READ_AS_A_WHOLE:
-            pieces = read([at_hand(part, recipe.sources, workspace) for part in slices], total)
+        is_much = total > READ_AS_A_WHOLE
+        if not workspace.keeps or any(is_by_ranges(part.ranges[0].file, workspace) for part in slices):
+            # A thread that has files does not wait for the room of more.
+            is_much, slices = is_much or len(slices) > 1, spread(slices, 1)
+        chosen = spread(slices, PIECES) if is_much else slices
+        here = [stack.enter_context(lent(part, recipe.sources, workspace)) for part in chosen]
+        if not is_much:
+            pieces = read(here, total)
             return pieces, pieces, True
-        here = [at_hand(part, recipe.sources, workspace) for part in spread(slices, PIECES)]
         limit = min(SAMPLED_BYTES // shares, int(total * SHARE))
         chosen = spread(_pieces(recipe, here, max(limit // PIECES, total // MOST_CUTS)), PIECES)
         most, pieces = limit // len(chosen), []

@@ -24,7 +24,7 @@ from tasks.assemble.spans import Span
 from tasks.assemble.write import names_below_output, write_span
 from tasks.config import BuildConfig
 from tasks.download.cut import cut_files
-from tasks.download.fetch import bytes_to_cut
+from tasks.download.outlines import bytes_to_cut
 from tasks.finalize.seal import finalize
 from tasks.output.target import Target
 from tasks.progress import Done

@@ -22,7 +22,7 @@ from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary
 from flows.pipelines.build import Text, download, files_of, pin_sets, pin_sources
-from flows.pipelines.publish import check_output, scratch_of, timed
+from flows.pipelines.publish import check_output, fetching_to, scratch_of, timed
 from flows.pipelines.stages import Runner
 from tasks.config import BuildConfig
 from tasks.finalize.naming import with_kept
@@ -106,7 +106,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
             "split": config.split_facts,
             **_sample(request),
         }
-        workspace = Workspace(root, staging="", scratch=os.fspath(scratch))
+        workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch)), files_of(text.pinned))
         seen = TextCounts()
         texts = texts_of_sources(config, text.slices, workspace, forgotten, request, seen)
         read_bytes = sum(slice_.text_bytes for slice_ in text.slices)

@@ -29,10 +29,13 @@ def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAd
 def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -> Group:
     """Some items of a build and their steps, for another process, perhaps of another machine."""
     item_type, _, _ = _types(steps[0].stage.function)
+    places = ((value.keeps, value.room) for value in steps[0].shared if isinstance(value, Workspace))
+    keeps, room = next(places, (True, None))
     return Group(
         output=Store.at(config.output).url,
         scratch=config.scratch,
-        keep_files=config.groups.keep_files,
+        keeps=keeps,
+        room=room,
         workers=config.workers,
         report_seconds=min(10.0, config.groups.lost_after / 4),
         steps=tuple(GroupStep(stage=step.stage.name, shared=_shared_as_json(step)) for step in steps),

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import io
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from flat_tokens.stores.answers import LEAST_BYTES, WINDOW_SECONDS, bounded, che
 from flat_tokens.stores.local import kind_of, make_directory, real_path
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
@@ -33,8 +31,6 @@ from tasks.models import FoundFile, SourceFile, Stamp, digest_of, version_of
 from tasks.output.staging import attempt
 from tasks.text.files import changed_meanwhile, stamp
 
-logger = logging.getLogger(__name__)
-
 RECEIVED_BYTES = 1 << 18
 """Received bytes that are written at a time."""
 MAX_BYTES = 10 << 30
@@ -45,20 +41,24 @@ ROOM_BYTES = 16 << 20
 LOOK_BYTES = 1 << 20
 UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
-PARQUET = b"PAR1"
-END_BYTES = 1 << 20
-"""In most cases, all of a Parquet file that stands after its data."""
 
 
-def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
-    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache. ValueError where it
-    is damaged or of no known format; OSError where a server did not give it in several tries.
+class NoRoomError(ValueError):
+    """A file takes more bytes of the scratch directory than it may."""
+
+
+def fetch_file(
+    found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None, room: int | None = None
+) -> SourceFile:
+    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache. *room*: bytes that it
+    may take in *scratch*. ValueError where it is damaged or of no known format; OSError where a server did not give it in several
+    tries; NoRoomError.
     """
     with naming(sources, found.source):
-        return _fetched(found, sources[found.source], scratch / "files", hub_cache)
+        return _fetched(found, sources[found.source], scratch / "files", hub_cache, room)
 
 
-def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None) -> SourceFile:
+def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None, room: int | None) -> SourceFile:
     is_local = "://" not in found.uri
     path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, hub_cache, source.max_bytes)
     before = stamp(os.fspath(path))
@@ -67,7 +67,8 @@ def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | No
     sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
     here, ending = Path(real_path(path)), compression_of(_head(path), found.name)
     if ending:
-        here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION)
+        most = None if room is None else room - (0 if is_local else os.path.getsize(path))
+        here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION, most)
     # A file that became a link meanwhile is another one, too.
     if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
         raise ValueError(changed_meanwhile(found.name))
@@ -98,56 +99,12 @@ def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stampe
     return SourceFile(found.source, found.name, size, sha256, kind, os.fspath(path), found.split, stamped, found)
 
 
-def bytes_to_cut(found: FoundFile) -> int:
-    """About how many bytes must be fetched to cut a file into slices."""
-    size = UNKNOWN_BYTES if found.size is None else found.size
-    return min(size, END_BYTES) if _told_digest(found) else size
-
-
-def _told_digest(found: FoundFile) -> str:
-    """The digest of a Parquet file whose store says it and its size; empty otherwise."""
-    is_parquet = bool(found.size) and found.name.lower().endswith(".parquet")
-    return (found.content or "").partition("sha256:")[2] if is_parquet else ""
-
-
-@contextlib.contextmanager
-def parquet_footer_only(found: FoundFile, scratch: Path) -> Iterator[SourceFile | None]:
-    """The end of a Parquet file whose store says the digest: it says where to cut the file. It is in a file of the same
-    size with a hole, until the block ends. None where that cannot be had; fetching the complete file then raises why.
-    """
-    if not (digest := _told_digest(found)) or found.size is None:
-        yield None
-        return
-    with halves_in(scratch / "files") as halves:
-        path = halves / "end"
-        try:
-            end = _end_of_parquet(Store.at(readable(found.uri)), found.size)
-            with path.open("wb") as file:
-                file.write(PARQUET)
-                file.seek(found.size - len(end))
-                file.write(end)
-        except Exception as error:  # noqa: BLE001  every store has errors of its own
-            logger.info("%s is fetched as a whole: its end cannot be read alone (%s)", found.uri, brief(error))
-            yield None
-            return
-        yield _as_file(found, path, digest, "parquet")
-
-
 @contextlib.contextmanager
 def halves_in(files: Path) -> Iterator[Path]:
     """A directory among fetched files for what is not whole yet. If this process dies, another one sweeps it."""
     make_directory(files)
     with attempt(Store.at(files), files, "fetch") as place:
         yield Path(place.staging)
-
-
-def _end_of_parquet(store: Store, size: int) -> bytes:
-    """The end of a Parquet file of *size* bytes, after its data."""
-    end = store.read_range("", max(0, size - END_BYTES), size)
-    length = int.from_bytes(end[-8:-4], "little") + 8
-    if end[-4:] != PARQUET or not 12 <= length <= size - len(PARQUET):
-        raise ValueError("it does not end as a Parquet file")
-    return end[-length:] if length <= len(end) else store.read_range("", size - length, size)
 
 
 def check_remote(found: FoundFile) -> None:
@@ -302,7 +259,7 @@ def _head(path: Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
-def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int) -> Path:
+def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int, most: int | None) -> Path:
     """Unpack a file, so that it can be cut into slices. Damage is found before any of it is used."""
     note = target.with_suffix(".json")
     with halves_in(target.parent) as halves:
@@ -311,6 +268,8 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
         with open_plain(path) as file, replace(Store.at(halves), digests="sha256").create("unpacked") as writer:
             for block in unpacked(file, ending, name, max_expansion, available_memory() // 4):
                 writer.write(block)
+                if most is not None and writer.size > most:
+                    raise NoRoomError(f"{name} takes more than {most:,} bytes when it is unpacked, and scratch_bytes bound these")
         _settle(halves / "unpacked", target, writer.stored.digest)
         Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.digest}).encode())
     return target

@@ -10,6 +10,7 @@ from typing import Any
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import splits_of
 from tasks.config import BuildConfig
+from tasks.download.outlines import version_read
 from tasks.models import FORMAT_SEMANTICS, Model, PinnedSource, SourceFile, digest_of
 from tasks.text.signatures import EDITION
 from tasks.tokenize.chat import Chat
@@ -72,6 +73,8 @@ def provenance(
 
 def _facts_of(file: SourceFile) -> dict[str, Any]:
     facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
+    if version := version_read(file):
+        facts["version"] = version
     return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
 
 
@@ -197,7 +200,7 @@ def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
         lines += ["", f"### {source['name']}", "", f"From {source['from']}{revision}."]
         lines += ["", "| | file | bytes | sha256 |", "|---:|---|---:|---|"]
         for file in source["files"]:
-            lines.append(f"| {next(numbers)} | {file['name']} | {file['size']:,} | `{file['sha256']}` |")
+            lines.append(f"| {next(numbers)} | {file['name']} | {file['size']:,} | `{file.get('version', file['sha256'])}` |")
     return lines
 
 

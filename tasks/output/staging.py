@@ -19,11 +19,16 @@ from tasks.output.paths import STAGING
 
 
 class Workspace(NamedTuple):
-    """One process's workspace: the output, its own staging directory, and the directory of fetched files."""
+    """One process's workspace: the output, its own staging directory, and the directory of fetched files. ``keeps``: these are
+    kept; otherwise each is removed when its slices are settled. ``room``: bytes that those may take that are not kept, and the
+    ranges that are read of Parquet files; None: such files are fetched, too.
+    """
 
     root: Store
     staging: str
     scratch: str = ""
+    keeps: bool = True
+    room: int | None = None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:

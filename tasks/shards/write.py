@@ -24,7 +24,7 @@ from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
-from tasks.download.cut import at_hand, fetched_ahead
+from tasks.download.cut import fetched_ahead, lent
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
@@ -74,11 +74,11 @@ def tokenize_or_load(
         if sink is not None:
             sink.skip(key)
         return stored
-    here = at_hand(slice_, recipe.sources, workspace)
-    if sink is not None:
-        with contextlib.suppress(BrokenStreamError):
-            return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key)))
-    return Staged(tokenize_slice(here, recipe, workspace, versions))
+    with lent(slice_, recipe.sources, workspace) as here:
+        if sink is not None:
+            with contextlib.suppress(BrokenStreamError):
+                return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key)))
+        return Staged(tokenize_slice(here, recipe, workspace, versions))
 
 
 def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:

@@ -28,7 +28,7 @@ from flat_tokens.tools.corpus import Corpus
 from flat_tokens.vocabulary import Vocabulary
 from tasks.assemble.choice import split_numbers
 from tasks.config import BuildConfig
-from tasks.download.cut import at_hand, fetched_ahead
+from tasks.download.cut import fetched_ahead, lent
 from tasks.models import Slice, Split
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule
@@ -85,13 +85,15 @@ def texts_of_sources(
     by the configuration's own rule.
     """
     rule = SplitRule.of(config)
-    with fetched_ahead(slices, config.sources, workspace):
-        for slice_ in slices:
-            if slice_.split != "validation":
-                here = at_hand(slice_, config.sources, workspace)
-                source = config.sources[slice_.source]
-                split_by = config.split_by_of(source)
-                for documents in read_documents(here, source, config.documents, Tally(), None, split_by, forgotten):
+    wanted = [slice_ for slice_ in slices if slice_.split != "validation"]
+    meter.add("read", sum(slice_.text_bytes for slice_ in slices) - sum(slice_.text_bytes for slice_ in wanted))
+    with fetched_ahead(wanted, config.sources, workspace):
+        for slice_ in wanted:
+            source = config.sources[slice_.source]
+            with lent(slice_, config.sources, workspace) as here:
+                for documents in read_documents(
+                    here, source, config.documents, Tally(), None, config.split_by_of(source), forgotten
+                ):
                     in_train = split_numbers(slice_.split, rule, drawn_by(documents.rows)) == 0
                     keep = in_train & in_sample(documents.keys, request)
                     texts = documents.those(keep).texts

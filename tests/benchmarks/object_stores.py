@@ -3,15 +3,21 @@
 A build of small slices onto an S3 server on loopback, counted by a proxy: requests for objects below `_cache`. First everything
 is built; then again with the token shards there and the version gone. `tests/flows/test_stores.py` bounds both. Then sources of
 text files of 4 kB in a bucket: all requests of a build whose output is on the store, too, and of one that writes to a local disk.
+Last, a table of 500 columns, of which two are read: bytes that are fetched, bytes on the disk, and seconds.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flat_tokens.stores.store import Store
@@ -23,6 +29,8 @@ from tests.faults.stores import BUCKETS, Bucket
 
 PACKAGES = ("s3fs", "aiobotocore", "moto")
 DOCUMENTS = 200
+KINDS = ("parquet",)
+WIDE = ["table", "`keep_files`", "file", "two columns", "fetched", "on the disk at the end", "time"]
 FILE_COUNTS, FILE_BYTES = (200, 2_000), 4_000
 
 
@@ -50,9 +58,37 @@ def measure(bench: Bench) -> list[Grid]:
             for count in FILE_COUNTS
             for place in ("the store", "a local disk")
         ]
+        wide = [
+            of_wide_table(bucket, bench.size(40_000, 4_000), kind, keep, scratch) for kind in KINDS for keep in (True, "auto")
+        ]
     bench.fresh("object-store")
     header = ["files", "output", "requests", "GET of a file", "other GET", "HEAD", "PUT", "POST", "DELETE"]
-    return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows), Grid(header, small)]
+    return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows), Grid(header, small), Grid(WIDE, wide)]
+
+
+def of_wide_table(bucket: Bucket, rows: int, kind: str, keep: bool | str, scratch: Path) -> list[object]:
+    """A build of two columns of a table of 500."""
+    numbers = np.random.default_rng(0)
+    others = {f"c{number}": numbers.integers(1 << 60, 1 << 61, rows) for number in range(498)}
+    table = pa.table({"text": [f"{row} " + "salt wind " * (row % 60) for row in range(rows)], "id": np.arange(rows), **others})
+    path = scratch / f"wide.{kind}"
+    pq.write_table(table, path, row_group_size=rows // 4)
+    if not Store.at(bucket.url).has(path.name):
+        Store.at(bucket.url).upload(path.name, path)
+    place = scratch / f"wide-{kind}-{keep}"
+    places = {"output": str(scratch / f"out-{place.name}"), "scratch": str(place), "keep_files": keep, "slice_bytes": "4 MB"}
+    source = {"path": f"{bucket.url}/{path.name}", "id_column": "id"}
+    config = BuildConfig.model_validate({**places, "source": source, "tokenizer": "bytes"})
+    bucket.proxy.requests.clear()
+    begun = time.perf_counter()
+    with Threads(2) as runner:
+        build(config, runner)
+    seconds = time.perf_counter() - begun
+    spans = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header in bucket.proxy.requests]
+    asked = sum(min(int(span[2]) + 1, path.stat().st_size) - int(span[1]) for span in spans if span)
+    left = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+    mb = [f"{size / 1e6:.1f} MB" for size in (path.stat().st_size, table.select(["text", "id"]).nbytes, asked, left)]
+    return [kind, "yes" if keep is True else "no", *mb, f"{seconds:.1f} s"]
 
 
 def of_small_files(bucket: Bucket, count: int, place: str, scratch: Path) -> list[object]:

@@ -195,7 +195,7 @@ def test_an_output_and_what_is_above_it_may_be_links(tmp_path: Path) -> None:
 
 def test_groups_and_reports_are_written_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
     (tmp_path / "out/_groups").mkdir(parents=True)
-    group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keep_files": True, "workers": 1,
+    group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keeps": True, "room": None, "workers": 1,
         "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip
     (tmp_path / "out/_groups" / group.digest).symlink_to(elsewhere)
     before, root = tree(elsewhere), Store.at(tmp_path / "out")

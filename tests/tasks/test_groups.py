@@ -35,7 +35,8 @@ def group(tmp_path: Path, **facts: Any) -> Group:
     told = {
         "output": str(tmp_path / "out"),
         "scratch": None,
-        "keep_files": True,
+        "keeps": True,
+        "room": None,
         "workers": 1,
         "report_seconds": 0.02,
         "steps": [{"stage": "split", "shared": [{"fraction": 0.5, "seed": 0}, "mmap"]}],
@@ -167,8 +168,9 @@ def test_a_group_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_path: Path) -> None:
     with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "one") as place:
-        assert group(tmp_path).place(place).scratch == str(tmp_path / "scratch")
-        assert group(tmp_path, keep_files=False).place(place).scratch == place.staging
+        assert group(tmp_path).place(place) == place
+        assert group(tmp_path, keeps=False, room=9).place(place) == place._replace(keeps=False, room=9)
+        assert group(tmp_path, keeps=False, room=9).digest == group(tmp_path).digest
 
 
 def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:

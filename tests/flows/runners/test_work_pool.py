@@ -143,8 +143,8 @@ def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(wo
         source = {"path": f"http://127.0.0.1:{port}/*.jsonl", "id_column": "id"}
         told = {**settings_of(tmp_path / "threads", slice_bytes=1000, name="far"), "sources": [source]}
         alone = build_here(told)
-        groups = {**SPREAD["groups"], "fetch_bytes": size, "keep_files": False}
-        far = {**told, "runner": "groups", "groups": groups, "output": str(tmp_path / "groups")}
+        groups = {**SPREAD["groups"], "fetch_bytes": size}
+        far = {**told, "runner": "groups", "keep_files": False, "groups": groups, "output": str(tmp_path / "groups")}
         result = finished(workers.build(config_of(tmp_path / "far.yaml", far)))
 
     assert version_digests(tmp_path / "groups", result["version"]) == version_digests(tmp_path / "threads", alone.version)

@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import tasks.download.cut
-import tasks.download.fetch
+import tasks.download.outlines
 import tasks.download.small
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import Range
@@ -71,9 +72,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = tasks.download.cut.fetch_file
 
-    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None) -> SourceFile:
+    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path, **settings: Any) -> SourceFile:
         names.append(found.name)
-        return real(found, sources, scratch, hub_cache=hub_cache)
+        return real(found, sources, scratch, **settings)
 
     monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
     return names
@@ -188,7 +189,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     assert stand_in_hub.count("/resolve/", "GET") == 1
     assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
 
-    whole = look_into(found._replace(content=None), sources, SLICE_BYTES, place)
+    whole = look_into(found._replace(content=None, immutable=None), sources, SLICE_BYTES, place)
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
     assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
@@ -207,7 +208,7 @@ def test_an_end_of_any_length_is_read(
     monkeypatch: pytest.MonkeyPatch,
     end_bytes: int,
 ) -> None:
-    monkeypatch.setattr(tasks.download.fetch, "END_BYTES", end_bytes)
+    monkeypatch.setattr(tasks.download.outlines, "END_BYTES", end_bytes)
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     assert look_into(found, sources, SLICE_BYTES, place).file.location == ""
 

@@ -24,7 +24,8 @@ import flat_tokens
 from flat_tokens.stores import retry
 from flat_tokens.stores.store import DigestKind, Store
 from tasks.config import Source
-from tasks.download.fetch import bytes_to_cut, fetch_file
+from tasks.download.fetch import fetch_file
+from tasks.download.outlines import bytes_to_cut
 from tasks.download.small import read_small
 from tasks.download.sources import ATTEMPTS, resolve_source
 from tasks.models import FoundFile, SourceFile
@@ -595,11 +596,11 @@ def test_splits_are_told_by_names_that_stand_alone(
         resolve_source(Source(path=root, split="dev"), 0)
 
 
-def test_of_a_parquet_file_whose_digest_is_told_the_end_is_enough() -> None:
+def test_of_a_parquet_file_whose_version_is_told_the_end_is_enough() -> None:
     found = FoundFile(source=0, name="a.parquet", uri="hf://datasets/o/n@c/a.parquet", size=5 << 20, content="sha256:" + "0" * 64)
     assert bytes_to_cut(found) == 1 << 20
     assert bytes_to_cut(found._replace(size=9)) == 9
-    for other in ({"content": "blob:0"}, {"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
+    for other in ({"content": None}, {"name": "a.jsonl"}, {"name": "a.parquet.gz"}):
         assert bytes_to_cut(found._replace(**other)) == 5 << 20
     assert bytes_to_cut(found._replace(size=None)) == 1_000_000_000
 

@@ -1,0 +1,153 @@
+"""Files that are larger than the disk: Parquet is read by ranges, others are removed when their slices are settled."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import flat_tokens
+import tasks.download.cut
+from flat_tokens.stores.store import Store
+from flows.pipelines.build import build
+from flows.pipelines.plan import plan
+from flows.runners.threads import Threads
+from tasks.config import BuildConfig, Source
+from tasks.download.cut import lent, look_into
+from tasks.download.slices import slices_of
+from tasks.download.sources import resolve_source
+from tasks.output.staging import Workspace
+from tests.faults.stores import Bucket, s3_bucket
+
+ROWS, COLUMNS = 2000, 200
+TEXTS = [f"document {row} " + "salt wind " * (row % 40) for row in range(ROWS)]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with s3_bucket(monkeypatch) as made:
+        yield made
+
+
+def wide(seed: int = 0) -> pa.Table:
+    """A table of which a column is read. Another seed, another content of the same size."""
+    numbers = np.random.default_rng(seed)
+    others = {f"c{number}": numbers.integers(1 << 60, 1 << 61, ROWS) for number in range(COLUMNS - 2)}
+    return pa.table({**others, "text": TEXTS, "other": TEXTS})
+
+
+def write(path: Path, table: pa.Table) -> None:
+    pq.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
+
+
+def put(bucket: Bucket, name: str, data: bytes) -> None:
+    """Store an object that everybody may read, by HTTP, too."""
+    Store.at(bucket.url).put(name, data)
+    Store.at(bucket.url).fs.chmod(f"bucket/{name}", "public-read")
+
+
+def settings(output: Path, source: str, **more: Any) -> BuildConfig:
+    scratch = output.with_name(f"scratch-{output.name}")
+    scratch.mkdir(exist_ok=True)
+    places = {"output": str(output), "scratch": str(scratch), "source": {"path": source}}
+    return BuildConfig.model_validate({**places, "tokenizer": "bytes", "slice_bytes": 200_000, **more})
+
+
+def built(config: BuildConfig) -> tuple[str, list[list[int]]]:
+    """The version, and the tokens of its documents."""
+    with Threads(2) as runner:
+        made = build(config, runner)
+    splits = flat_tokens.open(made.path)
+    return made.version, sorted(part[i].tolist() for part in (splits.train, splits.validation) for i in range(part.seq_count))
+
+
+def left_in(config: BuildConfig) -> list[Path]:
+    return [path for path in Path(str(config.scratch)).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(("place", "name"), [("s3", "w.parquet"), ("http", "w.parquet")])
+def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
+    """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
+    write(tmp_path / name, wide())
+    data = (tmp_path / name).read_bytes()
+    put(bucket, name, data)
+    source = f"{bucket.url}/{name}" if place == "s3" else f"{bucket.proxy.url}/bucket/{name}"
+    config = settings(tmp_path / "ranges", source)
+    bucket.proxy.requests.clear()
+    version, documents = built(config)
+    ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header in bucket.proxy.requests]
+    asked = sum(int(span[2]) - int(span[1]) + 1 for span in ranges if span)
+    assert all(ranges[k] or method == "HEAD" for k, (method, path, _) in enumerate(bucket.proxy.requests) if name in path)
+    two, outline = wide().select(["text"]).nbytes, (1 << 16) + 400 * COLUMNS
+    assert asked < 2 * two + outline < len(data) / 3
+    assert left_in(config) == []
+    kept = settings(tmp_path / "kept", source, keep_files=True)
+    assert built(kept) == (version, documents)
+    assert [path.stat().st_size for path in left_in(kept) if path.suffix == ".raw"] == [len(data)]
+    assert built(settings(tmp_path / "local", str(tmp_path / name)))[1] == documents
+    files = json.loads((tmp_path / "ranges" / "latest" / "manifest.json").read_text())["provenance"]["sources"][0]["files"]
+    assert files[0]["version"].startswith('ETag:"')
+
+
+@pytest.mark.parametrize("place", ["s3", "http"])
+def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
+    name = "w.parquet"
+    for seed in (0, 1):
+        write(tmp_path / f"{seed}.parquet", wide(seed))
+    put(bucket, name, (tmp_path / "0.parquet").read_bytes())
+    source = Source(path=f"{bucket.url}/{name}" if place == "s3" else f"{bucket.proxy.url}/bucket/{name}")
+    (found,) = resolve_source(source, 0).files
+    here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
+    slices = list(slices_of([look_into(found, (source,), 100_000, here)], 100_000))
+    with lent(slices[0], (source,), here) as ready:
+        assert Path(ready.ranges[0].file.location).stat().st_size == found.size
+    assert not Path(ready.ranges[0].file.location).exists()
+    put(bucket, name, (tmp_path / "1.parquet").read_bytes())
+    with (
+        pytest.raises(ValueError, match=re.escape("w.parquet changed while the build read it")),
+        lent(slices[1], (source,), here),
+    ):
+        pass
+    assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+
+
+def test_files_that_are_not_kept_never_take_more_than_the_bound(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six packed files of which two fit at a time; a seventh that fits only alone, and one that never does."""
+    seen, real = list[int](), tasks.download.cut.fetch_file
+    for number in range(7):
+        rows = [
+            json.dumps({"text": f"{number} {row} " + "x" * (9000 if number == 6 else 100)})
+            for row in range(20_000 if number < 6 else 2000)
+        ]
+        with gzip.open(tmp_path / f"{number}.jsonl.gz", "wt", compresslevel=1) as file:
+            file.write("\n".join(rows))
+        Store.at(bucket.url).put(f"in/{number}.jsonl.gz", (tmp_path / f"{number}.jsonl.gz").read_bytes())
+
+    def fetch(*arguments: Any, **options: Any) -> Any:
+        made = real(*arguments, **options)
+        seen.append(sum(path.stat().st_size for path in (tmp_path / "scratch-out").rglob("*") if path.is_file()))
+        return made
+
+    monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
+    monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 1)
+    config = settings(tmp_path / "out", f"{bucket.url}/in/*.jsonl.gz", scratch_bytes=20_000_000, keep_files=False)
+    forecast = plan(config)
+    assert (forecast.scratch_bytes, forecast.keeps_files) == (20_000_000, False)
+    documents = built(config)[1]
+    assert len(documents) == 122_000
+    assert max(seen) <= 20_000_000
+    assert left_in(config) == []
+    assert built(settings(tmp_path / "local", f"{tmp_path}/*.jsonl.gz"))[1] == documents
+    small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)
+    with pytest.raises(ValueError, match=r"6\.jsonl\.gz takes more than .* bytes when it is unpacked, and scratch_bytes"):
+        built(small)
