@@ -347,3 +347,23 @@ def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:
         path.write_bytes(content.replace(honest, np.array(offsets, np.int32).tobytes()))
         with pytest.raises(ValueError, match=str(path)):
             read(path, ARROW)
+
+
+def new_bytes(store: Path, path: Path) -> int:
+    """Bytes of a file that a store of chunks does not have, by the chunker of the hub, which then puts them into a directory."""
+    session = pytest.importorskip("hf_xet").XetSession().new_upload_commit(endpoint=f"local://{store}")
+    session.start_upload_file(str(path))
+    return int(session.wait_to_finish().dedup_metrics.new_bytes)
+
+
+def test_two_versions_share_the_bytes_of_what_did_not_change(tmp_path: Path) -> None:
+    """A store of chunks, as the hub's, gets few of a second version in which one document of 500 is another one."""
+    numbers = np.random.default_rng(0)
+    first = [numbers.integers(0, 50_000, size).tolist() for size in numbers.integers(100, 3000, 3000)]
+    second = [[1, 2, 3] if row % 500 == 7 else document for row, document in enumerate(first)]
+    uploaded = []
+    for number, documents in enumerate((first, second)):
+        export(PARQUET.name, splits_of(documents), tmp_path / str(number), Parquet(tokens_per_row_group=1 << 20))
+        uploaded.append(new_bytes(tmp_path / "store", tmp_path / str(number) / "train-00000-of-00001.parquet"))
+    assert uploaded[0] > 15_000_000
+    assert uploaded[1] < uploaded[0] / 4
