@@ -176,10 +176,13 @@ class DocumentTable:
         chosen = list(self.schema.names if names is None else names)
         if unknown := [name for name in (*chosen, *sorted(where.names if where else ())) if name not in self.schema.names]:
             raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(self.schema.names)}")
-        needed = dict.fromkeys((*chosen, *(where.names if where else ())))
+        return self._chosen(chosen, where)
+
+    def _chosen(self, names: Sequence[str], where: Where | None) -> Iterator[Any]:
+        needed = dict.fromkeys((*names, *(where.names if where else ())))
         for column in self._columns():
             read = {name: column(name).cast(self.schema.field(name).type) for name in needed}
-            batch = pa.RecordBatch.from_arrays([read[name] for name in chosen], names=chosen)
+            batch = pa.RecordBatch.from_arrays([read[name] for name in names], names=names)
             yield batch if where is None else batch.filter(pa.array(where.holds(read.__getitem__)))
 
     def _columns(self) -> Iterator[Column]:

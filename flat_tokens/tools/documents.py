@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     table, where = table_of(options.path), None if options.where is None else parse(options.where)
     names = None if options.columns is None else [name.strip() for name in options.columns.split(",")]
-    shown, count = names or table.schema.names, 0
+    shown, batches, count = names or table.schema.names, table.batches(names, where), 0
     with contextlib.ExitStack() as stack:
         writer = None
         if options.to is not None:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             writer = stack.enter_context(pa.parquet.ParquetWriter(options.to, schema))
         elif not options.json:
             print("\t".join(shown))
-        for batch in table.batches(names, where):
+        for batch in batches:
             count += len(batch)
             if writer is not None:
                 writer.write_batch(batch)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import BucketedLoader, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
+from flat_tokens import BucketedLoader, FillInMiddle, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.options import digits
 from flat_tokens.rows.packing import PackedDocuments
@@ -71,6 +71,7 @@ CHOICES: dict[str, tuple[Call, str]] = {
     ),
     "fit": (made("packed_documents", "fit"), "fit is .* one of greedy, best"),
     "too_long": (made("packed_documents", "too_long"), "too_long is .* one of error, cut"),
+    "cuts": (lambda _, value: FillInMiddle(1, 0, 1, 2, 3, cuts=value), "cuts is .* one of tokens, characters"),
     **{f"{name} framework": (made(name, "framework"), "framework is .* one of numpy, torch, jax") for name in VIEWS},
     "bucketed framework": (bucketed("framework"), "framework is .* one of numpy, torch, jax"),
 }
@@ -91,6 +92,7 @@ TRUTHS: dict[str, Call] = {
     "drop_last": lambda _, value: ShuffledLoader(Numbers(5), 4, drop_last=value),
     "balance": lambda path, value: ShuffledLoader(flat_tokens.open(path).train.packed_documents(4), 4, balance=value),
     "trust_records": lambda path, value: Ledger.open(path / "no.json", trust_records=value),
+    "each_epoch": lambda _, value: FillInMiddle(1, 0, 1, 2, 3, each_epoch=value),
     "split_across_pack": made("packed_documents", "split_across_pack"),
     "causal_padding": lambda path, value: flat_tokens.open(path).train.packed_documents(4)[0].mask(causal_padding=value),
     **{f"loss_mask of {name}": made(name, "loss_mask") for name in VIEWS},
