@@ -5,5 +5,5 @@
 set -eu
 cd "$1"
 rm -rf pandas/tests numpy/tests numpy/*/tests pyarrow/tests pyarrow/include pyarrow/src pyarrow/*.pyx pyarrow/*.pxi \
-    pyarrow/*flight* pyarrow/*s3* pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.* zstandard/_cffi.*
+    pyarrow/*flight* pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.* zstandard/_cffi.*
 find botocore/data -mindepth 1 -maxdepth 1 -type d ! -name s3 ! -name "sso*" ! -name sts ! -name signin -exec rm -r {} +

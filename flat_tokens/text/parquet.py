@@ -260,5 +260,5 @@ PARQUET = SourceFormat(
     begins=(b"PAR1",),
     holding=holding,
     columns=columns,
-    outline=Outline(b"PAR1", lambda file: iter(()), ranges, chunks_of),
+    outline=Outline(b"PAR1", chunks_of),
 )

@@ -624,13 +624,10 @@ Span = tuple[int, int]
 
 class Outline(NamedTuple):
     """How files of a format are cut and read without most of their bytes. Each ends with a footer, its length in 4 bytes, and
-    ``end``. ``to_cut``: the spans that ``ranges`` reads besides these, which cuts a file without its text. ``to_read``: the spans
-    that reading a range needs besides both.
+    ``end``: a file that has these alone can be cut. ``to_read``: the spans that reading a range needs in addition.
     """
 
     end: bytes
-    to_cut: Callable[[TextFile], Iterator[Span]]
-    ranges: Callable[[TextFile, int], Iterator[Range]]
     to_read: Callable[[TextFile, Range], Iterator[Span]]
 
 

@@ -57,7 +57,7 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, w
         here, file = (workspace, outline) if outline else _fetch(found, sources, workspace, stack)
         with named_errors(found.uri):
             file = with_partitions(file, source)
-            cut = CutFile(file, cuts_of(file, source, slice_bytes, is_outline=outline is not None))
+            cut = CutFile(file, cuts_of(file, source, slice_bytes))
     return CutFile(_bare(file), cut.cuts) if outline else _without_copy(cut, here)
 
 

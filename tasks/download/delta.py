@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from flat_tokens.extras import pa
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, is_below
 from tasks.config import Source

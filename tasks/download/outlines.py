@@ -8,8 +8,7 @@ import contextlib
 import functools
 import logging
 import os
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,7 @@ def outlined(found: FoundFile, source: Source, files: Path) -> Iterator[SourceFi
             os.truncate(path, start)
             with path.open("ab") as opened:
                 opened.write(end)
-            fetch_spans(found, outline.to_cut(text_file(file, source, DocumentPolicy())), path, _of_outline)
-        except (NoRangesError, struct.error) as error:  # the latter of a footer that is damaged
+        except NoRangesError as error:
             logger.info("%s is fetched as a whole: %s", found.uri, error)
             yield None
             return
@@ -124,19 +122,17 @@ def _in_pieces(spans: Iterable[Span]) -> list[Span]:
     joined = list[Span]()
     for start, stop in sorted(spans):
         if joined and start <= joined[-1][1]:
-            start, stop = joined.pop()[0], max(stop, joined[-1][1] if joined else stop)
+            first, last = joined.pop()
+            start, stop = first, max(stop, last)
         joined.append((start, stop))
     return [(at, min(at + PART_BYTES, stop)) for start, stop in joined for at in range(start, stop, PART_BYTES)]
 
 
-def fetch_spans(
-    found: FoundFile, spans: Iterable[Span], path: Path, read: Callable[[FoundFile, Span], bytes] | None = None
-) -> None:
+def fetch_spans(found: FoundFile, spans: Iterable[Span], path: Path) -> None:
     """Write spans of a remote file to their places in the file at *path*. ValueError, naming the remote one, where it changed."""
-    read = read or _read
     with path.open("r+b") as file, ThreadPoolExecutor(REQUESTS, "fetch") as pool:
         # (start, stop) -> their bytes, at the same place
-        list(pool.map(lambda span: os.pwrite(file.fileno(), read(found, span), span[0]), _in_pieces(spans)))
+        list(pool.map(lambda span: os.pwrite(file.fileno(), _read(found, span), span[0]), _in_pieces(spans)))
 
 
 def _read(found: FoundFile, span: Span) -> bytes:

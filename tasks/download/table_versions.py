@@ -6,9 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-
-from flat_tokens.extras import extra
+from flat_tokens.extras import extra, pa
 from flat_tokens.stores.retry import brief
 from flat_tokens.text.rows import TextFile
 from tasks.config import DocumentPolicy, Source

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import NoReturn
 
-import pyarrow as pa
-
+from flat_tokens.extras import pa
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
@@ -25,17 +24,14 @@ def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[File
     return [FileRange(file, *cut) for cut in cuts_of(file, source, range_bytes)]
 
 
-def cuts_of(
-    file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None, *, is_outline: bool = False
-) -> tuple[Range, ...]:
-    """The same without the file. *content*: its bytes, where they are known. *is_outline*: only its outline is here."""
+def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None) -> tuple[Range, ...]:
+    """The same without the file. *content*: its bytes, where they are known."""
     for setting in ("delimiter", "quotes"):
         if getattr(source, setting) is not None and file.format != "csv":
             raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
     with _as_unreadable(file):
         read = text_file(file, source, DocumentPolicy())._replace(content=content)
-        row = FORMATS[file.format]
-        return tuple((row.outline if is_outline and row.outline else row).ranges(read, range_bytes))
+        return tuple(FORMATS[file.format].ranges(read, range_bytes))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
         ("slices of 128 MB", lambda tokens: tokens * BYTES_A_TOKEN / 128e6),
         ("slices of 1 GB", lambda tokens: tokens * BYTES_A_TOKEN / 1e9),
         ("token shards (`_cache`), until the version is published", lambda tokens: tokens * 4),
-        ("downloads (`scratch`), until collected", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
+        ("downloads (`scratch`) with `keep_files: true`, until collected", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
     ],
 )
 def test_sums_follow_from_the_rates(row: str, formula: object) -> None:

@@ -99,6 +99,7 @@ def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, cap
     assert pq.read_table(path).to_pylist() == rows_of(output)
     assert main(["documents", output, "--to", str(path)]) == 2
     assert main(["documents", output, "--where", "split = 'test'"]) == 1
+    capsys.readouterr()
     assert main(["documents", output, "--columns", "nothing"]) == 2
     out, err = capsys.readouterr()
     assert out == ""

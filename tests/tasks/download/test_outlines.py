@@ -22,6 +22,7 @@ from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import lent, look_into
+from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.output.staging import Workspace
@@ -151,3 +152,7 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)
     with pytest.raises(ValueError, match=r"6\.jsonl\.gz takes more than .* bytes when it is unpacked, and scratch_bytes"):
         built(small)
+
+
+def test_spans_that_meet_or_lie_in_each_other_are_read_once() -> None:
+    assert _in_pieces([(2, 4), (0, 10), (10, 12), (20, 21)]) == [(0, 12), (20, 21)]
