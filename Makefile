@@ -77,7 +77,7 @@ LOWEST := $(VENV)-lowest
 test-lowest: $(STAMP) ## Run fast tests of the library with the lowest versions that pyproject.toml declares: a minute.
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores
+		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra pages
 	# What the tests themselves need, and the small builds among them.
 	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward
@@ -89,7 +89,7 @@ test-newest: $(STAMP) ## Run fast tests of the library with the newest versions 
 	python=$${PYTHON_NEWEST:-$$(.ci/newest-python)}; test -n "$$python" || exit 0; \
 	$(BIN)/uv venv --quiet --clear --no-python-downloads --python "$$python" $(NEWEST) && \
 	$(BIN)/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
-		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements \
+		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements --extra pages \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward && \
 	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
 
