@@ -59,14 +59,15 @@ def _found_files(table: TableVersion, source: Source, index: int, kind: str, wha
     """The data files of a table where they are. ValueError if one is gone."""
     look = _on_disk(table.files) if local_path(table.directory) is not None else _in_store(table.files)
     columns = columns_of(source)
-    begin = len(table.directory.rstrip("/")) + 1
+    below = table.directory.rstrip("/") + "/"
     for data, found in zip(table.files, look, strict=True):
         if found is None:
             raise ValueError(
                 f"{what} needs the file {data.uri}, which is gone: the table was vacuumed, or its snapshot expired. Set "
                 "source.version to a newer version, or restore the file."
             )
-        name = name_of(data.uri[begin:] if data.uri.startswith(table.directory) else posixpath.basename(data.uri), data.partition)
+        path = data.uri.removeprefix(below) if data.uri.startswith(below) else posixpath.basename(data.uri)
+        name = name_of(path, data.partition)
         found = found._replace(source=index, name=name)
         if data.changed:
             facts = {"kind": kind, "place": table.place, "version": table.version, "file": data.uri, "columns": columns}
