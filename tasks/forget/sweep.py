@@ -46,7 +46,7 @@ def sweep_unfinished(root: Store) -> list[str]:
     names = [f"{paths.VERSIONS}/{name}" for name in names_of(root, paths.VERSIONS) if name not in there]
     names += [f"{paths.UNFINISHED}/{name}" for name in names_of(root, paths.UNFINISHED)]
     names += [f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock"]
-    for directory in (paths.INDEX, paths.ORIGINS, paths.BESIDE):
+    for directory in (paths.INDEX, paths.ORIGINS, paths.BESIDE, paths.FORMER_BESIDE):
         for name in names_of(root, directory):
             if name.removesuffix(SIGNATURE).removesuffix(".json") not in there and not name.startswith("."):
                 names.append(f"{directory}/{name}")

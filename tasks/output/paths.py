@@ -25,6 +25,8 @@ INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
 BESIDE = f"{CACHE}/left_out"
 """Below it, what versions whose documents were compared left out, and facts of all of their texts."""
+FORMER_BESIDE = f"{CACHE}/reserves"
+"""Where an older release had that. Nothing reads it, and it goes with its version."""
 TEXTS = "texts"
 """Below what a version left out: for each split, arrays of the facts of its texts."""
 SETS = f"{CACHE}/sets"
@@ -46,6 +48,7 @@ DIRECTORIES = (
     FILES,
     INDEX,
     BESIDE,
+    FORMER_BESIDE,
     SETS,
     UNFINISHED,
     RUNS,
