@@ -8,12 +8,12 @@ from flat_tokens.ledger import Ledger
 from flat_tokens.reader import Dataset, FlatTokens, open
 from flat_tokens.rows.buckets import BucketedLoader
 from flat_tokens.rows.loader import ShuffledLoader, Steps, Visits
-from flat_tokens.rows.middle import FillInMiddle
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import BlockOrder, ReferenceOrder
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from flat_tokens.rows.schedule import Schedule
 from flat_tokens.rows.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
+from flat_tokens.rows.virtual import FillInMiddle
 from flat_tokens.writer import write_dataset
 
 __version__ = "0.1.0"

@@ -37,16 +37,12 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import at_least
-from flat_tokens.rows.ends import with_ends
-from flat_tokens.rows.facts import chosen_by, matching, recorded_of
+from flat_tokens.rows.documents import DocumentTable, chosen_by, key_of, matching, numbers_of, recorded_of
 from flat_tokens.rows.frameworks import Fields, Framework
-from flat_tokens.rows.lookup import key_of, numbers_of
-from flat_tokens.rows.middle import FillInMiddle, with_middle
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
-from flat_tokens.rows.selection import selected
-from flat_tokens.rows.table import DocumentTable
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
+from flat_tokens.rows.virtual import FillInMiddle, selected, with_ends, with_middle
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache

@@ -24,8 +24,7 @@ from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_of, splits_at
 from flat_tokens.reader import FlatTokens, open_root, open_split
-from flat_tokens.rows.facts import NAMES, Recorded, recorded_of, values_of
-from flat_tokens.rows.lookup import stored_keys
+from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.views import SplitView, read_starts

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.ends import with_ends
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
-from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
+from flat_tokens.rows.virtual import with_ends
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens

@@ -1,4 +1,9 @@
-"""Arrays of numpy, torch and jax: operations that they name differently, and memory that they can share."""
+"""Arrays of numpy, torch and jax: operations that they name differently, memory that they can share, and attention.
+
+Attention is within documents, as kernels want it: masks of torch's flex attention, and bounds of segments. It is derived from
+*segments*, integers along the last axis. Neighbours with the same number are one segment, and a token attends to those of its
+segment up to itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import contextlib
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -14,6 +19,7 @@ import numpy.typing as npt
 
 from flat_tokens.array_types import AnyArray, UInt8s
 from flat_tokens.extras import extra
+from flat_tokens.options import at_least
 
 Array: TypeAlias = Any
 """A numpy array, a torch tensor, or a jax array or tracer."""
@@ -118,3 +124,127 @@ def converted(array: AnyArray, framework: Framework) -> Array:
     if framework == "torch":
         return extra("torch", "framework='torch'").as_tensor(array)
     return extra("jax", "framework='jax'").device_put(array)
+
+
+MAX_TOKENS = (1 << 31) - 1
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+"""``mask_mod(batch, head, query, key)`` of torch's flex attention: whether the query's token attends to the key's."""
+
+
+class Attention:
+    """Attention within the documents of rows, one or many: of numpy arrays, torch tensors and jax arrays alike. The masks of flex
+    attention are of torch; numpy arrays give them on the CPU, tensors on their device.
+    """
+
+    __slots__ = ()
+    _padding_segment: int | None = None
+    """The segment whose tokens attend to themselves alone."""
+
+    def _segments(self) -> Array:
+        """The segment of each token: int[..., length]."""
+        raise NotImplementedError
+
+    @property
+    def cu_seqlens(self) -> Array:
+        """Bounds of the segments of attention: int32[k + 1], 0 first, the number of tokens last.
+
+        For kernels that take sequences of variable length. A batch counts as one row of ``n * length`` tokens, and no
+        segment goes from one row into the next. Padding of a pack is a segment of its own, so that every token is in one and no
+        output stays undefined; an empty document is none.
+        """
+        segments = self._segments()
+        begins = _begins(segments).reshape(-1)
+        if begins.shape[0] > MAX_TOKENS:
+            raise ValueError(f"cu_seqlens is int32, but the batch has {begins.shape[0]} tokens. Take fewer rows at a time.")
+        edges = namespace_of(begins).concatenate([begins, places_along(segments)[:1] == 0])  # the end of the last is an edge, too
+        return places_along(edges)[edges]
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens in the longest segment of ``cu_seqlens``, be it padding."""
+        edges = self.cu_seqlens
+        return int((edges[1:] - edges[:-1]).max()) if len(edges) > 1 else 0
+
+    def padded_cu_seqlens(self, count: int | None = None) -> Array:
+        """The bounds of each row's own segments: int32[..., count], ``length + 1`` by default, which is always enough.
+
+        After a row's last bound, *length*, that bound is repeated, so that further segments are empty: rows can be stacked, and
+        compiled kernels see one shape. These are the ``cu_seqlens`` of Megatron's ``inter_document_masking``. ValueError, with
+        the number that is needed, if a row has more bounds.
+        """
+        begins = _begins(self._segments())
+        namespace, length = namespace_of(begins), begins.shape[-1]
+        count = length + 1 if count is None else at_least(2, "count", count)
+        most = int(begins.sum(-1).max()) + 1 if begins.shape[0] else 2
+        if most > count:
+            raise ValueError(f"count is {count}, but a row has {most} bounds of segments. Take count={most} or more.")
+        bounds = namespace.sort(namespace.where(begins, places_along(begins), length))
+        bounds = getattr(bounds, "values", bounds)  # of torch, whose sort gives the order, too
+        ends = namespace.zeros_like(bounds[..., :1]) + length
+        return namespace.concatenate([bounds[..., :count], *[ends] * (count - length)], -1)
+
+    def mask(self) -> Array:
+        """The block-causal mask: bool[..., length, length], true where a token (row) attends to another (column).
+
+        ``scaled_dot_product_attention`` wants an axis for the heads: ``batch.mask()[:, None]``.
+        """
+        segments, places = self._segments(), places_along(self._segments())
+        attends = (segments[..., :, None] == segments[..., None, :]) & (places[:, None] >= places[None, :])
+        if self._padding_segment is None:
+            return attends
+        return attends & ((segments[..., :, None] != self._padding_segment) | (places[:, None] == places[None, :]))
+
+    @property
+    def mask_mod(self) -> MaskMod:
+        """The same mask for ``torch.nn.attention.flex_attention``: of one row, or of the rows of a batch."""
+        segments, padding = self._rows_of_segments(), self._padding_segment
+
+        def attends(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            segment = segments[batch, query]
+            same = (segment == segments[batch, key]) & (query >= key)
+            return same if padding is None else same & ((segment != padding) | (query == key))
+
+        return attends
+
+    def block_mask(self, block_size: int = 128) -> Any:
+        """The ``BlockMask`` of ``flex_attention`` for ``mask_mod``: that of ``create_block_mask``, made of the segments' bounds
+        without a dense mask, in time and memory of the number of blocks. It needs torch 2.6 or newer.
+        """
+        size, segments = at_least(1, "block_size", block_size), self._rows_of_segments()
+        torch, flex = extra("torch", "block_mask()"), extra("torch.nn.attention.flex_attention", "block_mask()")
+        length = segments.shape[-1]
+        places = places_along(segments).expand(segments.shape)
+        begins = running_max(places * _begins(segments))  # of each token's segment
+        if self._padding_segment is not None:
+            begins = torch.where(segments == self._padding_segment, places, begins)
+        # Begins do not decrease, so that of a block's first token says where its keys begin, that of its last where all attend.
+        block = torch.arange(-(-length // size), dtype=torch.int32, device=segments.device)
+        first = begins[:, ::size] // size
+        last = begins[:, torch.clamp((block.long() + 1) * size, max=length) - 1]
+        full_from = torch.maximum((last + size - 1) // size, first)
+        # Of the last query block, if it is not full, and of the diagonal no key block is full.
+        full_to = torch.where((block + 1) * size > length, full_from, torch.maximum(block, full_from))
+        key, query = block[None, None, :], block[None, :, None]
+        is_full = (key >= full_from[..., None]) & (key < full_to[..., None])
+        is_partial = (key >= first[..., None]) & (key <= query) & ~is_full
+        arguments = [*_listed(torch, is_partial), *_listed(torch, is_full)]
+        return flex.BlockMask.from_kv_blocks(*arguments, BLOCK_SIZE=size, mask_mod=self.mask_mod, seq_lengths=(length, length))
+
+    def _rows_of_segments(self) -> Any:
+        """The segments as a torch tensor: int[rows, length]."""
+        segments = self._segments()
+        is_tensor = namespace_of(segments).__name__ == "torch"
+        tensor = extra("torch", "flex attention").as_tensor(segments if is_tensor else np.array(segments))
+        return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _begins(segments: Array) -> Array:
+    """Where segments begin: bool[..., length]."""
+    concatenate = namespace_of(segments).concatenate
+    return concatenate([segments[..., :1] == segments[..., :1], segments[..., 1:] != segments[..., :-1]], -1)
+
+
+def _listed(torch: Any, chosen: Any) -> tuple[Any, Any]:
+    """How many key blocks each query block has, and which, then the others: int32[rows, 1, n], int32[rows, 1, n, n]."""
+    order = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None].contiguous()

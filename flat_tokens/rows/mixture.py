@@ -14,11 +14,61 @@ from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.loader import ByStep, View, Visits, batch_of, check_view, checked_rows, checked_seed, together, views_of
+from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
-from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 
 if TYPE_CHECKING:
     from flat_tokens.rows.phases import Phase
+
+
+SAMPLED_ROWS = 10
+"""Purposes of random numbers, in addition to those of loaders."""
+
+
+class SampledView:
+    """*count* rows of a view, the same for the same seed. A larger sample has the rows of a smaller one. It takes no memory."""
+
+    def __init__(self, view: Any, count: int, seed: int, number: int) -> None:
+        self.view, self._count = view, count
+        self._permutation, self._key = KeyedPermutation(len(view)), derive_keys(seed, SAMPLED_ROWS, number)
+        self.tokens = getattr(view, "tokens", None)
+        if hasattr(view, "length"):
+            self.length = view.length
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<{self._count:,} rows of {self.view!r}>"
+
+    def rows(self, indices: Int64s) -> Int64s:
+        """The rows of the whole view: int64[n]."""
+        return self._permutation(np.asarray(indices, np.int64).view(np.uint64), self._key).view(np.int64)
+
+    def batch(self, indices: Int64s) -> Any:
+        return self.view.batch(self.rows(indices))
+
+    @property
+    def has_epochs(self) -> bool:
+        return bool(getattr(self.view, "has_epochs", False))
+
+    def of_epoch(self, epoch: int) -> Self:
+        if not self.has_epochs:
+            return self
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, view=self.view.of_epoch(epoch))
+        return other
+
+    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """As of the whole view, of the rows that are in the sample."""
+        of, rows = self.view.rows_of(documents)
+        numbers = self._permutation.inverse(rows.view(np.uint64), self._key).view(np.int64)
+        there = np.flatnonzero(numbers < self._count)
+        return of[there], numbers[there]
+
+    def token_ranges(self, indices: Int64s) -> Any:
+        return self.view.token_ranges(self.rows(indices))
+
 
 MixedSource: TypeAlias = tuple[View, float | Schedule] | tuple[View, float | Schedule, int | None]
 """A view, its weight, and for how many epochs it is drawn: without end if that is None or missing."""
@@ -202,8 +252,6 @@ class Mixture(ByStep):
         the same factor, limits of epochs stay. It ends after *budget* tokens. ValueError for a budget above the target or below a
         batch, for a run that was edited, and for the mixture of one host.
         """
-        from flat_tokens.rows.sample import SampledView  # only small runs need it
-
         budget, target, row = at_least(1, "budget", budget), at_least(1, "target", target), self._tokens_of_a_row()
         if budget > target:
             raise ValueError(f"budget is {budget}, but it is at most the target, {target}: a small run acts as a large one")
@@ -297,7 +345,7 @@ def samples_of(name: str, view: View, most: Any) -> int | None:
 
 def check_weights(weights: Mapping[str, float | Schedule]) -> None:
     """ValueError for weights that no mixture can have. TypeError for what is not a weight."""
-    from flat_tokens.rows.stretches import exactly, samples_of_a_cycle  # see above
+    from flat_tokens.rows.phases import exactly, samples_of_a_cycle  # see above
 
     for name, weight in weights.items():
         if not is_weight(weight):

@@ -14,11 +14,9 @@ import numpy as np
 
 from flat_tokens.array_types import Int64s
 from flat_tokens.options import one_of, true_or_false, whole_number
-from flat_tokens.rows.attention import Attention
-from flat_tokens.rows.fill import Covered
-from flat_tokens.rows.frameworks import Array, Fields, Framework, namespace_of, places_along, room_for
+from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
 from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index
-from flat_tokens.rows.views import IGNORED_LABEL, Row, SplitView, checked_length, ranges, running_sums
+from flat_tokens.rows.views import IGNORED_LABEL, Covered, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens

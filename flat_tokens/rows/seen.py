@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from flat_tokens.array_types import Bools, Int64s
-from flat_tokens.rows.ends import ends_of
 from flat_tokens.rows.views import SplitView, ranges, read_starts, running_sums
+from flat_tokens.rows.virtual import ends_of
 
 ROWS_AT_A_TIME = 1 << 16
 TOKENS_AT_A_TIME = 1 << 22

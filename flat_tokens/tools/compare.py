@@ -18,7 +18,7 @@ from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.facts import recorded_of, values_of
+from flat_tokens.rows.documents import recorded_of, values_of
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes

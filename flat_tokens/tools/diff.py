@@ -21,7 +21,7 @@ from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.table import DocumentTable
+from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.inspect import FILES_SHOWN, describe

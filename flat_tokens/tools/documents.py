@@ -9,7 +9,7 @@ from typing import Any
 
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.json_types import JsonObject
-from flat_tokens.rows.table import DocumentTable
+from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import open_corpus

@@ -14,7 +14,7 @@ from flat_tokens.array_types import Int64s
 from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import mix
 from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
-from flat_tokens.rows.table import lists_of
+from flat_tokens.rows.documents import lists_of
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.tools.sources import Locator, Place, texts_of

@@ -28,7 +28,7 @@ from flat_tokens.manifest import (
     splits_at,
 )
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.rows.table import lists_of
+from flat_tokens.rows.documents import lists_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.tools.terminal import plural

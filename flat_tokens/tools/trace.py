@@ -14,12 +14,12 @@ from flat_tokens.formats import Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
-from flat_tokens.rows.ends import ends_of
+from flat_tokens.rows.documents import key_of
 from flat_tokens.rows.loader import ShuffledLoader
-from flat_tokens.rows.lookup import key_of
 from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
+from flat_tokens.rows.virtual import ends_of
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
 from flat_tokens.tools.documents import table_of

@@ -15,7 +15,7 @@ import numpy as np
 
 from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
-from flat_tokens.rows.table import DocumentTable, name_of_kept
+from flat_tokens.rows.documents import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.queries import query

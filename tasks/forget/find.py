@@ -15,8 +15,7 @@ from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import DUPLICATES, NEAR_DUPLICATES, read_manifest, splits_at
 from flat_tokens.reader import check_where, open_split
-from flat_tokens.rows.facts import matching, recorded_of
-from flat_tokens.rows.table import DocumentTable, lists_of
+from flat_tokens.rows.documents import DocumentTable, lists_of, matching, recorded_of
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
 from tasks.models import Split

@@ -16,7 +16,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
 from flat_tokens.reader import open_split
-from flat_tokens.rows.table import numbered
+from flat_tokens.rows.documents import numbered
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
 from tasks.derive.inputs import Input

@@ -19,8 +19,8 @@ from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
 from flat_tokens.manifest import CLUSTER, read_manifest
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.rows.facts import Recorded, matching, recorded_of
-from flat_tokens.rows.shuffle import derive_keys
+from flat_tokens.rows.documents import Recorded, matching, recorded_of
+from flat_tokens.rows.orders import derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flat_tokens.array_types import UInt64s
 from flat_tokens.manifest import DUPLICATES, EVERY_SPLIT, NEAR_DUPLICATES
-from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject
 from tasks.models import Model, Split, TokenShard
 

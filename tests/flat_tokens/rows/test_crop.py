@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
 from flat_tokens.rows import packing_index
-from flat_tokens.rows.crop import cropped_rows
+from flat_tokens.rows.packing_index import cropped_rows
 from tests.examples import examples
 from tests.made import docs_of, publish_docs
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from flat_tokens import Mixture, Schedule
 from flat_tokens.rows import stretches
+from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.schedule import Edit
-from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
 

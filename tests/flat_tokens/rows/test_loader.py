@@ -28,8 +28,7 @@ from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.array_types import Int64s
 from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import MixedBatch, Mixture
-from flat_tokens.rows.orders import ReferenceOrder
-from flat_tokens.rows.shuffle import KeyedPermutation, derive_keys
+from flat_tokens.rows.orders import KeyedPermutation, ReferenceOrder, derive_keys
 from flat_tokens.writer import write_dataset
 from tests.elsewhere import elsewhere
 from tests.examples import examples

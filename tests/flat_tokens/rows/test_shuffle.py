@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.array_types import Int64s, UInt64s
-from flat_tokens.rows.shuffle import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
+from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
 from tests.examples import examples
 from tests.flat_tokens.rows.test_loader import philox_swaps
 from tests.flat_tokens.test_keys import MODULUS, A, B, mix

@@ -1,16 +1,22 @@
-"""Fill in the middle: documents whose middle is moved to their end when they are read.
+"""Splits whose arrays hold no tokens: chosen documents, documents with their middle at the end, and with a first or last token.
 
-A document of n tokens is cut at two places into prefix, middle and suffix, and has three tokens more:
+Every view of these arrays is that of a dataset in which the tokens are stored so.
+
+*Selected*: chosen documents that are stored side by side are one *run* of tokens. Token t of the selection, in run r, is stored
+at ``sources[r] + t - begins[r]``.
+
+*Filled in the middle*: a document of n tokens is cut at two places into prefix, middle and suffix, and has three tokens more:
 
 - PSM: ``prefix_id`` prefix ``suffix_id`` suffix ``middle_id`` middle
 - SPM: ``prefix_id`` ``suffix_id`` suffix ``middle_id`` prefix middle
 
 The key of a document decides whether it is one of these, its key and the epoch decide the cuts. So its length is the same in
 every epoch, and the rows of a view have the same documents. Cuts between characters keep that length, too: what the parts have
-more, as they are tokenized again, is taken off the end of the suffix.
+more, as they are tokenized again, is taken off the end of the suffix. With a separator the fragments of a document are read so,
+each by itself. Here a *fragment* is one of these, a separator, or a document without any.
 
-With a separator the fragments of a document are read so, each by itself. Here a *fragment* is one of these, a separator, or a
-document without any.
+*With ends*: with e ends a document, document d is shifted by those of the documents before it: it begins at
+``seq_starts[d] + d * e``.
 """
 
 from __future__ import annotations
@@ -18,23 +24,139 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from operator import index
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.options import one_of, true_or_false, whole_number
-from flat_tokens.rows.lookup import stored_keys
-from flat_tokens.rows.selection import StartsInMemory
-from flat_tokens.rows.shuffle import derive_keys, extended_keys
+from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
+from flat_tokens.rows.documents import stored_keys
+from flat_tokens.rows.orders import derive_keys, extended_keys
 from flat_tokens.rows.views import ranges, read_starts, running_sums
 from flat_tokens.stores.cached import Unit
+from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
     from flat_tokens.vocabulary import Vocabulary
+
+
+FEW = 64
+"""Where less than one document in this many is chosen, entries are read one by one; else all between, some at a time."""
+DENSE = 4
+"""Where one in so many is chosen, all entries between may be in memory."""
+STARTS_AT_A_TIME = 1 << 20
+
+
+def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
+    """The split of the documents *indices* (int64[n]), in this order. It reads their places, and no token.
+
+    TypeError for indices that are not whole numbers, IndexError for one that is not from 0 to ``seq_count - 1``.
+    """
+    numbers = _checked(tokens, np.asarray(indices))
+    # A selection of a selection is one of the split.
+    if tokens.numbers is not None and isinstance(tokens.encoded_tokens, _SelectedTokens):
+        numbers, tokens = tokens.numbers[numbers], tokens.encoded_tokens.split
+    numbers.flags.writeable = False
+    starts, lengths = _bounds(tokens, numbers)
+    entries = running_sums(lengths)
+    some = np.flatnonzero(lengths)
+    begin, end = starts[some], (starts + lengths)[some]
+    # document with tokens -> whether it does not begin where the one before it ends
+    first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
+    encoded = _SelectedTokens(tokens, tokens.encoded_tokens, begin[first], np.append(entries[some[first]], entries[-1]))
+    made: Any = {"encoded_tokens": encoded, "seq_starts": StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store)}
+    if tokens.loss_mask is not None:
+        made["loss_mask"] = encoded.beside(tokens.loss_mask)
+    return replace(tokens, numbers=numbers, **made)
+
+
+def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
+    indices = whole_numbers("indices are whole numbers,", indices)
+    if (outside := np.flatnonzero((indices < 0) | (indices >= tokens.seq_count))).size:
+        raise IndexError(f"{tokens.store.url}: there is no sequence {indices[outside[0]]}; there are {tokens.seq_count}")
+    return np.array(indices, np.int64)
+
+
+def _bounds(tokens: FlatTokens, numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Starts and lengths of the documents: int64[n], int64[n]."""
+    first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+    if len(numbers) * FEW < stop - first:
+        return tokens.bounds(numbers)
+    is_ascending = bool((numbers[1:] >= numbers[:-1]).all())
+    if not is_ascending and stop - first <= len(numbers) * DENSE:  # sorting would take longer than all other steps together
+        parts = [entries[:-1] for entries in read_starts(tokens, first, stop, STARTS_AT_A_TIME)]
+        whole = np.concatenate([*parts, tokens.seq_starts.read(stop, stop + 1).astype(np.int64)])
+        starts = whole[numbers - first]
+        return starts, whole[numbers - first + 1] - starts
+    order = None if is_ascending else np.argsort(numbers)
+    ascending = numbers if order is None else numbers[order]
+    found, done = np.empty((2, len(numbers)), np.int64), 0
+    for entries in read_starts(tokens, first, stop, STARTS_AT_A_TIME):
+        end = int(np.searchsorted(ascending, first + len(entries) - 1))
+        within = ascending[done:end] - first
+        into = slice(done, end) if order is None else order[done:end]
+        found[0, into] = starts = entries[within]
+        found[1, into] = entries[within + 1] - starts
+        first, done = first + len(entries) - 1, end
+    return found[0], found[1]
+
+
+class StartsInMemory:
+    """``seq_starts`` of documents that are not stored so, such as a selection's, in memory."""
+
+    def __init__(self, entries: UInt64s, store: Store) -> None:
+        self._entries, self.length, self.store = entries, len(entries), store
+
+    def read(self, start: int, stop: int) -> UInt64s:
+        return self._entries[start:stop].copy()
+
+    def take(self, indices: Int64s) -> UInt64s:
+        return self._entries[indices]
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
+        out[ranges(at, lengths)] = self._entries[ranges(starts, lengths)]
+
+
+class _SelectedTokens:
+    """``encoded_tokens`` of a selection of *split*, or its ``loss_mask``."""
+
+    def __init__(self, split: FlatTokens, array: StoredArray, sources: Int64s, begins: Int64s) -> None:
+        self.split, self._array, self._sources, self._begins = split, array, sources, begins
+        self.length, self.store, self.numpy_dtype = int(begins[-1]), array.store, array.numpy_dtype
+
+    def beside(self, array: StoredArray) -> _SelectedTokens:
+        """The same places of another array."""
+        return _SelectedTokens(self.split, array, self._sources, self._begins)
+
+    read = read_gathered
+
+    def take(self, indices: Int64s) -> AnyArray:
+        run = np.searchsorted(self._begins, indices, side="right") - 1
+        return self._array.take(indices - self._begins[run] + self._sources[run])
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
+        of, within, stored, counts = self._stored(starts, lengths)
+        self._array.gather(stored, counts, out, at[of] + within)
+
+    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
+        _, _, stored, counts = self._stored(starts, lengths)
+        return self._array.units_of(stored, counts)
+
+    def _stored(self, starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Ranges of the selection -> parts of runs: the range of each, its place in that, where it is stored, its length."""
+        first = np.searchsorted(self._begins, starts, side="right") - 1
+        last = np.searchsorted(self._begins, starts + lengths)
+        counts = np.where(lengths > 0, last - first, 0)
+        of, run = np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
+        begin = np.maximum(self._begins[run], starts[of])
+        end = np.minimum(self._begins[run + 1], (starts + lengths)[of])
+        return of, begin - starts[of], begin - self._begins[run] + self._sources[run], end - begin
+
 
 SENTINELS = 3
 MIN_TOKENS = 3
@@ -374,3 +496,183 @@ def _keys_of(tokens: FlatTokens) -> UInt64s:
             f"{tokens.store.url}: has {len(keys)} keys of {tokens.seq_count} documents. Run flat_tokens.verify on it."
         )
     return keys
+
+
+ENTRIES_PER_SAMPLE = 64
+
+
+def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: bool = False) -> FlatTokens:
+    """The split with *bos* before and *eos* after each document, the empty ones too. Makes one pass over ``seq_starts``.
+    With *loss_mask* it has a mask in any case: all tokens count where it has none.
+
+    ValueError for ids outside 0 to 2**31 - 1.
+    """
+    if true_or_false("loss_mask", loss_mask) and tokens.loss_mask is None:
+        counting: Any = _AllCount
+        whole = with_ends(tokens, bos, eos)
+        return replace(whole, loss_mask=counting(whole.encoded_tokens))
+    if bos is None and eos is None:
+        return tokens
+    for name, value in (("bos", bos), ("eos", eos)):
+        if value is not None and not 0 <= whole_number(name, value) <= MAX_TOKEN_ID:
+            raise ValueError(f"{name} is {value}, but token ids are 0 to {MAX_TOKEN_ID}")
+    starts = _EndMarkedStarts(tokens.seq_starts, (bos is not None) + (eos is not None))
+    largest = max(tokens.max_token_id, *(end for end in (bos, eos) if end is not None))
+    encoded = _EndMarkedTokens(tokens, starts, bos, eos)
+    made: Any = {"seq_starts": starts, "encoded_tokens": encoded, "max_token_id": largest}
+    if tokens.loss_mask is not None:
+        made["loss_mask"] = _Mask(encoded)
+    return replace(tokens, **made)
+
+
+def ends_of(tokens: FlatTokens) -> dict[str, int]:
+    """The ends that documents have next to what is stored: ``bos``, ``eos``, or none."""
+    encoded: Any = tokens.encoded_tokens
+    return dict(encoded.ends) if isinstance(encoded, _EndMarkedTokens) else {}
+
+
+class _EndMarkedStarts:
+    """``seq_starts`` of documents with *extra* tokens more."""
+
+    def __init__(self, stored: StoredArray, extra: int) -> None:
+        self._stored, self._extra = stored, extra
+        self.length, self.store = stored.length, stored.store
+
+    def read(self, start: int, stop: int) -> UInt64s:
+        entries: UInt64s = self._stored.read(start, stop)
+        return entries + np.arange(start, stop, dtype=np.uint64) * np.uint64(self._extra)
+
+    def take(self, indices: Int64s) -> UInt64s:
+        entries: UInt64s = self._stored.take(indices)
+        return entries + indices.astype(np.uint64) * np.uint64(self._extra)
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt64s, at: Int64s) -> None:
+        self._stored.gather(starts, lengths, out, at)
+        out[ranges(at, lengths)] += ranges(starts, lengths).astype(np.uint64) * np.uint64(self._extra)
+
+
+class _EndMarkedTokens:
+    """``encoded_tokens`` of documents with a first token, an end-of-text token, or both."""
+
+    numpy_dtype: npt.DTypeLike = np.uint32
+
+    def __init__(self, tokens: FlatTokens, starts: _EndMarkedStarts, bos: int | None, eos: int | None) -> None:
+        self._tokens, self._starts, self._array = tokens, starts, tokens.encoded_tokens
+        self.ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
+        self.length, self.store = tokens.token_count + tokens.seq_count * len(self.ends), tokens.encoded_tokens.store
+        self.fim = getattr(tokens.encoded_tokens, "fim", None)
+        samples, first = [np.empty(0, np.int64)], 0
+        for entries in read_starts(tokens):
+            shifted = entries + np.arange(first, first + len(entries)) * len(self.ends)
+            samples.append(shifted[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
+            first += len(entries) - 1
+        self._samples = np.concatenate(samples)
+
+    def of_epoch(self, epoch: int) -> Self:
+        """The same of documents that are filled in the middle, as they are read in an epoch."""
+        array: Any = self._array
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__, _array=array.of_epoch(epoch))
+        return found
+
+    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
+        """As of stored tokens, and of up to so many around the ranges as lie between two samples."""
+        samples, added = (
+            np.searchsorted(self._samples, [starts, starts + lengths], side="right") - 1,
+            ENTRIES_PER_SAMPLE * len(self.ends),
+        )
+        low = np.maximum(starts - (samples[0] + 1) * added, 0)
+        high = np.minimum(starts + lengths - np.maximum(samples[1], 0) * added, self._tokens.token_count)
+        return self._array.units_of(low, high - low)
+
+    read = read_gathered
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
+        """As of stored tokens: one read of entries a range, and one of tokens."""
+        stops, laid = starts + lengths, running_sums(lengths)
+        # range -> its documents, from a sample before it to one after it
+        first = np.maximum(np.searchsorted(self._samples, starts, side="right") - 1, 0) * ENTRIES_PER_SAMPLE
+        last = np.minimum(np.searchsorted(self._samples, stops) * ENTRIES_PER_SAMPLE, self._starts.length - 1)
+        counts = np.where(lengths > 0, last - first + 1, 0)
+        entries, splits = np.empty(counts.sum(), np.uint64), running_sums(counts)
+        self._starts.gather(first, counts, entries, splits[:-1])
+        inner = np.ones(len(entries), bool)
+        inner[splits[1:][counts > 0] - 1] = False  # a range's last entry is where its last document ends
+        at_begin = np.flatnonzero(inner)
+        begin, end = entries[at_begin].astype(np.int64), entries[at_begin + 1].astype(np.int64)
+        of, number = np.repeat(np.arange(len(starts)), np.maximum(counts - 1, 0)), ranges(first, np.maximum(counts - 1, 0))
+        start, stop = starts[of], stops[of]
+        shift = laid[of] - start  # place in the split -> place in all ranges laid end to end
+        laid_out, is_stored = np.empty(laid[-1], self.numpy_dtype), np.ones(laid[-1], bool)
+        for name, places in (("bos", begin), ("eos", end - 1)):
+            if name in self.ends:
+                here = np.flatnonzero((places >= start) & (places < stop))
+                laid_out[(places + shift)[here]] = self._end(name, begin[here], end[here], number[here])
+                is_stored[(places + shift)[here]] = False
+        # document -> its stored tokens in the range: those of a range stand together
+        low = np.maximum(begin + ("bos" in self.ends), start)
+        held = np.maximum(np.minimum(end - ("eos" in self.ends), stop) - low, 0)
+        holding = np.flatnonzero(held)
+        if holding.size:
+            _, firsts = np.unique(of[holding], return_index=True)
+            reads = np.add.reduceat(held[holding], firsts)
+            stored_at = (low - number * len(self.ends) - ("bos" in self.ends))[holding[firsts]]
+            laid_out[is_stored] = self._stored(stored_at, reads)
+        for place, begun, ended in zip(at.tolist(), laid[:-1].tolist(), laid[1:].tolist(), strict=True):
+            out[place : place + ended - begun] = laid_out[begun:ended]
+
+    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
+        """The entries of one end of documents *number*, which are ``begin:end`` with their ends: dtype[n]."""
+        return 2 * self.ends[name] + ((begin == end - 1) if name == "eos" else np.ones(len(begin), bool))
+
+    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
+        """The entries of stored tokens, one range after the other."""
+        tokens = np.empty(lengths.sum(), np.uint32)
+        self._array.gather(starts, lengths, tokens, running_sums(lengths)[:-1])
+        if "bos" in self.ends:
+            tokens &= np.uint32(0xFFFFFFFE)  # the first token of a document is no longer its start
+        return tokens
+
+
+class _AllCount:
+    """``loss_mask`` of tokens that have none: all count."""
+
+    described: ClassVar[dict[str, bool]] = {"loss_mask": True}
+
+    def __init__(self, tokens: StoredArray) -> None:
+        self.length, self.store = tokens.length, tokens.store
+
+    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
+        return []
+
+    def read(self, start: int, stop: int) -> UInt8s:
+        return np.ones(stop - start, np.uint8)
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: UInt8s, at: Int64s) -> None:
+        out[ranges(at, lengths)] = 1
+
+
+class _Mask(_EndMarkedTokens):
+    """``loss_mask`` of the same documents: no first token counts; an end-of-text token counts as the token before it does, and
+    that of an empty document does not.
+    """
+
+    numpy_dtype = np.uint8
+
+    def __init__(self, tokens: _EndMarkedTokens) -> None:
+        self.__dict__.update(tokens.__dict__)
+        assert self._tokens.loss_mask is not None
+        self._array, self.store = self._tokens.loss_mask, self._tokens.loss_mask.store
+
+    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
+        found = np.zeros(len(begin), np.uint8)
+        if name == "eos":
+            some = np.flatnonzero(end - begin > len(self.ends))
+            # document, with its ends -> its last stored token
+            found[some] = self._array.take((end - (number + 1) * len(self.ends) - 1)[some])
+        return found
+
+    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
+        mask = np.empty(lengths.sum(), np.uint8)
+        self._array.gather(starts, lengths, mask, running_sums(lengths)[:-1])
+        return mask
