@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens import Mixture, Schedule
-from flat_tokens.rows import stretches
+from flat_tokens.rows import phases
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.schedule import Edit
 from tests.examples import examples
@@ -27,9 +27,9 @@ from tests.flat_tokens.rows.rows_by_number import Numbers
 def blocks_of(samples: int, stair: int = 8) -> Iterator[None]:
     """Blocks and stairs so short that a short run has many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretches, "MIXTURE_BLOCK", samples)
-        patch.setattr(stretches, "MIXTURE_CYCLE", 4)
-        patch.setattr(stretches, "STAIR_SAMPLES", stair)
+        patch.setattr(phases, "MIXTURE_BLOCK", samples)
+        patch.setattr(phases, "MIXTURE_CYCLE", 4)
+        patch.setattr(phases, "STAIR_SAMPLES", stair)
         yield
 
 
@@ -61,7 +61,7 @@ def test_the_samples_of_a_source_are_those_of_its_exact_share(points: list[tuple
     with blocks_of(16, stair=1):
         mixture = Mixture({"a": (Numbers(50), weight), "b": (Numbers(40), 2)}, count, 3)
     drawn = np.cumsum(mixture.indices(0)[0] == 0)
-    exact = stretches.Weight(weight, Fraction(0), Fraction(1))
+    exact = phases.Weight(weight, Fraction(0), Fraction(1))
     weights = np.array([float(exact.at(Fraction(2 * sample + 1, 2))) for sample in range(count)])
     assert np.abs(drawn - np.cumsum(weights / (weights + 2))).max() < 4 + 2 * len(points)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
-from flat_tokens.rows import lookup
+from flat_tokens.rows import documents
 from tests.examples import examples
 from tests.made import docs_of, publish_docs
 
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_first_document_with_the_key(
         keys = [keys[pick % len(keys)] for pick in picks]
         train = train.select(indices=np.array([pick % train.seq_count for pick in picks], np.int64))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookup, "KEYS_AT_A_TIME", at_a_time)
+        patch.setattr(documents, "KEYS_AT_A_TIME", at_a_time)
         assert train.by_keys(asked).tolist() == [keys.index(key) if key in keys else -1 for key in asked]
         assert train.by_keys(np.array(asked, np.uint64)).tolist() == train.by_keys([f"{key:016x}" for key in asked]).tolist()
 

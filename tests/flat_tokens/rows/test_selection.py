@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch
-from flat_tokens.rows import selection
+from flat_tokens.rows import virtual
 from tests.examples import examples
 
 _numbers = itertools.count()
@@ -109,8 +109,8 @@ def test_rows_are_those_of_a_dataset_of_the_documents(
     indices = data.draw(st.lists(st.integers(0, len(all_of_them) - 1), max_size=16))
     length, few, dense = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([0, 64])), data.draw(st.sampled_from([0, 4]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "FEW", few)
-        patch.setattr(selection, "DENSE", dense)
+        patch.setattr(virtual, "FEW", few)
+        patch.setattr(virtual, "DENSE", dense)
         chosen = stored(all_of_them, layout, masked).select(indices=indices)
     written = stored([all_of_them[i] for i in indices], layout, masked)
     for rows in ("packed", "documents", "blocks"):

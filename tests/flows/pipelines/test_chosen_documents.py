@@ -16,7 +16,7 @@ import flat_tokens
 import tasks.derive.pieces
 from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.manifest import SPLITS
-from flat_tokens.rows import facts
+from flat_tokens.rows import documents
 from flows.pipelines.derive import DerivedResult, derive
 from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest, Subset
@@ -66,7 +66,7 @@ expressions = st.recursive(
 def test_a_selection_has_the_documents_of_a_subset(output: Path, tmp_path_factory: pytest.TempPathFactory, where: str) -> None:
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
         patch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
-        patch.setattr(facts, "DOCUMENTS_AT_A_TIME", 4)
+        patch.setattr(documents, "DOCUMENTS_AT_A_TIME", 4)
         result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
         whole, made = flat_tokens.open(output), flat_tokens.open(result.path)
         for split in SPLITS:
