@@ -752,6 +752,11 @@ class BuildConfig(Model):
         return (TOKENS, LOSS_MASK) if masked else (TOKENS,)
 
     @property
+    def processors(self) -> int:
+        """The processors that its workers use here."""
+        return min(self.workers or available_cores(), available_cores())
+
+    @property
     def kept_columns(self) -> tuple[str, ...]:
         """The columns that the dataset keeps: those of all sources, and those that steps give."""
         of_sources = [name for source in self.sources for name in source.keep_columns or ()]

@@ -20,9 +20,8 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
-from flows.pipelines.assembling import assembling
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
-from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, in_order
+from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembling, in_order
 from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_arrays_in, token_bytes_of
 from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, positioned, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns

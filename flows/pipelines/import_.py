@@ -11,9 +11,8 @@ from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.assembling import assembling, shard_parts
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
-from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, in_order, started_in_order
+from flows.pipelines.stages import DIGEST, FINALIZE, IMPORT, Runner, assembling, in_order, shard_parts, started_in_order
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.naming import leaving_out, list_left_out

@@ -15,10 +15,10 @@ from pydantic import Field
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import check_files, files_of, make_recipe, pin_sets, pin_sources, tried, warn_of_separators
 from flows.pipelines.publish import fetching_to, layout_of, scratch_of
 from flows.pipelines.room import Sums, existing, free_space, lack_of_room, room_for
 from flows.pipelines.sample import clock, measure
+from flows.pipelines.text import check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import cut_files, is_by_ranges
@@ -39,6 +39,7 @@ from tasks.output.versions import if_there
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.shards.stored import tried
 from tasks.text.documents import Tally
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import Tokenizer
@@ -125,7 +126,7 @@ def plan(config: BuildConfig) -> Plan:
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     record = read_record_of(root)
     slices = [part for parts in looked.slices for part in parts]
-    recipe = tried(make_recipe(config, tokenizer, chats, list_left_out(record)), config, workspace, tokenizer, slices)
+    recipe = tried(Recipe.of(config, tokenizer, chats, list_left_out(record)), config, workspace, tokenizer, slices)
     starting = clock() - begun - looked.seconds  # a build does all of this, too
     forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 

@@ -170,7 +170,7 @@ class Publication:
             return None
         return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
-    def finish(self, kind: type[P], facts: dict[str, Any] | None = None, **particular: Any) -> P:
+    def finish(self, kind: type[P], facts: dict[str, Any] | None = None, /, **particular: Any) -> P:
         """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
         changes = vars(self.difference).get("documents") if self.difference else None

@@ -6,31 +6,18 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import (
-    BuildResult,
-    Text,
-    after_trial,
-    build_version,
-    download,
-    files_of,
-    is_much,
-    pin_sets,
-    pin_sources,
-    tokenizer_of,
-    unknown,
-)
+from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
 from flows.pipelines.publish import OpenOutput, layout_of, opened, timed
 from flows.pipelines.stages import Runner
+from flows.pipelines.text import Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.naming import VersionName, keeping, name_of
-from tasks.finalize.provenance import provenance
+from tasks.finalize.naming import VersionName, name_of
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
@@ -39,7 +26,6 @@ from tasks.output.history import Refreshed, read_history, remember
 from tasks.output.paths import version_store
 from tasks.output.pointer import Pointer, is_dataset, publish, read_pointer
 from tasks.output.versions import if_there, read_origin_files, remember_origin
-from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import Tokenizer, import_ahead
 
 logger = logging.getLogger(__name__)
@@ -165,11 +151,8 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         tokenizer = after_trial(loading, output.seconds)
     files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
     text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
-    chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    layout, has_runs = layout_of(config, root), text is not None and text.has_runs
-    make = partial(provenance, pinned=pinned, files=files, tokenizer=tokenizer, chats=chats, has_runs=has_runs)
-    _, made_of = keeping(config, root, latest, output.forgotten, layout, make)
-    named = name_of(root, output.forgotten, made_of, layout)
+    _, made_of, _ = (text or Text(pinned, files, [])).makes(config, tokenizer, output)
+    named = name_of(root, output.forgotten, made_of, layout_of(config, root))
     return SourcesNow(pinned, files, text, tokenizer, named)
 
 

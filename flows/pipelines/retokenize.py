@@ -17,10 +17,11 @@ from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
-from flows.pipelines.build import BuildResult, Text, build_version, check_sources_apart, download, files_of, pin_sets, pin_sources
+from flows.pipelines.build import BuildResult, build_version
 from flows.pipelines.forget import forget_like
 from flows.pipelines.publish import check_output, opened, scratch_of, timed
 from flows.pipelines.stages import Runner
+from flows.pipelines.text import Text, check_sources_apart, download, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig, Source, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import sharing

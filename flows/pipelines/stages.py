@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.tools.terminal import plural
-from tasks.assemble.assembler import Assembler
+from tasks.assemble.assembler import Assembler, CountedPart
 from tasks.assemble.duplicates import drop_duplicates
 from tasks.assemble.near_duplicates import gather_signatures, mark_near_duplicates
 from tasks.assemble.spans import Span
@@ -27,6 +27,7 @@ from tasks.download.cut import cut_files
 from tasks.download.outlines import bytes_to_cut
 from tasks.finalize.seal import finalize
 from tasks.output.target import Target
+from tasks.parts.part import ShardPart
 from tasks.progress import Done
 from tasks.shards.index import location_key
 from tasks.shards.recipe import Recipe
@@ -321,3 +322,20 @@ def settled() -> Iterator[deque[Started]]:
             with contextlib.suppress(Exception):  # the first error is the one that is raised
                 item.result()
         raise
+
+
+@contextlib.contextmanager
+def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Iterator[tuple[Assembler, deque[Started]]]:
+    """A block with the assembler of a version, which hands its spans to the runner, and with the items that are under way to
+    become parts. *files*: names of the sources' files, for errors.
+    """
+    # Items under way are waited for last: the assembler first ends the streams that they may wait for.
+    with settled() as under_way, Assembler(target, files) as assembler:
+        step = SPLIT.given(target, assembler)  # parts -> final objects
+        assembler.write_with(lambda span: runner.start(span, step))
+        yield assembler, under_way
+
+
+def shard_parts(parts: Iterable[CountedPart]) -> list[ShardPart]:
+    """The parts that are token shards."""
+    return [part for part, _ in parts if isinstance(part, ShardPart)]

@@ -23,8 +23,7 @@ from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
-from flows.pipelines.assembling import assembling
-from flows.pipelines.stages import COUNT, FINALIZE, Stage, Step, do, in_order, through
+from flows.pipelines.stages import COUNT, FINALIZE, Stage, Step, assembling, do, in_order, through
 from tasks.config import available_cores
 from tasks.derive.inputs import examine, splits_in, token_bytes_of
 from tasks.derive.pieces import cut, positioned

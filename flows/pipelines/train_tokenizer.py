@@ -21,9 +21,9 @@ from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary
-from flows.pipelines.build import Text, download, files_of, pin_sets, pin_sources
 from flows.pipelines.publish import check_output, fetching_to, scratch_of, timed
 from flows.pipelines.stages import Runner
+from flows.pipelines.text import Text, download, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig
 from tasks.finalize.naming import with_kept
 from tasks.locations import writable

@@ -261,3 +261,9 @@ def count_repeated(keys: Iterable[UInt64s], count: int, staging: Path) -> int:
 
 def _repeated(keys: UInt64s) -> int:
     return len(keys) - len(np.unique(keys))
+
+
+def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
+    """Totals of the documents of a build."""
+    totals = {**document_totals(parts, repeated), **match_totals(made_of, parts)}
+    return {**totals, "by_source": source_totals(made_of, parts)}

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
 from flat_tokens.array_types import UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
+from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import StoredObject
-from tasks.config import DocumentPolicy, NearDuplicates, Source, TokenizerConfig
+from tasks.config import BuildConfig, DocumentPolicy, NearDuplicates, Source, TokenizerConfig
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
+from tasks.output.target import SplitRule
 from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SPLIT_KEY, TEXT_BYTES
 from tasks.text.digests import text_digests, text_lengths
 from tasks.text.signatures import EDITION, NUMBERS, signatures
 from tasks.tokenize.chat import Chat
+
+if TYPE_CHECKING:
+    from tasks.tokenize.engines import Tokenizer
 
 
 def signature_of(near: NearDuplicates) -> str:
@@ -61,6 +66,30 @@ class Recipe(Model):
         if len(self.steps) != len(self.documents.steps):
             raise ValueError(f"there are {len(self.documents.steps)} steps, and versions of {len(self.steps)}")
         return self
+
+    @classmethod
+    def of(
+        cls, config: BuildConfig, tokenizer: Tokenizer, chats: tuple[Chat | None, ...], forgotten: str, *, is_tried: bool = True
+    ) -> Self:
+        """The recipe of a build's shards. *forgotten*: the digest of the list of forgotten documents, which it leaves out.
+        *is_tried*: whether the fast engine gives the reference's tokens, as far as it was tried.
+        """
+        has_fast = tokenizer.make_fast is not None
+        fast = is_tried and has_fast and not tokenizer.why_slow and config.tokenizer.engine == "auto"
+        # Where the engines differ, or may, the shards of one are not those of the other.
+        may_differ = config.documents.on_bad != "error" or not tokenizer.why_slow
+        return cls(
+            sources=config.sources,
+            tokenizer=config.tokenizer,
+            tokenizer_digest=tokenizer.digest,
+            fast=fast,
+            documents=config.documents,
+            engine="reference" if has_fast and not fast and may_differ else None,
+            chats=chats if any(chats) else (),
+            steps=config.documents.opened().described,
+            split_by=config.split.by,
+            forgotten=forgotten,
+        )
 
     def source(self, part: Slice) -> Source:
         return self.sources[part.source]
@@ -132,6 +161,19 @@ class Recipe(Model):
 
     def key(self, part: Slice) -> str:
         return digest_of(self.key_inputs(part))
+
+
+def settings_of_target(config: BuildConfig) -> dict[str, Any]:
+    """The settings of the version under way that follow from a configuration."""
+    rule = SplitRule.of(config)
+    return {
+        "rule": rule,
+        "splits": rule.splits,
+        "facts": config.facts,
+        "texts": {name: fact.numbers for name, fact in text_facts(config.documents).items()},
+        "token_arrays": config.token_arrays,
+        "columns": dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {}),
+    }
 
 
 def imported_content(stored: Sequence[StoredObject]) -> str:

@@ -81,7 +81,7 @@ def shards_stay() -> Iterator[None]:
     its commit.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.pipelines.build.open_sink", lambda *_: None)
+        patch.setattr("flows.pipelines.slices.open_sink", lambda *_: None)
         patch.setattr("flows.pipelines.publish.remove_held_shards", lambda root: None)
         yield
 

@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
-import flows.pipelines.build
+import flows.pipelines.text
 import tasks.download.cut
 from flows.pipelines.build import build
 from flows.pipelines.refresh import refresh
@@ -62,7 +62,7 @@ def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(
 def test_a_mistyped_tokenizer_is_told_before_much_is_read(
     tmp_path: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flows.pipelines.build, "LOOKED_INTO", 5)
+    monkeypatch.setattr(flows.pipelines.text, "LOOKED_INTO", 5)
     (tmp_path / "a.txt").write_text("text that is long")
     with pytest.raises(ValueError, match="there is no tokenizer 'cl100k'"):
         run(tmp_path, build, str(tmp_path / "a.txt"), tokenizer="cl100k")

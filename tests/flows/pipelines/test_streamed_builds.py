@@ -62,7 +62,7 @@ def settings(tmp_path: Path, request: pytest.FixtureRequest) -> Settings:
 def anew(settings: Settings, tmp_path: Path) -> dict[str, str]:
     """The digests of a version that is built without streams."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.pipelines.build.open_sink", lambda *_: None)
+        patch.setattr("flows.pipelines.slices.open_sink", lambda *_: None)
         result = build_here({**settings, "output": str(tmp_path / "anew")})
     found = version_digests(tmp_path / "anew", result.version)
     shutil.rmtree(tmp_path / "anew")

@@ -59,7 +59,7 @@ def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp
 def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """People watch how far that is."""
     made(config)
-    monkeypatch.setattr("flows.pipelines.build.LOOKED_INTO", 10)
+    monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 10)
     assert look(config) is None
 
 

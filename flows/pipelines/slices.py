@@ -1,0 +1,144 @@
+"""Slices -> parts: those that are stored and those that are tokenized now, compared with each other where a build says so."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from flows.pipelines.publish import (
+    OpenOutput,
+    fetching_to,
+)
+from flows.pipelines.room import warn_of_room
+from flows.pipelines.stages import (
+    DUPLICATES,
+    NEAR_DUPLICATES,
+    SHARD_WRITE,
+    SIGNATURES,
+    TOKENIZE,
+    Runner,
+    Started,
+    in_turn,
+    started_in_order,
+)
+from flows.pipelines.text import Text, files_of, warn_of_separators
+from tasks.assemble.assembler import Assembler
+from tasks.assemble.duplicates import DuplicateFilter
+from tasks.assemble.near_duplicates import SignedDocuments
+from tasks.config import BuildConfig
+from tasks.download.cut import fetched_ahead
+from tasks.finalize.naming import list_left_out
+from tasks.models import TokenShard
+from tasks.output.target import Target
+from tasks.parts.part import ShardPart
+from tasks.parts.unfinished import may_stream
+from tasks.progress import meter
+from tasks.shards.recipe import Recipe, signature_of
+from tasks.shards.stored import StoredSlices, looked_up
+from tasks.shards.stream import Sink
+from tasks.tokenize.chat import Chat
+from tasks.tokenize.engines import (
+    Tokenizer,
+)
+
+
+def tokenize(
+    config: BuildConfig,
+    text: Text,
+    tokenizer: Tokenizer,
+    chats: tuple[Chat | None, ...],
+    target: Target,
+    runner: Runner,
+    output: OpenOutput,
+    assembler: Assembler,
+    under_way: deque[Started],
+) -> StoredSlices:
+    """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
+    which of them were there.
+    """
+    workspace = fetching_to(config, target.workspace, files_of(text.pinned))
+    warn_of_separators(config, text.files)
+    recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
+    recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
+    if stored.missing:
+        warn_of_room(config, workspace, text.slices, recipe, tokenizer)
+    duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
+    sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
+    with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
+        shards = started_in_order(
+            runner,
+            under_way,
+            stored.slices.values(),
+            TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
+            SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
+        )
+        parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
+        for part in with_near_duplicates(config, target, runner, parts, output):
+            assembler.add(part)
+    return stored
+
+
+def open_sink(
+    assembler: Assembler,
+    target: Target,
+    text: Text,
+    keys: Sequence[str],
+    recipe: Recipe,
+    runner: Runner,
+    duplicates: DuplicateFilter | None,
+) -> Sink | None:
+    """The sink of a build whose slices, of these *keys*, are tokenized on this machine."""
+    here = runner.workers != "machines"
+    if not here:
+        return None
+    numbered = reversed([*enumerate(zip(keys, text.slices, strict=True))])  # the first of equal slices counts
+    order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
+    streams = may_stream(target.root, recipe.documents, here=here)
+    return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads", duplicates=duplicates)
+
+
+def without_duplicates(
+    duplicates: DuplicateFilter | None, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+) -> Iterator[ShardPart]:
+    """The parts, without documents whose texts earlier ones have, if there is a filter."""
+    if duplicates is None:
+        yield from parts
+        return
+    text_bytes = 0
+    for part in in_turn(runner, parts, DUPLICATES.given(duplicates)):
+        text_bytes += part.shard.text_bytes
+        yield part
+    meter.begin("duplicates", text_bytes)
+    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
+    output.seconds["duplicates"] = round(duplicates.seconds, 3)
+
+
+def with_near_duplicates(
+    config: BuildConfig, target: Target, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+) -> Iterator[ShardPart]:
+    """The parts, with their near-duplicates, where the configuration says so: when all of them have arrived."""
+    if config.documents.near_duplicates is None:
+        yield from parts
+        return
+    near = config.documents.near_duplicates
+    signed = SignedDocuments(target, signature_of(near), near, together=config.splits_clusters)
+    waiting = list(in_turn(runner, parts, SIGNATURES.given(signed)))
+    meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
+    yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))
+    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
+    output.seconds["near-duplicates"] = round(signed.seconds, 3)
+
+
+def place_shards(text: Text, keys: Sequence[str], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
+    """Each slice's shard, in order, with its first file's number and the row of that at which it begins. *keys*: of the slices.
+    *shards* has each distinct shard once, where it is first needed: equal files share theirs.
+    """
+    numbers = {(file.source, file.name): i for i, file in enumerate(text.files)}
+    known: dict[str, TokenShard] = {}
+    rows: Counter[int] = Counter()
+    for key, slice_ in zip(keys, text.slices, strict=True):
+        first = slice_.ranges[0].file
+        number = numbers[first.source, first.name]
+        shard = known.get(key) or known.setdefault(key, next(shards))
+        yield ShardPart(shard=shard, file=number, first_row=rows[number], all_in=slice_.split)
+        rows[number] += shard.rows

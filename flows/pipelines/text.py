@@ -1,0 +1,182 @@
+"""The text of a build: its sources pinned, their files found, and cut where they are read - stage download."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from flat_tokens.stores.store import Store
+from flat_tokens.text.formats import FileFormat
+from flows.pipelines.publish import OpenOutput, check_apart, fetching_to, layout_of, scratch_of
+from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
+from tasks.config import BuildConfig
+from tasks.download.directories import check_one_format
+from tasks.download.evaluation import with_pinned_sets
+from tasks.download.slices import slices_of
+from tasks.download.small import packs_of
+from tasks.download.sources import resolve_source
+from tasks.download.table import CutFile, known_files, remember_files
+from tasks.finalize.naming import keeping
+from tasks.finalize.provenance import Provenance, provenance
+from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
+from tasks.output.paths import SETS
+from tasks.output.staging import Workspace
+from tasks.progress import meter
+from tasks.text.separators import unused_separators
+from tasks.tokenize.chat import Chat, chats_of
+from tasks.tokenize.engines import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LOOKED_INTO = 256_000_000
+"""Bytes of files whose content is looked up, half a second, before it is known whether a build has anything to do."""
+REMEMBERED_SECONDS = 30.0
+"""Records of files are written this often while they are read."""
+
+
+class Text(NamedTuple):
+    """The text of a version: where its sources are pinned, their files, and their slices, all in order."""
+
+    pinned: tuple[PinnedSource, ...]
+    files: list[SourceFile]
+    slices: list[Slice]
+
+    @classmethod
+    def of(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], cuts: Sequence[CutFile]) -> Text:
+        return cls(pinned, [cut.file for cut in cuts], list(slices_of(cuts, config.slice_bytes)))
+
+    @property
+    def file_names(self) -> list[str]:
+        """Names of the files, by their numbers."""
+        return [file.name for file in self.files]
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a slice is of several files."""
+        return any(len(slice_.ranges) > 1 for slice_ in self.slices)
+
+    def makes(
+        self, config: BuildConfig, tokenizer: Tokenizer, output: OpenOutput
+    ) -> tuple[BuildConfig, Provenance, tuple[Chat | None, ...]]:
+        """The configuration with the version whose splits it keeps, what it makes a version of, and how conversations become
+        tokens.
+        """
+        chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
+        make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats, has_runs=self.has_runs)
+        layout = layout_of(config, output.root)
+        return *keeping(config, output.root, output.pointer.version, output.forgotten, layout, make), chats
+
+
+def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:
+    """The files that have to be read to know their contents."""
+    return [file for file, cut in zip(found, known, strict=True) if cut is None]
+
+
+def is_much(files: list[FoundFile]) -> bool:
+    """Whether it takes a while to fetch files, or to read them."""
+    return any("://" in file.uri for file in files) or sum(file.size or 0 for file in files) > LOOKED_INTO
+
+
+def download(
+    config: BuildConfig,
+    found: list[FoundFile],
+    runner: Runner,
+    root: Store,
+    *others: Store,
+    known: Sequence[CutFile | None] | None = None,
+) -> list[CutFile]:
+    """Stage download: files -> ranges. A file that the output or one of the *others* knows is cut without being read, as long as
+    its store, or its times, say that it is the same. It is fetched where a slice of it has to be tokenized.
+    *known*: what they know, where that has been looked up.
+    """
+    begun = time.time_ns()
+    meter.begin("download", sum(file.size or 0 for file in found))
+    if known is None:
+        known = known_files(found, config.sources, config.slice_bytes, (root, *others))
+    known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
+    meter.add("download", known_bytes, stored=known_bytes)
+    fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
+    workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root))), found)
+    cuts, step = (
+        list(known),
+        DOWNLOAD.given(config.sources, config.slice_bytes, workspace),
+    )  # files -> digests, where they are cut
+    if fresh:
+        left = (number for number, cut in enumerate(known) if cut is None)
+        with settled() as under_way, remembering(config, root, cuts, begun) as remember:
+            for pack in started_in_order(runner, under_way, packs_of(fresh), step):
+                for cut in pack:
+                    cuts[next(left)] = cut
+                remember()
+    whole = [cut for cut in cuts if cut is not None]
+    assert len(whole) == len(found)
+    check_files(config, [cut.file for cut in whole])
+    return whole
+
+
+@contextlib.contextmanager
+def remembering(config: BuildConfig, root: Store, cuts: Sequence[CutFile | None], begun: int) -> Iterator[Callable[[], None]]:
+    """A block in which *cuts* become known. What is known is recorded at its end, and sometimes when the block calls the function
+    that it gets: then a build that is killed has not read everything in vain.
+    """
+    last = time.monotonic()
+
+    def remember(after: float = REMEMBERED_SECONDS) -> None:
+        nonlocal last
+        if time.monotonic() >= last + after:
+            remember_files(root, config.sources, config.slice_bytes, filter(None, cuts), begun)
+            last = time.monotonic()
+
+    try:
+        yield remember
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error of the block is the one that is raised
+            remember(0)
+        raise
+    remember(0)
+
+
+def pin_sets(config: BuildConfig, root: Store, place: Store | None = None) -> BuildConfig:
+    """The configuration with its evaluation sets as they are now. They are kept at *place*; without it at the output, where
+    every worker reads them.
+    """
+    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
+    return with_pinned_sets(config, workspace, root / SETS if place is None else place)
+
+
+def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
+    """Look every source up. ValueError where one is within the output."""
+    pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
+    check_sources_apart(root, pinned)
+    return pinned
+
+
+def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:
+    """Refuse source files within the output."""
+    output = root.url
+    for file in files_of(pinned):
+        if file.uri.startswith(output):
+            check_apart(file.uri, output, f"the source file {file.uri} is within the output {output}")
+
+
+def files_of(pinned: tuple[PinnedSource, ...]) -> list[FoundFile]:
+    return [file for source in pinned for file in source.files]
+
+
+def check_files(config: BuildConfig, files: list[SourceFile]) -> None:
+    """Refuse a source of several formats."""
+    of_source: list[list[tuple[str, FileFormat, int]]] = [[] for _ in config.sources]
+    for file in files:
+        of_source[file.source].append((file.name, file.format, file.size))
+    for source, mine in zip(config.sources, of_source, strict=True):
+        check_one_format(source, mine)
+
+
+def warn_of_separators(config: BuildConfig, files: list[SourceFile]) -> None:
+    for warning in unused_separators(config.sources, files):
+        logger.warning(warning)
