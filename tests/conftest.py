@@ -6,6 +6,8 @@ import functools
 import gc
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -22,6 +24,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
+from tests.processes import answers, until
 
 if TYPE_CHECKING:
     from tests.terminal import Terminal
@@ -36,11 +39,19 @@ os.environ.update(
     DO_NOT_TRACK="1",
     HF_HUB_DISABLE_TELEMETRY="1",
     PREFECT_LOGGING_LEVEL="WARNING",
+    # What people wait for some seconds: events and lines of logs reach the database.
+    PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL="0.2",
+    PREFECT_LOGGING_TO_API_BATCH_INTERVAL="0.2",
+    # gcsfs reads it when it is imported: else it waits a minute for what no emulator answers.
+    GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
 )
 os.environ.pop("PREFECT_API_URL", None)
 # Else every process that a test starts compiles the modules anew: half of the time that it takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell starts what runs in the background with Ctrl-C ignored, and processes that tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if (SHARED / "vocab").exists():
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab" / "tiktoken_cache"))
 
@@ -71,6 +82,11 @@ def _freeze() -> None:
     gc.enable()
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The name of a case must not have the second of its making, which gzip writes: each process of xdist makes its own."""
+    return argname if isinstance(val, bytes) and b"\x1f\x8b" in val else None
+
+
 class _Together(LoadScopeScheduling):
     """Tests that share what takes long to make or to import run in one process: those of a file with fixtures for the whole
     module, all files that use the Prefect server, and all that use torch or jax. Any other test runs where there is time.
@@ -89,18 +105,17 @@ class _Together(LoadScopeScheduling):
             del self.assigned_work[node][scope]
 
 
-@functools.cache
-def _source(path: str) -> str:
-    return (ROOT / path).read_text("utf-8")
-
-
 def _scope(nodeid: str) -> str:
     """The name that a test shares with those of its process."""
-    path = nodeid.partition("::")[0]
-    text = _source(path)
+    return _shared_scope(nodeid.partition("::")[0]) or nodeid
+
+
+@functools.cache
+def _shared_scope(path: str) -> str | None:
+    text = (ROOT / path).read_text("utf-8")
     if "prefect_server" in text:
         return "prefect_server"
-    return "torch" if '"torch"' in text or '"jax"' in text else path if 'scope="module"' in text else nodeid
+    return "torch" if '"torch"' in text or '"jax"' in text else path if 'scope="module"' in text else None
 
 
 LONG = ("prefect_server", *(f"tests/{name}/" for name in ("faults", "deployments", "docker", "service", "flows/runners")))
@@ -239,8 +254,19 @@ def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """A Prefect server on a fresh database, for the flows that need one."""
+    """The server of ``make serve`` on a fresh database, for the flows that need one. Prefect's own loses events under load."""
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import get_current_settings
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=300):
-        yield
+    def run(server: SubprocessASGIServer) -> subprocess.Popen[bytes]:
+        settings = get_current_settings().to_environment_variables(exclude_unset=True)
+        environment = {**os.environ, "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0", **settings}
+        process = subprocess.Popen([sys.executable, "deployments/server.py", str(server.port)], cwd=ROOT, env=environment)
+        until(lambda: process.poll() is not None or answers(f"{server.api_url}/health"), "the server does not answer")
+        return process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SubprocessASGIServer, "_run_uvicorn_command", run)
+        with prefect_test_harness():
+            yield

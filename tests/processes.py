@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,13 @@ def until(question: Callable[[], T | None], what: str = "it does not happen", de
             raise TimeoutError(f"{what}, for {deadline:.0f} s")
         time.sleep(0.05)
     return answer
+
+
+def answers(url: str) -> bool:
+    """Whether something sends the page at a URL, sooner or later."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as page:
+        return bool(page.status == 200)
+    return False
 
 
 def family(pid: int) -> list[int]:

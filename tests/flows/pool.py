@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.processes import DEADLINE, family, free_port, kill, until
+from tests.processes import DEADLINE, answers, family, free_port, kill, until
 
 ROOT = Path(__file__).parents[2]
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -68,14 +67,9 @@ class Pool:
                 stdout=log,
                 stderr=log,
             )
-        until(lambda: self.answers() or server.poll() is not None, "the server does not answer")
+        url = f"http://127.0.0.1:{self.port}/api/health"
+        until(lambda: server.poll() is not None or answers(url), "the server does not answer")
         assert server.poll() is None, (self.home / "server.log").read_text()[-5000:]
-
-    def answers(self) -> bool:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            self.ask("GET", "/health")
-            return True
-        return False
 
     def work(self, name: str, pool: str = "flat-tokens-groups", **more: str) -> Process:
         """A worker, which takes a run at a time, with *more* settings."""

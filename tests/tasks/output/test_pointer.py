@@ -265,7 +265,6 @@ class Bucket(BaseHTTPRequestHandler):
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
     """A bucket ``gs://bucket`` on loopback."""
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # or it stalls on what no emulator knows
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # or it looks for credentials in the network
     gcsfs = pytest.importorskip("gcsfs")
     handler = type("OneBucket", (Bucket,), {"objects": {}})
