@@ -218,39 +218,49 @@ class Bench:
     """Trials in a directory below *scratch*. They run in forks of this process, which must not have threads."""
 
     def __init__(self, scratch: Path) -> None:
-        self.scratch, self.here, self.template, self._log = scratch, scratch / "here", scratch / "template", scratch / "log"
+        self.scratch, self.here, self._log = scratch, scratch / "here", scratch / "log"
         self._calm: Calm | None = None
-        self._patch: Callable[[], None] = lambda: None
-        self._flawless: set[tuple[bytes, int | None, bool]] = set()
+        self._prepared: dict[str, Calm] = {}
+        self._flawless: set[tuple[str, bytes, int | None, bool]] = set()
+
+    @property
+    def template(self) -> Path:
+        """What the current case prepared."""
+        return self._template_of(self.current.case)
+
+    def _template_of(self, case: Case) -> Path:
+        return self.scratch / "templates" / case.name
 
     def calm(self, name: str) -> Calm:
-        """Prepare a case, run it undisturbed, and import here what it imported: an ordinary user may not be able to."""
-        if self._calm is not None and self._calm.case.name == name:
-            return self._calm
+        """Make a case the current one. It is prepared and run undisturbed once, for all campaigns of this process."""
         case = CASES[name]
-        self._patch = case.patch
-        for path in (self.here, self.template):
-            shutil.rmtree(path, ignore_errors=True)
-        self.here.mkdir()
         os.environ.pop(signing.KEY_FILE, None)
+        if case.signed:
+            os.environ[signing.KEY_FILE] = str(self.here / "keys")
+        if name not in self._prepared:
+            self._prepared[name] = self._prepare(case)
+        self._calm = self._prepared[name]
+        return self._calm
+
+    def _prepare(self, case: Case) -> Calm:
+        """Run a case undisturbed, and import here what it imported: an ordinary user may not be able to."""
+        shutil.rmtree(self.here, ignore_errors=True)
+        self.here.mkdir()
         if case.signed:
             (self.here / "keys").write_text("5a" * 32)
             (self.here / "keys").chmod(0o600)
-            os.environ[signing.KEY_FILE] = str(self.here / "keys")
-        case.prepare(self.here, self._must)
-        shutil.copytree(self.here, self.template, symlinks=True)
+        case.prepare(self.here, lambda *words: self._must(case, *words))
+        shutil.copytree(self.here, self._template_of(case), symlinks=True)
         words = case.words(self.here)
-        before = self.child(lambda: seen(self.here)).value
-        ended = self.child(lambda: (command(words, Watch(self.here)), list(sys.modules)))
+        before = self._child(case, lambda: seen(self.here)).value
+        ended = self._child(case, lambda: (command(words, Watch(self.here)), list(sys.modules)))
         ran, modules = ended.value
         assert ran.status == 0, ended.output
-        facts, after = self.child(lambda: (facts_of(self.here), seen(self.here))).value
+        facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).value
         import_all(modules)
         stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
-        self._calm = Calm(case, words, facts, before, after, ran.counts, stored)
-        self._flawless.clear()
         gc.freeze()  # or forks would copy all that their collector looks at
-        return self._calm
+        return Calm(case, words, facts, before, after, ran.counts, stored)
 
     @property
     def current(self) -> Calm:
@@ -258,14 +268,17 @@ class Bench:
         assert self._calm is not None
         return self._calm
 
-    def _must(self, *words: str) -> None:
-        ended = self.child(lambda: command(list(words)))
+    def _must(self, case: Case, *words: str) -> None:
+        ended = self._child(case, lambda: command(list(words)))
         if ended.value is None or ended.value.status:
             raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
 
     def child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
+        return self._child(self.current.case, work, user)
+
+    def _child(self, case: Case, work: Callable[[], Any], user: int | None = None) -> Ended:
         def patched() -> Any:
-            self._patch()
+            case.patch()
             return work()
 
         return Child(patched, self._log, user).ended(HANGS_AFTER)
@@ -327,8 +340,8 @@ class Bench:
 
         A state in which all held is not looked at twice: most faults leave what others have left.
         """
-        calm, state = self._calm, (state_of(self.here), user, claimed)
-        assert calm is not None
+        calm = self.current
+        state = (calm.case.name, state_of(self.here), user, claimed)
         if state in self._flawless:
             return []
         ended = self.child(lambda: look_and_run(self.here, calm.words), user)

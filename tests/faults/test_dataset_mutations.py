@@ -18,9 +18,9 @@ NAMES = [target.name for target in DATASETS]
 
 
 @pytest.mark.slow
-def test_some_hundred_mutations_are_found_and_never_misread(tmp_path: Path) -> None:
+def test_some_mutations_are_found_and_never_misread(tmp_path: Path) -> None:
     """``docs/measured/fuzzing.md`` says how ten thousand are made."""
-    runs, seconds = 25, 80
+    runs, seconds = 12, 80
     amount = ("--runs", str(runs), "--seconds", str(seconds))
     done = fuzz(*amount, "--seed", "2", "--keep", str(tmp_path), *NAMES, timeout=seconds * len(NAMES) + 60)
     assert done.returncode == 0, done.stdout + done.stderr

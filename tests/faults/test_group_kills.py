@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +14,9 @@ import pytest
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.output.leases import building
-from tasks.output.paths import version_store
-from tasks.output.versions import changed_at
-from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, finished, pool
-from tests.processes import DEADLINE, family, kill, until
+from tests.processes import family, kill, until
 
 pytestmark = pytest.mark.slow
 
@@ -134,47 +127,6 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
     assert len(set(groups)) == len(groups)  # adopted, not begun again
     assert not (tmp_path / "out" / "_groups").exists()
     assert staged(tmp_path / "out") == []
-
-
-@pytest.mark.nightly  # a build's own kills on stores are in test_store_faults.py, those of workers above
-@pytest.mark.parametrize("protocol", BUCKETS)
-def test_workers_that_are_killed_while_they_write_to_a_store(
-    service: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
-) -> None:
-    """All workers with their runs, when the 10th and the 40th upload has come."""
-    deadly, uploads, dead = {10, 40}, itertools.count(1), threading.Event()
-    with BUCKETS[protocol](monkeypatch) as bucket:
-        settings = {**told(tmp_path, f"on-{protocol}"), "scratch": str(tmp_path / "scratch"), "output": f"{bucket.url}/out"}
-        (tmp_path / "build.yaml").write_text(json.dumps(settings))
-        root, at_work = Store.at(settings["output"]), [service.work(name) for name in ("a", "b")]
-
-        def spoil(method: str, path: str) -> str | None:
-            return "kill" if method in ("PUT", "POST") and next(uploads) in deadly else None
-
-        def kill_all() -> None:
-            kill(*(pid for worker in at_work for pid in family(worker.pid)))
-            dead.set()
-
-        def finished_slices() -> dict[str, datetime | None]:
-            return {key: changed_at(info) for key, info in root.infos() if key.endswith("receipt.json")}
-
-        with building(root, tmp_path / "other"):  # so that shards stay
-            bucket.proxy.spoil, bucket.proxy.kill = spoil, kill_all
-            build, seen = service.build(tmp_path / "build.yaml"), dict[str, datetime | None]()
-            for number in range(len(deadly)):
-                assert dead.wait(DEADLINE)
-                service.stop(at_work)
-                seen |= finished_slices()
-                dead.clear()
-                at_work[:] = [service.work(f"{name}-{protocol}-{number}") for name in ("a", "b")]
-            result = finished(build)
-            service.stop(at_work)
-            assert seen
-            assert finished_slices().items() >= seen.items()
-        stored = version_store(root, result["version"])
-        there = {key: hashlib.sha256(stored.read(key)).hexdigest() for key, _ in stored.listing()}
-    alone = build_here({**settings, "output": str(tmp_path / "alone"), "layout": "compact", "runner": "threads"})
-    assert there == version_digests(tmp_path / "alone", alone.version)
 
 
 AWAY_SECONDS = 10.0

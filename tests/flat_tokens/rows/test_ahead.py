@@ -85,8 +85,9 @@ def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root: Path, 
 
 
 def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
+    """None is answered until six have been made."""
     train = train_of(root, tmp_path)
-    SlowStore.reset(lambda number, path: 0.1)
+    SlowStore.reset(lambda number, path: float(not until(lambda: SlowStore.most_at_once >= 6)))
     with ShuffledLoader(train.packed(2048), 16, 7).steps(prefetch=2):
         assert until(lambda: SlowStore.most_at_once >= 6)
 

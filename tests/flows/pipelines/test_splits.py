@@ -87,18 +87,21 @@ def apart(rows: list[Row], found: Placed) -> int:
     return sum(split != "train" and len(splits[text]) > 1 for (_, text), split in found.items())
 
 
-@pytest.mark.parametrize("by", ["key", "text", "domain"])
-def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(tmp_path: Path, by: str) -> None:
+@pytest.mark.parametrize(("by", "layout"), [("key", "compact"), ("text", "mmap"), ("domain", "zarr2")])
+def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(
+    tmp_path: Path, by: str, layout: str
+) -> None:
     """The same bytes, whether tokens are streamed, stored as shards, or made elsewhere."""
     rows = rows_of(54)
     path = write_rows(tmp_path / "a.jsonl", rows)
     wanted = naive(rows, by, 0.3, 0.2)
     assert set(wanted.values()) == set(EVERY_SPLIT)
-    results = [build_here(told(tmp_path / "out", path, split={"by": by}))]
+    more = {"split": {"by": by}, "layout": layout}
+    results = [build_here(told(tmp_path / "out", path, **more))]
     with shards_stay():
-        results.append(build_here(told(tmp_path / "shards", path, split={"by": by})))
-    results.append(built(told(tmp_path / "groups", path, split={"by": by}), None))
-    results.append(build_here(told(tmp_path / "slices", path, split={"by": by}, slice_bytes=10**6), workers=1))
+        results.append(build_here(told(tmp_path / "shards", path, **more)))
+    results.append(built(told(tmp_path / "groups", path, **more), None))
+    results.append(build_here(told(tmp_path / "slices", path, **more, slice_bytes=10**6), workers=1))
     for result in results:
         assert placed(result.path, rows) == wanted
         assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
@@ -129,19 +132,6 @@ def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: st
     other = {**settings, "split": {"by": "number", "keep": first.version}}
     with pytest.raises(ValueError, match=rf"was split by {by}, so it has no values of 'number'"):
         refresh_here(other)
-
-
-def test_the_test_split_takes_nothing_from_validation(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.jsonl", rows := rows_of(30))
-    both = placed(build_here(told(tmp_path / "out", path)).path, rows)
-    without = build_here(told(tmp_path / "out", path, test_fraction=0))
-    alone = placed(without.path, rows)
-    assert [where for where, split in both.items() if split == "validation"] == [
-        where for where, split in alone.items() if split == "validation"
-    ]
-    assert flat_tokens.open(without.path).test is None
-    assert "test" not in without.totals
-    assert without.text_bytes_tokenized == 0  # the tokens of the version with three splits
 
 
 def derived(output: Path, operation: Row, *inputs: str) -> flat_tokens.Dataset:
@@ -256,15 +246,6 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     settings = {**told(tmp_path / "out"), "sources": sources, "split": {"by": "n"}}
     splits = {place: split for place, (split, _) in by_place(build_here(settings).path).items()}
     assert [splits[0, row] for row in range(40)] == [splits[1, row] for row in range(40)]
-
-
-@pytest.mark.parametrize("layout", ["compact", "zarr2"])
-def test_equal_texts_are_looked_for_in_compressed_layouts(tmp_path: Path, layout: str) -> None:
-    rows = rows_of(54)
-    result = build_here(told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "key"}, layout=layout))
-    count = apart(rows, naive(rows, "key", 0.3, 0.2))
-    assert count
-    assert result.equal_texts_apart == count
 
 
 def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path: Path) -> None:

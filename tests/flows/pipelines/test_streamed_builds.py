@@ -87,25 +87,6 @@ def streamed(out: Path) -> list[str]:
     return sorted(shard.key for shard in found)
 
 
-ALL_TRAIN, LONG = {"validation_fraction": 0}, {"documents": {"steps": [{"use": "length", "min_bytes": 50}]}}
-
-
-@pytest.mark.parametrize(
-    ("workers", "more"),
-    first_fast(
-        [(1, {}), (2, {}), (5, {}), (1, ALL_TRAIN), (5, LONG), (2, ALL_TRAIN), (5, ALL_TRAIN), (1, LONG), (2, LONG)],
-        5,
-        several=True,
-    ),
-    ids=lambda value: ",".join(value) or "plain" if isinstance(value, dict) else str(value),
-)
-def test_the_bytes_are_those_of_stored_shards(settings: Settings, more: Settings, workers: int, tmp_path: Path) -> None:
-    settings |= more
-    result = build_here(settings, workers)
-    assert result.slices > 10
-    is_that(result, settings, tmp_path)
-
-
 def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Settings, tmp_path: Path) -> None:
     """Equal files have the same slices. The second one is of the version that is being written."""
     shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "again.jsonl")
@@ -140,14 +121,6 @@ def test_a_build_that_failed_goes_on_from_the_last_slice(settings: Settings, tmp
     assert set(first) <= set(second)
     result = build_here(settings)
     assert result.slices_reused >= len(second)
-    is_that(result, settings, tmp_path)
-
-
-def test_another_split_takes_the_tokens_from_there(settings: Settings, tmp_path: Path) -> None:
-    found = failed(settings, tmp_path)
-    settings |= {"validation_fraction": 0.1, "split_seed": 7}
-    result = build_here(settings)
-    assert result.slices_reused >= len(found)
     is_that(result, settings, tmp_path)
 
 

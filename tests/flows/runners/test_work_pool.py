@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from flat_tokens.stores import signing
 from flat_tokens.stores.reading import INPUT_ROOTS
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
@@ -87,26 +86,6 @@ def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(worker
     assert kinds["tokenize"] == -(-alone.slices // 4)
     assert kinds["write"] > 1
     assert not (tmp_path / "groups" / "_groups").exists()
-
-
-@pytest.mark.nightly
-def test_workers_of_a_pool_leave_out_the_duplicates_that_the_build_found(workers: Pool, tmp_path: Path) -> None:
-    notes = [write_notes(tmp_path / "in" / f"{name}.jsonl", 60) for name in ("a", "b")]
-    told = settings_of(tmp_path / "threads", *notes, slice_bytes=1000, name="copies", documents={"duplicates": "drop"})
-    notes[1].write_text(notes[0].read_text() + notes[1].read_text())
-    alone = build_here(told)
-    assert alone.totals["documents"]["skipped"] == {"duplicate": 60}
-    spread = config_of(tmp_path / "spread.yaml", {**told, **SPREAD, "output": str(tmp_path / "groups")})
-    build = workers.start(
-        "-c", SMALL_SPANS, "build", str(spread), "--json", "--quiet", stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert finished(build)["version"] == alone.version
-    assert version_digests(tmp_path / "groups", alone.version) == version_digests(tmp_path / "threads", alone.version)
-    assert "write" in {run["name"].split()[0] for run in groups_of(workers, "copies")}
-    assert staged(tmp_path / "groups") == []
-
-    late = workers.run_deployment("tokenize-group/tokenize-group", {"output": str(tmp_path / "groups"), "group": "0" * 64})
-    assert workers.ended(late)["state"]["type"] == "COMPLETED"
 
 
 class Listing(SimpleHTTPRequestHandler):
@@ -211,29 +190,3 @@ def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(
         done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 1
         assert "runner: groups needs a Prefect server" in done.stderr
-
-
-@pytest.mark.nightly  # it needs a pool of its own; test_groups.py has the refusal, test_signed_outputs.py the bytes
-def test_workers_with_the_key_sign_and_a_worker_without_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 15)
-    told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, name="signed")
-    alone = build_here(told)
-    (tmp_path / "keys").write_text("5a" * 32)
-    (tmp_path / "keys").chmod(0o600)
-    groups = {**SPREAD["groups"], "attempts": 1}
-    spread = config_of(tmp_path / "spread.yaml", {**told, **SPREAD, "groups": groups, "output": str(tmp_path / "groups")})
-    (tmp_path / "pool").mkdir()
-    with pool(tmp_path / "pool") as started:
-        without = started.work("without")
-        monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
-        _, error = started.build(spread).communicate(timeout=300)
-        assert f"has no key. Set {signing.KEY_FILE} on every worker" in error
-        started.stop([without])
-        started.work("with")
-        result = finished(started.build(spread))
-    there = version_digests(tmp_path / "groups", result["version"])
-    assert there.pop("manifest.json.hmac")
-    assert there.pop("token_bytes.json.hmac")
-    assert there == version_digests(tmp_path / "threads", alone.version)
-    assert (tmp_path / "groups" / "_cache" / "index" / f"{result['version']}.json.hmac").exists()
-    assert not (tmp_path / "groups" / "_groups").exists()
