@@ -87,7 +87,7 @@ class Model(BaseModel):
     """Frozen and strict: unknown fields are refused, not ignored."""
 
     # What is refused may hold a secret: a fault names the setting, never its value.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, defer_build=True)
 
 
 class FoundFile(NamedTuple):

@@ -11,22 +11,20 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from flat_tokens.formats import FLAT_TOKENS, FORMATS
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import did_you_mean, nearest
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import terminal
-from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.vocabulary import Vocabulary, nearest_file
+
+if TYPE_CHECKING:
+    from flat_tokens.tools.corpus import Corpus
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses, as of grep and diff: found or the same; not found or different; an error."""
-
-KNOWN = (FLAT_TOKENS, *FORMATS)
-FORMAT_LIST = "formats:\n" + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
 
 ANY_DATASET = "a dataset, a build's output, one split, a token shard, or files of another format; a local path or a URL"
 
@@ -150,7 +148,6 @@ COUNT: dict[str, Any] = {"type": at_least(0), "metavar": "N"}
 """Settings of a flag that counts something."""
 
 SHARED: dict[str, dict[str, Any]] = {
-    "--format": {"choices": KNOWN, "metavar": "NAME", "help": f"the format, where the content does not tell: {', '.join(KNOWN)}"},
     "--option": {
         "action": "append",
         "default": [],
@@ -196,15 +193,31 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def add_shared(parser: argparse.ArgumentParser, *flags: str) -> None:
-    """Add arguments of `SHARED`, in the order given."""
+    """Add arguments of `SHARED`, and ``--format``, in the order given."""
     for flag in flags:
-        parser.add_argument(flag, **SHARED[flag])
+        parser.add_argument(flag, **(_any_format() if flag == "--format" else SHARED[flag]))
+
+
+def _any_format() -> dict[str, Any]:
+    from flat_tokens.formats import FLAT_TOKENS, FORMATS  # every format's module, which most commands do without
+
+    known = (FLAT_TOKENS, *FORMATS)
+    return {"choices": known, "metavar": "NAME", "help": f"the format, where the content does not tell: {', '.join(known)}"}
+
+
+def format_list() -> str:
+    """The formats and what each is, for the help of a command."""
+    from flat_tokens.formats import FORMATS  # see above
+
+    return "formats:\n" + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
 
 
 def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str] = ()) -> None:
     """Add a flag for each option of any format, except those that the command does not use: ``--end-of-text`` for
     ``end_of_text``.
     """
+    from flat_tokens.formats import FORMATS  # see above
+
     owners: dict[str, list[str]] = {}
     for name, entry in FORMATS.items():
         for field in fields(entry.options):
@@ -249,10 +262,14 @@ def typed(kind: type[Any], option: str) -> dict[str, Any]:
 
 
 def corpus_of(options: argparse.Namespace, path: str | None = None) -> Corpus:
+    from flat_tokens.tools.corpus import open_corpus  # see above
+
     return open_corpus(options.path if path is None else path, options.format, dict(options.option))
 
 
 def vocabulary_for(corpus: Corpus, options: argparse.Namespace) -> Vocabulary | None:
+    from flat_tokens.tools.corpus import vocabulary_of  # see above
+
     return vocabulary_of(corpus, options.tokenizer, options.pattern, warn, options.trust_records)
 
 

@@ -61,7 +61,7 @@ from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of
 
 SUMMARY = "write a dataset in another format"
 EXAMPLES = f"""\
-{arguments.FORMAT_LIST}
+{arguments.format_list()}
 
 examples:
   flat-tokens export out/web --to megatron corpus/web

@@ -24,7 +24,7 @@ from flat_tokens.writer import write_dataset
 
 SUMMARY = "make a dataset of files in another format"
 EXAMPLES = f"""\
-{arguments.FORMAT_LIST}
+{arguments.format_list()}
 
 examples:
   flat-tokens import corpus/train.pbin out/web

@@ -13,25 +13,11 @@ from functools import partial
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import (
-    OpenOutput,
-    Published,
-    layout_of,
-    opened,
-    publication,
-    timed,
-)
-from flows.pipelines.slices import tokenize
-from flows.pipelines.stages import (
-    FINALIZE,
-    Runner,
-    assembling,
-    shard_parts,
-)
+from flows.pipelines.publish import OpenOutput, Published, layout_of, opened, publication, timed
+from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
-from tasks.finalize.equal_texts import equal_texts_apart
 from tasks.finalize.naming import leaving_out, name_of
 from tasks.finalize.provenance import card
 from tasks.finalize.seal import VersionDraft, built_totals, is_published
@@ -42,12 +28,7 @@ from tasks.output.target import Target
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
 from tasks.shards.recipe import settings_of_target
-from tasks.tokenize.engines import (
-    Tokenizer,
-    forget_what_was_learned,
-    import_ahead,
-    try_fast_engine,
-)
+from tasks.tokenize.engines import Tokenizer, forget_what_was_learned, import_ahead, try_fast_engine
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
@@ -71,19 +52,32 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
     is. *publish_anyway*: why a person publishes it whatever they say.
     """
     with ThreadPoolExecutor(1) as beside, opened(config, publish_anyway) as output:
-        with timed("download", output.seconds):
-            loading = beside.submit(tokenizer_of, config, is_first=output.pointer.version is None)
-            config = pin_sets(config, output.root)
-            pinned = pin_sources(config, output.root)
-            found = files_of(pinned)
-            if is_much(found):
-                after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
-            known = known_files(found, config.sources, config.slice_bytes, [output.root])
-            if output.pointer.version is None or is_much(unknown(found, known)):
-                beside.submit(import_ahead, loading)
-            text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
-            tokenizer = after_trial(loading, output.seconds)
-        return build_version(config, text, tokenizer, runner, output)
+        given = looked_up_text(config, runner, output, beside, reads_much=True)
+        assert given is not None
+        return build_version(*given, runner, output)
+
+
+def looked_up_text(
+    config: BuildConfig, runner: Runner, output: OpenOutput, beside: ThreadPoolExecutor, *, reads_much: bool
+) -> tuple[BuildConfig, Text, Tokenizer] | None:
+    """The configuration with its sets as they are now, the text and the tokenizer, which a thread loads. None where there is much
+    to read, or no version yet, unless the caller *reads_much*.
+    """
+    is_first = output.pointer.version is None
+    with timed("download", output.seconds):
+        loading = beside.submit(tokenizer_of, config, is_first=is_first)
+        config = pin_sets(config, output.root)
+        pinned = pin_sources(config, output.root)
+        found = files_of(pinned)
+        if is_much(found):
+            after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
+        known = known_files(found, config.sources, config.slice_bytes, [output.root])
+        if is_first or is_much(unknown(found, known)):
+            if not reads_much:
+                return None
+            beside.submit(import_ahead, loading)
+        text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
+        return config, text, after_trial(loading, output.seconds)
 
 
 def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | None:
@@ -93,19 +87,11 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
     root = Store.at(config.output)
     if root.is_local and read_pointer(root).version is None:  # before a directory is made for it
         return None
-    with opened(config) as output:
-        if output.pointer.version is None:
+    with ThreadPoolExecutor(1) as beside, opened(config) as output:
+        given = looked_up_text(config, runner, output, beside, reads_much=False)
+        if given is None:
             return None
-        with timed("download", output.seconds), ThreadPoolExecutor(1) as beside:
-            loading = beside.submit(tokenizer_of, config, is_first=False)
-            config = pin_sets(config, output.root)
-            pinned = pin_sources(config, output.root)
-            found = files_of(pinned)
-            known = known_files(found, config.sources, config.slice_bytes, [output.root])
-            if is_much(unknown(found, known)):
-                return None
-            text = Text.of(config, pinned, download(config, found, runner, output.root, known=known))
-            tokenizer = after_trial(loading, output.seconds)
+        config, text, tokenizer = given
         layout = layout_of(config, output.root)
         config, made_of, _ = text.makes(config, tokenizer, output)
         version = name_of(output.root, output.forgotten, made_of, layout).version
@@ -135,6 +121,8 @@ def build_version(
 
     with publication(output, made_of, layout, remember, to_judge, keeps_waiting=gates is None) as version:
         if target := version.target(**settings_of_target(config)):
+            from flows.pipelines.slices import tokenize  # what has nothing to do does without half of the modules
+
             with assembling(runner, target, text.file_names) as (assembler, under_way):
                 with timed("tokenize", output.seconds):
                     stored = tokenize(config, text, tokenizer, chats, target, runner, output, assembler, under_way)
@@ -160,6 +148,8 @@ def finalized(config: BuildConfig, target: Target, draft: VersionDraft, runner: 
     runner.start(target, FINALIZE.given(draft, config.verify_level)).result()
     if not counts:
         return {}
+    from tasks.finalize.equal_texts import equal_texts_apart  # see above
+
     found = equal_texts_apart(target.store, target.splits)
     forgetting.start()
     return {"equal_texts_apart": found}

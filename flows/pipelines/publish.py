@@ -23,7 +23,6 @@ from flat_tokens.stores.reading import SCRATCH
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
-from flows.pipelines.successors import go_on_forgetting
 from tasks.config import BuildConfig
 from tasks.download.cut import room_for
 from tasks.download.fetch import UNKNOWN_BYTES
@@ -268,7 +267,10 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     with told_of(request) as lineage, _removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
-        go_on_forgetting(root, scratch)
+        if read_record_of(root) is not None:
+            from flows.pipelines.successors import go_on_forgetting  # all of forgetting, which few outputs need
+
+            go_on_forgetting(root, scratch)
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
         with building(root, scratch):

@@ -13,25 +13,20 @@ import pkgutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.tools.terminal import plural
-from tasks.assemble.assembler import Assembler, CountedPart
-from tasks.assemble.duplicates import drop_duplicates
-from tasks.assemble.near_duplicates import gather_signatures, mark_near_duplicates
-from tasks.assemble.spans import Span
-from tasks.assemble.write import names_below_output, write_span
-from tasks.config import BuildConfig
-from tasks.download.cut import cut_files
 from tasks.download.outlines import bytes_to_cut
-from tasks.finalize.seal import finalize
-from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.progress import Done
-from tasks.shards.index import location_key
-from tasks.shards.recipe import Recipe
-from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load
+
+if TYPE_CHECKING:
+    from tasks.assemble.assembler import Assembler, CountedPart
+    from tasks.assemble.spans import Span
+    from tasks.config import BuildConfig
+    from tasks.output.target import Target
+    from tasks.shards.recipe import Recipe
 
 SPANS_IN_A_GROUP = 8
 """Each is a quarter of a gigabyte of tokens."""
@@ -108,7 +103,9 @@ def through(item: Any, steps: Sequence[Step], work: Callable[[Step, Any], Any] =
 
 
 def lazy(path: str) -> Callable[..., Any]:
-    """A function by its path, imported when it is first called: a build does not wait for the stages of others."""
+    """A function by its path, imported when it is first called: nothing waits for the stages of others, and what has nothing to
+    do for none.
+    """
 
     def function(*arguments: Any) -> Any:
         return pkgutil.resolve_name(path)(*arguments)
@@ -130,7 +127,7 @@ def _token_bytes(span: Span) -> int:
 
 DOWNLOAD = Stage(
     "download",
-    cut_files,
+    lazy("tasks.download.cut:cut_files"),
     label=lambda pack: pack[0].name if len(pack) == 1 else f"{pack[0].name} and {plural(len(pack) - 1, 'more file')}",
     retries=False,  # the fetching itself asks busy servers again
     size=lambda pack: sum(found.size or 0 for found in pack),
@@ -146,7 +143,7 @@ DOWNLOAD = Stage(
 
 TOKENIZE = Stage(
     "tokenize",
-    tokenize_or_load,
+    lazy("tasks.shards.write:tokenize_or_load"),
     label_suffix=steps_of,
     cache_key=lambda slice_, recipe, *_: recipe.key(slice_),
     size=attrgetter("text_bytes"),
@@ -155,19 +152,19 @@ TOKENIZE = Stage(
         "tokenize-group",
         group=lambda config: config.groups.slices,
         threshold=lambda config: config.groups.threshold,
-        around=fetching_ahead,
-        stored=lambda shard, *_: [location_key(shard)],
+        around=lazy("tasks.shards.write:fetching_ahead"),
+        stored=lambda shard, *_: [lazy("tasks.shards.index:location_key")(shard)],
         done=lambda slice_, shard: Done(slice_.text_bytes, shard.read, shard.token_count),
     ),
 )
 """Slice -> token shard, in the staging of the process that tokenizes it; or the stored one, where there is one."""
 
-SHARD_WRITE = Stage("shard-write", store_shard)
+SHARD_WRITE = Stage("shard-write", lazy("tasks.shards.write:store_shard"))
 """Staged token shard -> stored under its key, the receipt last. It happens where the shard was tokenized."""
 
 DUPLICATES = Stage(
     "duplicates",
-    drop_duplicates,
+    lazy("tasks.assemble.duplicates:drop_duplicates"),
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # a text that was met would be taken for its own copy
     size=attrgetter("shard.text_bytes"),
@@ -179,7 +176,7 @@ may wait for it.
 
 SIGNATURES = Stage(
     "signatures",
-    gather_signatures,
+    lazy("tasks.assemble.near_duplicates:gather_signatures"),
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # they would be there twice
     size=attrgetter("shard.text_bytes"),
@@ -189,7 +186,7 @@ SIGNATURES = Stage(
 
 NEAR_DUPLICATES = Stage(
     "near-duplicates",
-    mark_near_duplicates,
+    lazy("tasks.assemble.near_duplicates:mark_near_duplicates"),
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # the parts are counted
     size=attrgetter("shard.text_bytes"),
@@ -204,7 +201,7 @@ def _is_begun(span: Span, _: Target, assembler: Assembler | None) -> bool:
 
 SPLIT = Stage(
     "split",
-    write_span,
+    lazy("tasks.assemble.write:write_span"),
     size=_token_bytes,
     is_here=_is_begun,
     pool=Pool(
@@ -212,13 +209,13 @@ SPLIT = Stage(
         group=lambda _: SPANS_IN_A_GROUP,
         threshold=lambda _: math.inf,
         with_stage="tokenize",
-        stored=names_below_output,
+        stored=lazy("tasks.assemble.write:names_below_output"),
         done=lambda span, _: Done(_token_bytes(span)),
     ),
 )
 """Span of the train or the validation arrays -> its stored objects."""
 
-FINALIZE = Stage("finalize", finalize, attrgetter("name"), retries=False)
+FINALIZE = Stage("finalize", lazy("tasks.finalize.seal:finalize"), attrgetter("name"), retries=False)
 """Target -> metadata, manifest, card, check, commit."""
 
 EXAMINE = Stage("examine", lazy("tasks.derive.inputs:examine"), str)
@@ -329,6 +326,8 @@ def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Ite
     """A block with the assembler of a version, which hands its spans to the runner, and with the items that are under way to
     become parts. *files*: names of the sources' files, for errors.
     """
+    from tasks.assemble.assembler import Assembler  # what has nothing to do does without
+
     # Items under way are waited for last: the assembler first ends the streams that they may wait for.
     with settled() as under_way, Assembler(target, files) as assembler:
         step = SPLIT.given(target, assembler)  # parts -> final objects

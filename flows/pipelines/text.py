@@ -100,13 +100,10 @@ def download(
         known = known_files(found, config.sources, config.slice_bytes, (root, *others))
     known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
     meter.add("download", known_bytes, stored=known_bytes)
-    fresh = [file for file, cut in zip(found, known, strict=True) if cut is None]
-    workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root))), found)
-    cuts, step = (
-        list(known),
-        DOWNLOAD.given(config.sources, config.slice_bytes, workspace),
-    )  # files -> digests, where they are cut
-    if fresh:
+    cuts = list(known)
+    if fresh := unknown(found, known):
+        workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root))), found)
+        step = DOWNLOAD.given(config.sources, config.slice_bytes, workspace)  # files -> digests, where they are cut
         left = (number for number, cut in enumerate(known) if cut is None)
         with settled() as under_way, remembering(config, root, cuts, begun) as remember:
             for pack in started_in_order(runner, under_way, packs_of(fresh), step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
@@ -20,7 +21,8 @@ def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAd
     """Type adapters of a function's item, of what its items share and of its result. A workspace is null in JSON: every process
     has its own, so that the same work has the same digest, whoever hands it out.
     """
-    hints = get_type_hints(function, include_extras=True)
+    path = function.__qualname__
+    hints = get_type_hints(pkgutil.resolve_name(path) if ":" in path else function, include_extras=True)  # some are lazy
     result = TypeAdapter(hints.pop("return"))
     item, *shared = hints.values()
     return TypeAdapter(item), tuple(map(TypeAdapter, shared)), result

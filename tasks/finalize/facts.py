@@ -19,8 +19,6 @@ from flat_tokens.rows.documents import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.queries import query
-from flat_tokens.tools.stats import Counts
-from tasks.finalize.document_changes import document_changes
 from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Subject
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
@@ -30,7 +28,6 @@ from tasks.parts.part import NEAR_DUPLICATE_REASON
 logger = logging.getLogger(__name__)
 
 ENTRIES_AT_ONCE = 1 << 22
-ALL = Subject()
 
 
 class SourceCounts(Model):
@@ -103,11 +100,13 @@ class VersionFacts:
             "SELECT *, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL",
         )
 
-    def lengths_of(self, place: Subject = ALL) -> Counts:
-        """How many documents have how many tokens, of a source, of a split or of all."""
+    def length_at(self, percent: float, place: Subject) -> int:
+        """The smallest length that *percent* of the documents of a source, of a split or of all do not exceed."""
+        from flat_tokens.tools.stats import Counts  # which few gates need
+
         some = [of[2:] for of in self.lengths if place.split in ("", of[0]) and place.source in ("", of[1])]
         values, counts = np.array(some, np.int64).reshape(-1, 2).T
-        return Counts.together([Counts(values, counts)])
+        return Counts.together([Counts(values, counts)]).percentile(percent) or 0
 
     def text_bytes(self, name: SplitName) -> int | None:
         """Bytes of text that the tokens of a split stand for. None if the bytes of its tokenizer's tokens are not known, or it
@@ -146,6 +145,8 @@ class Difference:
         """The changes of documents. What the version *before* has lost is not a fault of the new one: then None, with a
         warning.
         """
+        from tasks.finalize.document_changes import document_changes  # which few gates need
+
         before = self.before.version if self.before else None
         try:
             return document_changes(self._root, before, self.now.version)
@@ -260,8 +261,7 @@ def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> dict
 
 def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     if fact in OF_LENGTHS:
-        lengths = of.lengths_of(place)
-        return lengths.percentile(100 if fact == "largest_length" else 50) or 0
+        return of.length_at(100 if fact == "largest_length" else 50, place)
     if fact in OF_COLUMNS:
         rows, nulls, distinct = of.column(place)
         return distinct if fact == "distinct" else nulls / rows if rows else 0.0

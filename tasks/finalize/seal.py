@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
 from flat_tokens.tools.evaluation import names_of_sets
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
-from tasks.assemble.assembler import Assembled
 from tasks.finalize.provenance import CARD, Provenance
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, TEXTS, version_store
@@ -38,6 +37,9 @@ from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
 from tasks.shards.index import IndexEntry, published_shards, write_index
 from tasks.text.documents import EXAMPLES
+
+if TYPE_CHECKING:
+    from tasks.assemble.assembler import Assembled
 
 KEYS_AT_ONCE = 1 << 25
 

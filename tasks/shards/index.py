@@ -34,7 +34,6 @@ from tasks.output.paths import BESIDE, CACHE, DOCUMENTS, beside_key, index_key, 
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
-from tasks.parts.opening import open_shard
 from tasks.parts.stored import document_spec
 from tasks.rows import FILE, OF_PLACE
 from tasks.shards.receipts import load_shard, read_receipt
@@ -262,6 +261,8 @@ class StoredTokens:
                 continue  # who wants it will say what is wrong with it
 
     def _opened(self, shard: TokenShard) -> Documents | None:
+        from tasks.parts.opening import open_shard  # what has nothing to do opens none
+
         if shard.key not in self._open:
             while len(self._open) >= OPEN:
                 del self._open[next(iter(self._open))]
