@@ -117,6 +117,9 @@ $(PEERS): $(TESTS) tests/peers.txt
 	$(call install,--require-hashes --requirement tests/peers.txt)
 	# Not hashed, and with its dependencies: a machine may have a wheel for its CPU, while the registry's needs CUDA packages.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts torch==2.13.0
+	# An emulator of Azure's blob storage. Its tests are skipped without.
+	command -v npm > /dev/null && npm install --silent --no-audit --no-fund --no-save --prefix $(VENV)/azurite azurite@3.37.0 || \
+		echo "no npm, or no azurite there: tests on Azure are skipped"
 	touch $(PEERS)
 
 check: $(TESTS) ## Format, lint, types, directions of imports, names, words, size, one way to open; types and links of the documentation.

@@ -17,9 +17,10 @@ import fsspec
 from prefect.blocks.system import Secret
 
 from flat_tokens.stores import endorsing, signing
+from flat_tokens.stores.store import SCHEMES
 from tasks.locations import CREDENTIALS
 
-PROTOCOLS = ("gs", "gcs", "s3", "s3a", "http", "https", "hf", "signing")
+PROTOCOLS = (*SCHEMES[:-1], "signing")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flat_tokens.stores.answers import SlowError
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
+from flat_tokens.stores.store import AZURE, azure_setting
+from flat_tokens.stores.store import SCHEMES as REMOTE
 
 OF_CREDENTIALS = [
     ipaddress.ip_network(named) for named in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::/32", "fd20:ce::/32")
@@ -30,15 +32,15 @@ OF_CREDENTIALS = [
 """Where cloud machines get their credentials, besides link-local addresses."""
 RUN = "PREFECT__FLOW_RUN_ID"
 """Environment variable of the process of a run that Prefect's API was asked for."""
-AZURE = ("az", "abfs", "abfss", "adl")
-SCHEMES = ("file", "local", "http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
 LOCAL = ("file", "local")
+SCHEMES = (*LOCAL, *REMOTE)
 WEB = {"http": 80, "https": 443}
-SAME_STORE = {"gcs": "gs", "s3a": "s3"}
+SAME_STORE = {"gcs": "gs", "s3a": "s3", "az": "abfs", "abfss": "abfs"}
 HARMLESS = "alt|date|dl|download|file|format|lang|limit|name|offset|page|part|path|raw|ref|revision|type|version|versionId"
 """Parameters that URLs may have. Any other one may be a secret."""
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]*:"
-_USER = rf"(?:(?!hf://){_SCHEME}[/\\]*[^/\\?#]*@|{_SCHEME}[\s\S]*:[/\\]+[^/\\?#]*@|hf://[^/]*:[^/]*@)"
+CONTAINER = r"[a-z0-9$-]+@[a-z0-9]+\.(?:blob|dfs)\.core\.windows\.net(?=/|$)"
+_USER = rf"(?:(?!hf://|(?:az|abfss?)://{CONTAINER}){_SCHEME}[/\\]*[^/\\?#]*@|{_SCHEME}[\s\S]*:[/\\]+[^/\\?#]*@|hf://[^/]*:[^/]*@)"
 _PARAMETER = rf"{_SCHEME}[\s\S]*(?:[?&;#]|%3[FBfb]|%2[36])(?!(?:{HARMLESS})=)[^=&;#/?]*="
 _QUERY = rf"[Hh][Tt][Tt][Pp][Ss]?:[\s\S]*(?:#|\?(?!(?:{HARMLESS})=)|\?[\s\S]*[&;](?!(?:{HARMLESS})=))"
 """A query or a fragment of any form. A name in the path may have an encoded '?' or '#', which begins neither."""
@@ -65,12 +67,7 @@ def plain_location(location: str) -> str:
     if "::" in re.sub(r"//\[[0-9A-Fa-f:.]+\]", "//", location, count=1):
         raise ValueError("chained URLs ('::') are not accepted; name the file itself")
     if separator and scheme not in SCHEMES:
-        of_azure = (
-            ""
-            if scheme not in AZURE
-            else ". A dataset that is copied to Azure is read there: flat_tokens.open (docs/reading/stores.md)"
-        )
-        raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are{of_azure}")
+        raise ValueError(f"{scheme}:// is not known here; {', '.join(SCHEMES)} are")
     if separator and scheme not in LOCAL:
         return _plain_url(location, scheme, rest)
     path = rest or location
@@ -94,6 +91,11 @@ def _plain_url(location: str, scheme: str, rest: str) -> str:
         raise ValueError(f"{location} names no {'server' if scheme in WEB else 'bucket'}")
     if scheme in WEB and not _SERVER.fullmatch(host):
         raise ValueError(f"{scheme}:// is not followed by a server: a name or an address in ASCII, and perhaps a port")
+    if scheme in AZURE and not re.fullmatch(rf"{CONTAINER}|[a-z0-9$-]+", host):
+        raise ValueError(
+            f"{scheme}:// is not followed by a container, perhaps with its account. Write az://CONTAINER/PATH or "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH."
+        )
     if re.search(r"[\x00-\x1f\x7f]|^\s|\s$", location) or (scheme not in WEB and "://" in rest):
         raise ValueError(f"{location!r} is not one URL. Write it without line breaks, spaces around it, or a second scheme.")
     if _goes_up(location):
@@ -223,6 +225,8 @@ def place_of(location: str) -> tuple[str, str]:
         spelled = (quote(unquote_to_bytes(part), safe="") for part in parts.path.rstrip("/").split("/"))
         return f"{scheme}://{parts.hostname}:{parts.port or WEB[scheme]}", "/".join(spelled)
     rest = _HUB_REVISION.sub(r"\1", rest) if scheme == "hf" else rest
+    if scheme in AZURE:  # a container of the account that the environment names need not name it
+        rest = re.sub(rf"^([^/]*)@{azure_setting('account_name')}\.[^/]*", r"\1", rest)
     return SAME_STORE.get(scheme, scheme), "/" + (rest.strip("/") if scheme == "memory" else rest.rstrip("/"))
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 MANY_FAULTS = {"429": 0.045, "503": 0.045, "reset": 0.04, "half": 0.04, "half upload": 0.025, "stall": 0.005, "lost": 0.02}
 """A fifth of all requests spoiled, and of another fiftieth the acknowledgement lost."""
@@ -75,7 +76,12 @@ def _run(loop: asyncio.AbstractEventLoop, state: Proxy, upstream: str, started: 
 
     async def start() -> tuple[web.AppRunner, aiohttp.ClientSession]:
         # Answers pass as they are: neither decompressed nor with a ceiling on connections.
-        session = aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=0))
+        # Nothing is added to requests, either: they may be signed.
+        session = aiohttp.ClientSession(
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=0),
+            skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
+        )
         app = web.Application(client_max_size=1 << 34)
 
         async def pass_on(request: web.Request) -> web.StreamResponse:
@@ -117,7 +123,11 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
             state.faults.append(fault)
         if fault is not None and fault.isdigit():
             code = "AccessDenied" if fault == "403" else "SlowDown"
-            return web.Response(status=int(fault), text=f"<Error><Code>{code}</Code></Error>", content_type="application/xml")
+            return web.Response(
+                status=int(fault),
+                text=f"<Error><Code>{code}</Code><Message>not now</Message></Error>",
+                content_type="application/xml",
+            )
         if fault == "stall":
             await asyncio.sleep(state.stall_seconds)
         if fault in ("reset", "stall"):
@@ -158,7 +168,11 @@ async def _forward(
     """The server's answer: status, headers, body."""
     headers = {k: v for k, v in request.headers.items() if k.lower() not in ("transfer-encoding", "connection")}
     async with session.request(
-        request.method, f"{upstream}{request.raw_path}", headers=headers, data=io.BytesIO(body), allow_redirects=False
+        request.method,
+        URL(f"{upstream}{request.raw_path}", encoded=True),
+        headers=headers,
+        data=io.BytesIO(body) if request.body_exists else None,
+        allow_redirects=False,
     ) as answer:
         dropped = ("transfer-encoding", "connection", "server", "date")
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in dropped}

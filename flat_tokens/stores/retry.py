@@ -36,11 +36,15 @@ PASSING = {
 """Errors of the clients of stores: their package and their name, or that of a class above theirs."""
 
 
-UNIDENTIFIED = {"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
+UNIDENTIFIED = {
+    *("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
+    "ClientAuthenticationError",
+}
 """Errors of the same: no credentials were found."""
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket FSSPEC_S3_ANON=true",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or gcloud auth application-default login; for a public bucket FSSPEC_GS_TOKEN=anon",
+    "abfs": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_CONNECTION_STRING, or az login",
 }
 """Where the clients look for credentials, by the protocol of a URL."""
 
@@ -107,7 +111,7 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
     *what*, where the store never answered; PermissionError, naming it too, where it forbids or no credentials are found; other
     errors as they are, at once.
     """
-    names = CREDENTIALS.get(what.partition("://")[0].replace("s3a", "s3").replace("gcs", "gs"))
+    names = CREDENTIALS.get(what.partition("://")[0].replace("s3a", "s3").replace("gcs", "gs").replace("abfss", "abfs"))
     where = f" ({names})" if names else ""
 
     def give_up(error: Exception, failures: int) -> Exception:
@@ -176,7 +180,7 @@ def brief(error: BaseException) -> str:
     """The first cause of an error, in one line."""
     cause = list(causes(error))[-1]
     said = getattr(cause, "strerror", None) if isinstance(cause, OSError) else None
-    return " ".join(str(said or cause).split()) or type(cause).__name__
+    return " ".join(str(said or cause).split()).partition(" RequestId:")[0] or type(cause).__name__
 
 
 def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:

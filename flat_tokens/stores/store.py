@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, cast
 import numpy as np
 from blake3 import blake3
 
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import LazyModule, extra
 from flat_tokens.stores import local, reading, signing
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
-from flat_tokens.stores.retry import PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
+from flat_tokens.stores.retry import CREDENTIALS, PATIENCE_SECONDS, SILENCE_SECONDS, persist, status_of
 
 if TYPE_CHECKING:
     import fsspec
@@ -42,6 +42,9 @@ UPLOADS = 6
 CONNECTIONS = 64
 SIZES_AT_ONCE = 16
 """Objects of a remote store whose sizes are asked for together."""
+AZURE = ("az", "abfs", "abfss")
+SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", *AZURE, "hf", "memory")
+"""Stores that are read next to local files. Drivers of others may run, or request, what a name says."""
 LAST_BYTES = {"s3", "gs", "http", "https"}
 """Protocols whose clients read the last bytes of an object without knowing its size. That of Azure does not."""
 CONNECT_SECONDS = 10.0
@@ -163,7 +166,7 @@ class Store:
     @property
     def url(self) -> str:
         """The root as a person writes it: a plain path where it is local, else a URL."""
-        return self.root if self.is_local else str(self.fs.unstrip_protocol(self.root))
+        return self.root if self.is_local else self.url_of(self.root)
 
     def __truediv__(self, name: str) -> Store:
         return replace(self, root=posixpath.join(self.root, name), top=self.top or self.root)
@@ -386,7 +389,10 @@ class Store:
         prefix = len(self.root.rstrip("/")) + 1
         self.fs.invalidate_cache()
         if not self.is_local:
-            yield from ((path[prefix:], info) for path, info in self.ask("find", detail=True, withdirs=False).items())
+            found = self.ask("find", detail=True, withdirs=False)
+            if isinstance(found, list):  # as the client of Azure answers if the root is an object
+                found = {self.root: self.info("")}
+            yield from ((path[prefix:], info) for path, info in found.items())
             return
         for directory, below, names in os.walk(self.root, onerror=_tell):  # fsspec leaves out what it cannot look up
             links = [name for name in below if local.kind_of(os.path.join(directory, name), follow_links=False) == "link"]
@@ -427,7 +433,7 @@ class Store:
                 self.ask("pipe_file", key, file.read())
             return
         fs, parts = self.connected(), {"chunksize": PART_BYTES} if {"s3", "gs"} & self.protocols else {}
-        if "s3" in self.protocols:
+        if {"s3", "abfs"} & self.protocols:
             parts["max_concurrency"] = PARTS_AT_ONCE
         for begun in range(1, UPLOADS + 1):
             try:
@@ -442,9 +448,11 @@ class Store:
         """Remove an object or everything below a prefix. Nothing happens if there is none. Locally, no link is followed."""
         if self.is_local:
             local.remove(self.root, key)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                self.ask("rm", key, recursive=True)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            self.ask("rm", key, recursive=True)
+        if "abfs" in self.protocols and self.exists(key):  # its client hides errors if an object went meanwhile
+            self.remove(key)
 
     def remove_object(self, key: str) -> None:
         """Remove one object, by one request of a store. Nothing happens if there is none."""
@@ -459,8 +467,16 @@ class Store:
         """All names of the store's kind in URLs."""
         return {self.fs.protocol} if isinstance(self.fs.protocol, str) else set(self.fs.protocol)
 
+    def url_of(self, path: str) -> str:
+        """The URL of a path of a remote store. That of Azure names the account, unless the environment does."""
+        account = self.fs.storage_options.get("account_name") if "abfs" in self.protocols else None
+        if account not in (None, azure_setting("account_name")):
+            container, _, below = path.partition("/")
+            return f"abfss://{container}@{account}.dfs.core.windows.net/{below}"
+        return str(self.fs.unstrip_protocol(path))
+
     def _named(self, key: str) -> str:
-        return str(self.fs.unstrip_protocol(self.path(key)))
+        return self.url_of(self.path(key))
 
 
 def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
@@ -493,6 +509,9 @@ def client_options(url: str) -> dict[str, Any]:
         # Its client would ask for ten ranges at a time.
         config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
         options = {"config_kwargs": config, "use_listings_cache": False}
+    elif protocol in AZURE:
+        _check_account(url)
+        options = {"connection_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS, "use_listings_cache": False}
     elif protocol in ("gs", "gcs", "http", "https"):
         import aiohttp  # only the clients of these protocols need it
 
@@ -509,6 +528,22 @@ def client_options(url: str) -> dict[str, Any]:
         name: {**ours, **configured.get(name, {})} if isinstance(ours, dict) else configured.get(name, ours)
         for name, ours in options.items()
     }
+
+
+def azure_setting(name: str) -> str | None:
+    """A setting of Azure's client that is not in a URL, such as ``account_name``."""
+    configured = (fsspec.config.conf.get(protocol, {}).get(name) for protocol in AZURE)
+    return next(filter(None, configured), os.environ.get(f"AZURE_STORAGE_{name.upper()}"))
+
+
+def _check_account(url: str) -> None:
+    """ValueError if it is not clear in which account a container is. ModuleNotFoundError without the client."""
+    extra("adlfs", "a store of Azure")
+    named, string = re.match(r"\w+://[^/]*@(\w+)", url), azure_setting("connection_string")
+    if named and string and f"AccountName={named[1]};" not in f"{string};":  # the client would use the string's account
+        raise ValueError(f"{url}: AZURE_STORAGE_CONNECTION_STRING is of another account. Unset it, or write az://CONTAINER/PATH.")
+    if not named and not string and not azure_setting("account_name"):
+        raise ValueError(f"{url}: the account is not known. Set {CREDENTIALS['abfs']}.")
 
 
 class RemoteSink:

@@ -26,14 +26,11 @@ from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import followed, lent
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import SCHEMES, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to_large
 from flat_tokens.tools.corpus import Corpus, Source, SourceFile, run_of
-
-SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", "hf", "memory")
-"""Stores that source files are read from next to local files. Drivers of others may run, or request, what a name says."""
 
 UNRECORDED = "there is no record of where sequences come from"
 

@@ -300,7 +300,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
     if not http:
         refuse_tables(source, store, [str(info["name"]) for info in infos], listed=listed)
     for info in infos:
-        uri = readable(store.fs.unstrip_protocol(info["name"]))
+        uri = readable(store.url_of(info["name"]))
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
         if HIDDEN.search(name) and not hidden_too:
             continue

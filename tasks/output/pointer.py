@@ -258,7 +258,7 @@ def look(root: Store, key: str) -> Seen:
     try:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
         info = {} if root.is_local else root.info(key)
-        state = next((str(info[name]) for name in ("generation", "ETag") if info.get(name)), None)
+        state = next((str(info[name]) for name in ("generation", "ETag", "etag") if info.get(name)), None)
         return Seen(read_record(root, key), state)
     except FileNotFoundError:
         return Seen(None, None)
@@ -273,8 +273,8 @@ REFUSED = (409, 412)
 def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     """Replace an object if it still is what was *seen*. Return whether it was replaced. Local callers hold a lock.
 
-    S3 and Google Cloud Storage compare and write in one step. On other remote stores, the object is compared right before and
-    right after the write.
+    S3, Google Cloud Storage and Azure compare and write in one step. On other remote stores, the object is compared right
+    before and right after the write.
     """
     if root.is_local:
         root.put(key, data)
@@ -311,10 +311,12 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
 def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
     """Write an object. Return whether the store checked in the same step that the object was as it was seen."""
     fs, path = root.fs, root.path(key)
-    if seen.data is None and {"s3", "gs", "memory"} & root.protocols:
+    if seen.data is None and {"s3", "gs", "abfs", "memory"} & root.protocols:
         fs.pipe_file(path, data, mode="create")
     elif seen.state and "s3" in root.protocols:
         fs.pipe_file(path, data, IfMatch=seen.state)
+    elif seen.state and "abfs" in root.protocols:
+        fs.pipe_file(path, data, headers={"If-Match": seen.state})
     elif seen.state and "gs" in root.protocols:
         bucket, name, _ = fs.split_path(path)
         # As gcsfs uploads small objects, but for the condition, for which it has no parameter.

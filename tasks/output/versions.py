@@ -172,7 +172,7 @@ def describe(root: Store, store: Store, pointer: Pointer, held: HeldVersions) ->
 
 def changed_at(info: JsonObject) -> datetime | None:
     """When an object was last written, as its store says it."""
-    for name in ("LastModified", "mtime", "updated", "created"):
+    for name in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = info.get(name)
         if isinstance(value, datetime):
             return value if value.tzinfo else value.replace(tzinfo=UTC)

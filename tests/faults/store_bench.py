@@ -48,7 +48,7 @@ from tests.faults.commands import (
     without_logs,
 )
 from tests.faults.inject import Child, Ended
-from tests.faults.stores import BUCKETS, hurry, reach
+from tests.faults.stores import AZURITE, BUCKETS, azurite, container_at, hurry, reach
 from tests.faults.support import settings_of, write_notes
 from tests.proxy import at_random
 
@@ -59,7 +59,10 @@ KILL = "kill"
 SPOILED = {"429": 0.03, "503": 0.03, "reset": 0.02, "half": 0.02, "half upload": 0.02, "lost": 0.03, "twice": 0.03}
 """What happens to requests while two commands run: to some of 5 each."""
 
-IMPORTED = ("moto.server", "moto.s3.responses", "gcp_storage_emulator.server", "s3fs", "gcsfs", "aiobotocore.session")
+IMPORTED = (
+    *("moto.server", "moto.s3.responses", "gcp_storage_emulator.server", "s3fs", "gcsfs", "aiobotocore.session"),
+    *("adlfs", "azure.storage.blob"),
+)
 """Imported before there are forks, or each would take a second."""
 
 SECOND = r"another build published|has just been removed"
@@ -152,8 +155,9 @@ CASES = {
 
 
 def protocols() -> tuple[str, ...]:
-    """The stores that there is an emulator of: that of Google Cloud Storage is one of the peers."""
-    return ("s3", "gs") if importlib.util.find_spec("gcp_storage_emulator") else ("s3",)
+    """The stores that there is an emulator of: those of Google Cloud Storage and Azure come with the peers."""
+    there = {"s3": True, "gs": importlib.util.find_spec("gcp_storage_emulator"), "abfs": AZURITE.exists()}
+    return tuple(protocol for protocol, found in there.items() if found)
 
 
 PAIRS: dict[str, tuple[Callable[[Path, str, Do], None], tuple[Callable[[Path, str], Words], ...]]] = {
@@ -237,6 +241,11 @@ def session_of(protocol: str) -> requests.Session:
 
 def fill(protocol: str, server: str, content: Content) -> None:
     """Put objects into the bucket."""
+    if protocol == "abfs":
+        with container_at(server) as container:
+            for key, data in content.items():
+                container.upload_blob(key, data)
+        return
     with session_of(protocol) as session:
         for key, data in content.items():
             if protocol == "s3":
@@ -248,6 +257,9 @@ def fill(protocol: str, server: str, content: Content) -> None:
 
 def content_of(protocol: str, server: str) -> Content:
     """All objects of the bucket."""
+    if protocol == "abfs":
+        with container_at(server) as container:
+            return {key: container.download_blob(key).readall() for key in container.list_blob_names()}
     with session_of(protocol) as session:
         if protocol == "s3":
             keys = re.findall("<Key>(.*?)</Key>", session.get(f"{server}/bucket?list-type=2&max-keys=1000").text)
@@ -304,6 +316,8 @@ class StoreBench:
         self._pair: Pair | None = None
         self._prepared: Any = None
         import_all(IMPORTED)
+        if protocol == "abfs":
+            azurite()  # here, so that the forks share it
 
     def calm(self, name: str) -> Calm:
         """Prepare a case, and run it undisturbed."""

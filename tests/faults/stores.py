@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import base64
 import contextlib
+import functools
 import importlib
 import logging
+import os
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -41,6 +49,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
     for client in ("s3fs.core", "gcsfs.retry", "gcsfs.core", "aiobotocore.endpoint"):
         monkeypatch.setattr(importlib.import_module(client), "asyncio", _QuickAsyncio())
+    if find_spec("adlfs"):
+        transport = importlib.import_module("azure.core.pipeline.transport").AsyncHttpTransport
+        monkeypatch.setattr(transport, "sleep", lambda self, seconds: asyncio.sleep(seconds / QUICKER))
+        monkeypatch.setattr(importlib.import_module("azure.storage.blob._shared.base_client_async"), "READ_TIMEOUT", 0.5)
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
@@ -55,6 +67,8 @@ def reach(monkeypatch: pytest.MonkeyPatch, protocol: str, url: str) -> None:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    elif protocol == "abfs":
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection_string(url))
     else:
         # Read when gcsfs is imported: what it would look up else, no emulator knows, and it waits for a minute.
         monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -123,5 +137,59 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         server.stop()
 
 
-BUCKETS = {"s3": s3_bucket, "gs": gs_bucket}
+AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+ACCOUNT, KEY = "devstoreaccount1", base64.b64encode(SECRET.encode()).decode()
+
+
+@functools.cache
+def azurite() -> str:
+    """The address of this process's Azurite, without the account. Started once: it takes seconds."""
+    if not AZURITE.exists():
+        pytest.skip("azurite is not installed: make peers, where npm is there")
+    options = [
+        "--inMemoryPersistence",
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+        "--blobPort",
+        "0",
+        "--blobHost",
+        "127.0.0.1",
+    ]
+    environment = {**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}
+    server = subprocess.Popen([AZURITE, *options, "--silent"], stdout=subprocess.PIPE, text=True, env=environment)
+    atexit.register(server.kill)
+    assert server.stdout is not None
+    line = next(line for line in server.stdout if "successfully listens on" in line)
+    return line.split()[-1]
+
+
+def connection_string(address: str) -> str:
+    """What clients of Azure are told of an account at an address."""
+    return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={address}/{ACCOUNT};"
+
+
+def container_at(address: str) -> Any:
+    """The container at an address, by the client of Azure itself."""
+    client = importlib.import_module("azure.storage.blob").ContainerClient
+    return client.from_connection_string(connection_string(address), "bucket")
+
+
+@contextlib.contextmanager
+def az_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty container of an emulator of Azure's blob storage."""
+    pytest.importorskip("adlfs")
+    address = azurite()
+    with container_at(address) as container:
+        if container.exists():
+            container.delete_container()
+        container.create_container()
+        try:
+            with proxy(address) as between:
+                reach(monkeypatch, "abfs", between.url)
+                yield Bucket("abfs://bucket", between, address)
+        finally:
+            fsspec.get_filesystem_class("abfs").clear_instance_cache()
+
+
+BUCKETS = {"s3": s3_bucket, "gs": gs_bucket, "abfs": az_bucket}
 """By the protocol of their URLs."""

@@ -6,6 +6,7 @@ Whole commands on such stores are trials of the harness: ``python -m tests.fault
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ LAYOUTS = ("compact", "zarr2", "mmap")
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
 
 
-@pytest.fixture(scope="module", params=first_fast(["s3", "gs"]))
+@pytest.fixture(scope="module", params=first_fast(BUCKETS))
 def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     with pytest.MonkeyPatch.context() as monkeypatch, BUCKETS[request.param](monkeypatch) as bucket:
         hurry(monkeypatch)
@@ -68,11 +69,18 @@ def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) ->
     )
 
 
+def put_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let large objects go up in parts. The client of Azure would put 64 MiB at once."""
+    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    if "abfs" in store.protocols:
+        monkeypatch.setattr(store.fs.service_client._config, "max_single_put_size", 5 << 20)
+
+
 @pytest.mark.slow
 def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They go up in parts, of which each may be lost, and the last acknowledgement too."""
-    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)  # the least that S3 takes
     store = Store.at(f"{bucket.url}/large", staging=str(tmp_path / "staging"))
+    put_in_parts(store, monkeypatch)
     data = np.random.default_rng(0).bytes(12_000_000)
     for seed in range(3):
         bucket.proxy.spoil = at_random(seed, {**MANY_FAULTS, "lost": 0.05})
@@ -81,25 +89,23 @@ def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: 
                 writer.write(data[start : start + 1_000_003])
         assert store.digest(f"object-{seed}") == writer.stored
         assert store.read(f"object-{seed}") == data
-    assert any(method in ("POST", "PUT") and "upload" in path.lower() for method, path, _ in bucket.proxy.requests)
+    assert any(
+        method in ("POST", "PUT") and re.search("upload|comp=block", path, re.IGNORECASE)
+        for method, path, _ in bucket.proxy.requests
+    )
     assert list((tmp_path / "staging").iterdir()) == []
 
 
 def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked again, the store knows of no such upload any more; begun anew, it becomes the same object."""
-    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)
     store, data = Store.at(f"{bucket.url}/parts"), np.random.default_rng(1).bytes(11_000_000)
+    put_in_parts(store, monkeypatch)
     parts, lost = [], []
 
     def lose_the_last(method: str, path: str) -> str | None:
-        if (
-            method == "POST"
-            and "upload" in path.lower()
-            and "uploads" not in path
-            and "upload_id" in path.lower().replace("uploadid", "upload_id")
-        ):
+        if "comp=blocklist" in path or (method == "POST" and re.search("upload_?id", path, re.IGNORECASE)):
             parts.append(path)
-            if not lost and len(parts) == (1 if bucket.protocol == "s3" else 3):
+            if not lost and len(parts) == (3 if bucket.protocol == "gs" else 1):
                 lost.append(path)
                 return "lost"
         return None
@@ -138,7 +144,7 @@ def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
         store.put(key, data)
         bucket.proxy.requests.clear()
         assert store.read(key) == data
-        assert len(bucket.proxy.requests) == 1
+        assert len(bucket.proxy.requests) == (2 if bucket.protocol == "abfs" and not data else 1)
     with pytest.raises(FileNotFoundError):
         store.read("nothing")
 

@@ -76,7 +76,11 @@ def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(buc
         ("secret/odd", [HIDDEN], "does not hold a JSON object"),
         ("secret/odd", {"s3": HIDDEN}, "does not hold a JSON object"),
         ("secret/odd", {"signing": {"keys": HIDDEN}}, "the block secret/odd has no keys of 64 or more hexadecimal digits"),
-        ("secret/odd", {"ftp": {"password": HIDDEN}}, "the block secret/odd has options for ftp; known are gs, "),
+        (
+            "secret/odd",
+            {"ftp": {"password": HIDDEN}},
+            "the block secret/odd has options for ftp; known are http, https, gs, gcs, s3, s3a, az, ",
+        ),
     ],
 )
 def test_what_is_no_such_block_is_told_without_what_it_holds(

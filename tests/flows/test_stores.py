@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from flat_tokens import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
 from flows.runners.threads import Threads
-from tasks.config import BuildConfig
-from tests.faults.stores import BUCKETS
+from tasks.config import BuildConfig, Source
+from tasks.download.sources import resolve_source
+from tasks.locations import place_of
+from tests.faults.stores import ACCOUNT, BUCKETS, container_at
 from tests.faults.support import objects, shards_stay
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
@@ -37,7 +40,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield bucket.url
 
 
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=BUCKETS)
 def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URLs of buckets on loopback, one of every kind."""
     with BUCKETS[request.param](monkeypatch) as found:
@@ -80,6 +83,34 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
     assert flat_tokens.verify(f"{bucket}/out", "full").seq_count == 189
     assert run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings).was_published
     assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 1
+
+
+@pytest.mark.slow
+def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, plain = f"abfss://bucket@{ACCOUNT}.dfs.core.windows.net/in", "az://bucket/in"
+    with BUCKETS["abfs"](monkeypatch) as bucket:
+        with container_at(bucket.server) as container:
+            container.upload_blob("in/sub", b"", metadata={"hdi_isfolder": "true"})  # as hierarchical namespaces list directories
+        store = Store.at(named)
+        store.put("sub/a.jsonl", b'{"text": "salt"}\n')
+        assert (store.url, Store.at(plain).url) == (named, "abfs://bucket/in")
+        assert [key for key, _ in (store / "sub/a.jsonl").infos()] == [""]
+        for url in (named, plain):
+            (found,) = resolve_source(Source(path=url), 0).files
+            assert (found.name, Store.at(found.uri).read("")) == ("sub/a.jsonl", b'{"text": "salt"}\n')
+        with pytest.raises(ValueError, match="AZURE_STORAGE_CONNECTION_STRING is of another account"):
+            Store.at("abfss://bucket@other.dfs.core.windows.net/in")
+        assert place_of(named) != place_of(plain)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        assert place_of(named) == place_of(plain)
+        assert Store.at(named).url == "abfs://bucket/in"
+    for name in ("ACCOUNT_NAME", "CONNECTION_STRING"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}")
+    with pytest.raises(ValueError, match=r"az://bucket/in: the account is not known\. Set AZURE_STORAGE_ACCOUNT_NAME and"):
+        Store.at(plain)
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(ModuleNotFoundError, match=r"a store of Azure needs the package 'adlfs'\. Install it: pip install adlfs"):
+        Store.at(plain)
 
 
 def notes(path: Path, count: int) -> Path:

@@ -217,6 +217,7 @@ def test_an_error_in_one_line_is_its_first_cause() -> None:
     [
         ("s3://bucket/key", "no credentials", "AWS_ACCESS_KEY_ID"),
         ("gs://bucket/key", "no credentials at Google", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("abfss://c@account.dfs.core.windows.net/key", "no credentials", "AZURE_STORAGE_ACCOUNT_NAME"),
     ],
 )
 def test_missing_credentials_are_told_with_the_place_and_the_remedy(url: str, error: str, variable: str) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 import threading
 import uuid
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from flat_tokens.stores.store import Store
 from tasks.output.pointer import Former, Pointer, look, move, publish, read_pointer, swap
-from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.faults.stores import BUCKETS
 
 
 def versions(root: Store, *names: str) -> Store:
@@ -118,14 +114,12 @@ def test_memory_swaps_only_what_was_seen() -> None:
 
 
 @pytest.mark.slow
-def test_s3_swaps_only_what_was_seen(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    check_swaps(Store.at(f"{s3}/swaps"))
-    check_stale_states_are_refused_by_the_store(Store.at(f"{s3}/stale"), monkeypatch)
-
-
-@pytest.mark.slow
-def test_s3_moves_no_pointer_twice(s3: str) -> None:  # noqa: F811
-    check_racing_publications(f"{s3}/race")
+@pytest.mark.parametrize("protocol", BUCKETS)
+def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BUCKETS[protocol](monkeypatch) as there:
+        check_swaps(Store.at(f"{there.url}/swaps"))
+        check_racing_publications(f"{there.url}/race")
+        check_stale_states_are_refused_by_the_store(Store.at(f"{there.url}/stale"), monkeypatch)
 
 
 def test_no_pointer_is_moved_twice(output: str) -> None:
@@ -208,89 +202,3 @@ def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_t
         move(root, collected)
     now = read_pointer(root)
     assert (now.version, now.sequence, now.withdrawn) == ("one", 3, ())
-
-
-class Bucket(BaseHTTPRequestHandler):
-    """As much of Google Cloud Storage as writing a small object on a condition takes; objects are (generation, content)."""
-
-    objects: dict[str, tuple[int, bytes]]
-    lose_acknowledgements = 0
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        name = unquote(match[1]) if (match := re.fullmatch(r"(?:/download)?/storage/v1/b/bucket/o/(.+)", parts.path)) else None
-        if name is None:  # a listing
-            prefix = parse_qs(parts.query).get("prefix", [""])[0]
-            return self.answer(200, {"items": [self.resource(key) for key in self.objects if key.startswith(prefix)]})
-        if name not in self.objects:
-            return self.answer(404, {"error": {"code": 404, "message": "none"}})
-        if parse_qs(parts.query).get("alt") == ["media"]:
-            return self.answer(200, self.objects[name][1])
-        return self.answer(200, self.resource(name))
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        query = parse_qs(urlsplit(self.path).query)
-        if query["uploadType"] == ["media"]:
-            name = query["name"][0]
-        else:  # multipart: the resource, then the content
-            boundary = b"--" + re.search(r'boundary="?([^"]+)', self.headers["Content-Type"])[1].encode()
-            resource, content = (part.partition(b"\n\n")[2] for part in body.split(boundary)[1:3])
-            name, body = json.loads(resource)["name"], content[:-1]
-        generation = self.objects.get(name, (0, b""))[0]
-        condition = query.get("ifGenerationMatch", [str(generation)])[0]
-        if condition != str(generation):
-            return self.answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
-        self.objects[name] = (generation + 1, body)
-        if type(self).lose_acknowledgements:
-            type(self).lose_acknowledgements -= 1
-            return self.answer(503, {"error": {"code": 503, "message": "backendError"}})
-        return self.answer(200, self.resource(name))
-
-    def resource(self, name: str) -> dict[str, Any]:
-        generation, content = self.objects[name]
-        return {"kind": "storage#object", "name": name, "bucket": "bucket", "size": len(content), "generation": str(generation)}
-
-    def answer(self, status: int, value: Any) -> None:
-        data = value if isinstance(value, bytes) else json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
-    """A bucket ``gs://bucket`` on loopback."""
-    monkeypatch.setenv("NO_GCE_CHECK", "true")  # or it looks for credentials in the network
-    gcsfs = pytest.importorskip("gcsfs")
-    handler = type("OneBucket", (Bucket,), {"objects": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-    gcsfs.GCSFileSystem.clear_instance_cache()
-    yield handler
-    gcsfs.GCSFileSystem.clear_instance_cache()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_google_cloud_storage_swaps_only_what_was_seen(bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
-    check_swaps(Store.at("gs://bucket/swaps"))
-    assert bucket.objects["swaps/latest.json"] == (2, b"second")
-    check_stale_states_are_refused_by_the_store(Store.at("gs://bucket/stale"), monkeypatch)
-
-
-def test_a_lost_acknowledgement_of_google_cloud_storage_is_found_out(bucket: type[Bucket]) -> None:
-    """The client tries again by itself, and is refused because of its own first try."""
-    root = Store.at("gs://bucket/lost")
-    assert swap(root, "latest.json", look(root, "latest.json"), b"one")
-    bucket.lose_acknowledgements = 1
-    assert swap(root, "latest.json", look(root, "latest.json"), b"two")
-    assert bucket.objects["lost/latest.json"] == (2, b"two")

@@ -840,7 +840,7 @@ CONFIGS: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]
     ),
     "chained URL": ({"source": {"path": "zip://a::s3://b/c.zip"}}, "chained URLs ('::') are not accepted; name the file itself"),
     "unknown scheme": ({"source": {"path": "ftp://example.org/x"}}, "ftp:// is not known here; file, local, http, https, gs"),
-    "Azure": ({"output": "az://container/x"}, "memory are. A dataset that is copied to Azure is read there: flat_tokens.open"),
+    "no container": ({"output": "abfs://account.dfs.core.windows.net/x"}, "abfs:// is not followed by a container, perhaps with"),
     "output to http": (
         {"output": "https://example.org/x"},
         "nothing can be written to http; name a directory or an object store",
