@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.formats.contract import ahead
+from flat_tokens.keys import mix
 from tasks.text.signatures import BYTES, NO_SHINGLE, NUMBERS, similarity
 
 WIDE_FROM = 0.9
@@ -19,6 +20,8 @@ PAIRS = 1 << 15
 """Pairs compared at a time."""
 BANDS_BYTES = 1 << 28
 """Of the bands that are copied out of the signatures at a time."""
+LOW = np.uint64(0xFFFFFFFF)
+"""The half of a number that has the text when a band is sorted; the other half has what the texts are sorted by."""
 ERRORS = 1.0
 """Standard errors by which an estimate may be below the threshold."""
 
@@ -62,17 +65,26 @@ def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.uns
 
 def _runs(band: npt.NDArray[np.unsignedinteger]) -> tuple[Int64s, Int64s]:
     """The texts that agree in a band with others, run after run, in order; and where each one's run begins: int64[m] each."""
-    order = np.argsort(band)  # which does not keep equal ones in order, and takes a fifth of the time
-    ordered = band[order]
-    same = np.zeros(len(band) + 1, bool)
-    same[1:-1] = (ordered[1:] == ordered[:-1]) & (
-        ordered[1:] != ordered.dtype.type(NO_SHINGLE & np.uint64(np.iinfo(band.dtype).max))
-    )
-    members = np.flatnonzero(same[1:] | same[:-1])
-    begins = ~same[members]
-    run = np.cumsum(begins) - 1
-    texts = np.sort(run * len(band) + order[members]) - run * len(band)
-    return texts, np.flatnonzero(begins)[run]
+    packed = mix(band.copy()) & ~LOW if band.itemsize == 8 else band.astype(np.uint64) << np.uint64(32)
+    packed |= np.arange(len(band), dtype=np.uint64)
+    packed.sort()  # numbers alone are sorted in a quarter of the time that their order takes, and as fast at any count
+    order, begins = (packed & LOW).view(np.int64), _begins(packed >> np.uint64(32))
+    members = np.flatnonzero(~(begins[1:] & begins[:-1]))
+    texts = order[members]
+    texts = texts[band[texts] != band.dtype.type(NO_SHINGLE & np.uint64(np.iinfo(band.dtype).max))]
+    if band.itemsize == 8:  # a few texts agree in the half that was sorted, and in no more
+        texts = texts[np.lexsort((texts, band[texts]))]
+    begins = _begins(band[texts])
+    members = np.flatnonzero(~(begins[1:] & begins[:-1]))
+    firsts = np.flatnonzero(begins[members])
+    return texts[members], np.repeat(firsts, np.diff(firsts, append=len(members)))
+
+
+def _begins(ordered: npt.NDArray[np.unsignedinteger]) -> Bools:
+    """Where another value begins, and the end: bool[n + 1]."""
+    begins = np.ones(len(ordered) + 1, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:-1])
+    return begins
 
 
 def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[tuple[Int64s, Int64s]]:
@@ -85,14 +97,12 @@ def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[tuple
             return
         yield texts[at - back], texts[at]
         if back == 1:  # runs that are one cluster by now need no more
-            roots = forest.roots(texts)
-            apart = np.add.reduceat(roots != roots[first], np.unique(first)) > 0
-            stay = np.repeat(apart, np.diff(np.append(np.unique(first), len(texts))))
-            texts, first = texts[stay], first[stay]
+            roots, begins = forest.roots(texts), np.flatnonzero(first == np.arange(len(texts)))
+            apart, sizes = np.logical_or.reduceat(roots != roots[first], begins), np.diff(begins, append=len(texts))
+            texts, sizes = texts[np.repeat(apart, sizes)], sizes[apart]
             if not len(texts):
                 return
-            _, inverse = np.unique(first, return_inverse=True)
-            first = np.searchsorted(inverse, inverse)
+            first = np.repeat(np.cumsum(sizes) - sizes, sizes)
     at = np.flatnonzero(np.arange(len(texts)) - NEIGHBOURS > first)
     if len(at):
         yield texts[first[at]], texts[at]
