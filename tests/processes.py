@@ -18,12 +18,15 @@ T = TypeVar("T")
 
 
 def until(question: Callable[[], T | None], what: str = "it does not happen", deadline: float = DEADLINE) -> T:
-    """Ask until the answer is true, and return it. TimeoutError after *deadline* seconds, saying *what* is wrong."""
-    end = time.monotonic() + deadline
+    """Ask until the answer is true, and return it. TimeoutError after *deadline* seconds, saying *what* is wrong.
+
+    Pauses grow to a quarter of a second: a server that is asked more often has no time for what is waited for.
+    """
+    begun = time.monotonic()
     while not (answer := question()):
-        if time.monotonic() > end:
+        if (waited := time.monotonic() - begun) > deadline:
             raise TimeoutError(f"{what}, for {deadline:.0f} s")
-        time.sleep(0.05)
+        time.sleep(min(0.05 + waited / 20, 0.25))
     return answer
 
 

@@ -100,8 +100,9 @@ class Service(NamedTuple):
 
 
 def environment(home: Path) -> dict[str, str]:
-    """No setting of the tests' own reaches the service."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_") and name != "PYTHONPATH"}
+    """No setting of the tests' own reaches the service, but for how soon events and lines of logs are written."""
+    others = {name for name in os.environ if name.startswith("PREFECT_") and not name.endswith("_INTERVAL")}
+    kept = {name: value for name, value in os.environ.items() if name not in others | {"PYTHONPATH"}}
     return {**kept, "PREFECT_HOME": str(home / "prefect"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
 
 

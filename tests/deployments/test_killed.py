@@ -43,7 +43,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("killed", "stage"),
-    [("worker", "download"), ("worker", "tokenize"), ("worker", "split"), ("worker", "finalize"), ("run", "tokenize")],
+    [
+        ("worker", "tokenize"),
+        ("run", "tokenize"),
+        *(pytest.param("worker", stage, marks=pytest.mark.nightly) for stage in ("download", "split", "finalize")),
+    ],
 )
 def test_a_run_survives_its_worker_and_a_worker_says_how_its_run_ended(
     workers: Pool, killed: str, stage: str, tmp_path: Path

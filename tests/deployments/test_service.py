@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import re
-import select
 import signal
 import stat
 import subprocess
@@ -37,7 +35,6 @@ from flat_tokens.stores.store import Store
 from tasks.output.leases import building
 from tasks.shards.index import read_index
 from tests.deployments.service import CHECKOUT, Service, end, environment, start, worker
-from tests.examples import first_fast
 from tests.processes import family, free_port, kill, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -440,42 +437,6 @@ def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(servi
     assert "PREFECT_API_AUTH_STRING" in failed.stderr
 
 
-PROFILES = """active = "mine"
-
-[profiles.mine]
-
-[profiles.other]
-PREFECT_API_URL = "http://127.0.0.1:PORT/api"
-"""
-
-
-@pytest.mark.parametrize("profiles", first_fast([PROFILES, None], 0, every=2), ids=["profiles", "fresh"])
-def test_in_a_terminal_it_asks_nothing_and_leaves_the_profiles_alone(tmp_path: Path, profiles: str | None) -> None:
-    """Prefect's own command asks which profile to change, or changes to the one of this address."""
-    port, file = free_port(), tmp_path / "prefect" / "profiles.toml"
-    if profiles is not None:
-        file.parent.mkdir(mode=0o700)
-        file.write_text(profiles.replace("PORT", str(port)))
-    before = file.read_text() if file.exists() else None
-    ours, theirs = pty.openpty()
-    told = b""
-    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "wb") as end_of_it:
-        command = [sys.executable, "deployments/serve.py", "--port", str(port)]
-        process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=environment(tmp_path), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        )
-        end_of_it.close()
-        try:
-            while b"from a shell" not in told and select.select([terminal], [], [], 180)[0]:
-                told += terminal.read(1 << 16)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-    assert b"Run builds at" in told, told
-    assert b"proceed?" not in told
-    assert (file.read_text() if file.exists() else None) == before
-
-
 class Webhook(BaseHTTPRequestHandler):
     """Keeps what it is told."""
 
@@ -490,41 +451,38 @@ class Webhook(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.fixture
-def webhook() -> Iterator[str]:
+@pytest.fixture(scope="module")
+def pager(service: Service) -> Iterator[None]:
+    """A block tells of what happens."""
     server = HTTPServer(("127.0.0.1", 0), Webhook)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/"
+        with reaching(service):
+            block = CustomWebhookNotificationBlock(
+                name="pager",
+                url=f"http://127.0.0.1:{server.server_port}/",
+                json_data={"subject": "{{subject}}", "body": "{{body}}"},
+            )
+            block.save("pager", overwrite=True)
+        told = subprocess.run(
+            [sys.executable, "deployments/register.py", "--notify", "custom-webhook/pager"],
+            cwd=CHECKOUT,
+            env=service.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert told.returncode == 0, told.stderr
+        yield
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def register_pager(service: Service, webhook: str) -> None:
-    """Let a block tell of what happens."""
-    with reaching(service):
-        block = CustomWebhookNotificationBlock(
-            name="pager", url=webhook, json_data={"subject": "{{subject}}", "body": "{{body}}"}
-        )
-        block.save("pager", overwrite=True)
-    told = subprocess.run(
-        [sys.executable, "deployments/register.py", "--notify", "custom-webhook/pager"],
-        cwd=CHECKOUT,
-        env=service.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert told.returncode == 0, told.stderr
-
-
-def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approves_it(
-    service: Service, home: Path, webhook: str
-) -> None:
-    register_pager(service, webhook)
+@pytest.mark.usefixtures("pager")
+def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approves_it(service: Service, home: Path) -> None:
     source, output = home / "shrinking.jsonl", f"{home}/shrinking"
     config = {"name": "shrinking", "output": output, "sources": [{"path": str(source)}], "tokenizer": {"name": "bytes"}}
 
@@ -558,9 +516,9 @@ def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approv
     assert len([one for one in Webhook.told if "shrinking" in one["subject"]]) == 1
 
 
-def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path, webhook: str) -> None:
+@pytest.mark.usefixtures("pager")
+def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path) -> None:
     """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
-    register_pager(service, webhook)
     (home / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n')
     config = {"name": "bad", "output": f"{home}/bad", "sources": [{"path": f"{home}/bad.jsonl"}], "tokenizer": {"name": "bytes"}}
 
@@ -635,6 +593,7 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
+@pytest.mark.nightly  # what an automation is, is in test_register.py; runs and workers that are killed are in test_killed.py
 def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: Service, home: Path) -> None:
     """When the automation that is shipped, told to wait for 15 seconds instead of minutes, has marked the run as crashed. The run
     itself can be tried again, too.

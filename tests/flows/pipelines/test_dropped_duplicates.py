@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
@@ -27,7 +26,6 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
-from tests.examples import examples
 from tests.faults.support import build_here, receipts, refresh_here, version_digests
 from tests.sources import by_place, write_rows
 
@@ -290,23 +288,3 @@ def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path
 
 
 TEXTS = st.lists(st.sampled_from(["", "a", "b", "cc", "dddd", "e" * 90, "f" * 90]), min_size=1, max_size=8)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), TEXTS)), min_size=1, max_size=4))
-@examples(25)
-def test_any_history_of_refreshes_gives_the_bytes_of_a_build_from_nothing(
-    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[int, list[str] | None]]
-) -> None:
-    tmp_path = tmp_path_factory.mktemp("history")
-    sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in", slice_bytes=100)
-    files: dict[int, list[str] | None] = {0: ["a", "b"], 3: ["b", "e" * 90, "a"]}
-    for number, texts in [(3, files[3]), *history]:
-        files[number] = texts
-        for name, now in sorted(files.items()):
-            (sources / f"{name}.jsonl").unlink(missing_ok=True)
-            if now is not None:
-                put(sources / f"{name}.jsonl", now)
-        result = refresh_here(settings)
-        anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
-        assert version_digests(tmp_path / "out", result.version) == version_digests(Path(anew.path).parents[1], anew.version)
-        assert documents_of(anew) == first_ones(*(now for _, now in sorted(files.items()) if now is not None))[0]

@@ -143,7 +143,7 @@ def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case
     assert objects_of(output, result.version) == objects[0]
 
 
-@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 3, every=3), ids="+".join)
+@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2, every=3), ids="+".join)
 def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...]
 ) -> None:

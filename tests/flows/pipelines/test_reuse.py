@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
@@ -207,36 +204,3 @@ def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
     collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
     assert not Path(first.path).exists()
     assert [path.stem for path in (output / "_cache/index").iterdir()] == [second.version]
-
-
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32))
-def test_any_history_of_edits_gives_what_a_build_from_nothing_gives(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    tmp_path, chance = tmp_path_factory.mktemp("history"), random.Random(seed)
-    source, output = tmp_path / "in", tmp_path / "out"
-    endings = chance.choice([["jsonl", "jsonl.zst"], ["parquet"]])  # a source is of one format
-    files = {f"{name}.{chance.choice(endings)}": rows_of(name, chance.randrange(1, 60)) for name in "abc"}
-    for name, rows in files.items():
-        put(source / name, rows)
-    for step in range(4):
-        check_same(output, source, tmp_path, slice_bytes=chance.choice([900, 6000]), split_seed=chance.choice([0, 1]))
-        for _ in range(chance.randrange(1, 4)):
-            name = chance.choice(sorted(files))
-            rows = files[name]
-            match chance.choice(["add", "drop", "edit", "move", "rewrite", "clear"]):
-                case "add":
-                    rows[chance.randrange(len(rows) + 1) : 0] = rows_of(f"new{step}", chance.randrange(5))
-                case "drop" if len(rows) > 1:
-                    del rows[chance.randrange(len(rows))]
-                case "edit":
-                    i = chance.randrange(len(rows))
-                    rows[i] = (rows[i][0], f"edited {chance.random()}")
-                case "move":
-                    other = chance.choice(sorted(files))
-                    files[name], files[other] = files[other], files[name]
-                    put(source / other, files[other], group=chance.choice([7, 50]))
-                case "clear":
-                    del rows[1:]
-            put(source / name, files[name], group=chance.choice([7, 50]), codec=chance.choice(["snappy", "zstd"]))
-    shutil.rmtree(tmp_path)

@@ -166,7 +166,7 @@ def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFi
     assert "0.2 of the documents, by the same hash" in shown
 
 
-@pytest.mark.parametrize("format", ["megatron", "mds", "parquet", "build-nanogpt"])
+@pytest.mark.parametrize("format", ["megatron", "build-nanogpt"])
 def test_an_export_and_the_import_of_it_keep_the_test_split(tmp_path: Path, format: str) -> None:
     one = flat_tokens.open(build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(24)))).path)
     options = {"end_of_text": 300} if format in ("mds", "build-nanogpt") else {}

@@ -48,7 +48,7 @@ NIGHTLY = [pytest.param(member, 1_000_000, marks=pytest.mark.nightly) for member
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("member", "characters"),
-    [*((member, 250_000) for member in MEMBERS[::4]), *NIGHTLY],
+    [*((member, 250_000) for member in MEMBERS[::12]), *NIGHTLY],
     ids=lambda value: value.name if isinstance(value, Member) else str(value),
 )
 def test_a_member_has_the_tokens_of_the_library_on_long_texts(member: Member, characters: int) -> None:
