@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,25 +12,8 @@ import pytest
 import zarr
 
 import flat_tokens
-from flows.pipelines.build import BuildResult, build
-from flows.runners.threads import Threads
-from tasks.config import BuildConfig
 from tests.examples import first_fast
-
-DEMO = Path(__file__).parents[3] / "deployments" / "demo"
-
-
-def run(output: Path, workers: int = 2, **settings: Any) -> BuildResult:
-    config = BuildConfig.model_validate({"output": str(output), "tokenizer": "bytes", **settings})
-    with Threads(workers) as runner:
-        return build(config, runner)
-
-
-def demo_sources() -> list[dict[str, Any]]:
-    return [
-        {"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"},
-        {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
-    ]
+from tests.tasks.finalize.test_finalize import demo_sources, make
 
 
 def objects(path: str) -> dict[str, str]:
@@ -39,7 +21,7 @@ def objects(path: str) -> dict[str, str]:
 
 
 def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: Path) -> None:
-    result = run(tmp_path / "out", sources=demo_sources())
+    result = make(tmp_path / "out", sources=demo_sources())
     (record,) = (tmp_path / "out" / "runs").iterdir()
     assert json.loads(record.read_text())["host"]
     manifest = (Path(result.path) / "manifest.json").read_text()
@@ -48,7 +30,7 @@ def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: 
 
 
 def test_the_card_says_what_the_dataset_is_made_of(tmp_path: Path) -> None:
-    result = run(tmp_path / "out", sources=demo_sources(), name="cards")
+    result = make(tmp_path / "out", sources=demo_sources(), name="cards")
     card = (Path(result.path) / "README.md").read_text()
     for words in ("# cards", "stories.parquet", "notes.jsonl", "`bytes`", "330 read, 330 written", "flat_tokens.open"):
         assert words in card
@@ -69,7 +51,7 @@ def test_every_sequence_of_the_corpus_is_tiktokens(
     for path in sorted(corpus.iterdir())[:files]:
         shutil.copy(path, source)
     results = [
-        run(tmp_path / str(n), n, source={"path": str(source), "id_column": "id"}, tokenizer=name, slice_bytes=size)
+        make(tmp_path / str(n), n, source={"path": str(source), "id_column": "id"}, tokenizer=name, slice_bytes=size)
         for n, size in ((1, 128_000_000), (2, 8_000_000), (4, 3_000_000))
     ]
     assert len({json.dumps(objects(result.path)) for result in results}) == 1
