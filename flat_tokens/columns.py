@@ -398,6 +398,12 @@ class Columns:
                 yield str(error)
 
 
+def columns_left_out(store: Store, manifest: Mapping[str, Any], count: int) -> Columns:
+    """The columns that a dataset keeps of *count* documents that it left out, at *store*."""
+    kinds = manifest.get("columns") or {}
+    return Columns(store, kinds, (Part(name_of("left_out", 0), 0, count),) if kinds and count else ())
+
+
 def columns_of(store: Store, manifest: Mapping[str, Any], split: str) -> Columns:
     """The columns that a dataset keeps of a split's documents; of none where its manifest names none."""
     kinds = manifest.get("columns") or {}

@@ -8,7 +8,7 @@ Sums of mixed words vectorise over whole batches of documents, where a chained h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -40,6 +40,11 @@ def document_keys(data: UInt8s, offsets: Int64s) -> UInt64s:
             sums[first:last] = _block_sums(data, offsets[first : last + 1])
         first = last
     return mix(lengths.astype(np.uint64) * A + sums)
+
+
+def keys_of_bytes(strings: Sequence[bytes]) -> UInt64s:
+    """The keys of some byte strings: uint64[n]."""
+    return document_keys(np.frombuffer(b"".join(strings), np.uint8), np.cumsum([0, *map(len, strings)]))
 
 
 def token_keys(batches: Iterable[TokenBatch]) -> Iterator[UInt64s]:

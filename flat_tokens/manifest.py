@@ -12,8 +12,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
 from flat_tokens.json_types import JsonFacts, JsonObject
@@ -24,13 +22,15 @@ from flat_tokens.stores.store import Store, StoredObject, is_below
 POINTER = "latest.json"
 VERSIONS = "versions"
 CACHE = "_cache"
+BESIDE = f"{CACHE}/left_out"
 RUNS = "runs"
 EXPORTS = "exports"
 """Below an output, a note of each export of its versions."""
 HELD = "held.json"
 LINK = "latest"
 LOCK = ".latest.lock"
-"""Names below a build's output: the pointer, all versions, token shards and fetched files, records of runs, the version that
+"""Names below a build's output: the pointer, all versions, token shards and fetched files, what versions left out, records of
+runs, the version that
 waits for a person, and on a local disk the link to the version that the pointer names, and the lock of who writes records.
 """
 
@@ -45,16 +45,6 @@ TEST: SplitName = "test"
 GROUPS: dict[int, str] = {2: ".zgroup", 3: "zarr.json"}
 """The object without which there is no group, by the version of zarr."""
 
-DUPLICATES = "documents/duplicates"
-"""Below it, the lists of documents that a build left out because an earlier one has the same text: DUPLICATE[n] each."""
-DUPLICATE = np.dtype([(name, "<u8") for name in ("document", "key", "file", "row", "of_file", "of_row")])
-"""A duplicate: its number in its slice, key, file and row; and the file and the row of the document that stayed."""
-NEAR_DUPLICATES = "documents/near_duplicates"
-"""Below it, the lists of documents whose texts are nearly that of another: NEAR_DUPLICATE[n] each."""
-NEAR_DUPLICATE = np.dtype([(name, "<u8") for name in (*(DUPLICATE.names or ()), "of_key", "similarity")])
-"""A near-duplicate; the first document of its cluster, with its key; and their estimated similarity in millionths. Where they are
-kept, the first one is in the list, too.
-"""
 CLUSTER = "cluster"
 """The kept column that has the key of the document that names a cluster of near-duplicates; null of a document that is alone."""
 FORMAT_VERSION = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import reprlib
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.nearest import no_dataset
 from flat_tokens.options import at_least
-from flat_tokens.rows.documents import DocumentTable, chosen_by, key_of, matching, numbers_of, recorded_of
+from flat_tokens.rows.documents import LEFT_OUT, DocumentTable, beside, chosen_by, key_of, matching, numbers_of, recorded_of
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
@@ -322,11 +323,11 @@ class Dataset:
 
     @property
     def documents(self) -> Any:
-        """The documents, and the duplicates that were left out, a row each: a pyarrow.RecordBatchReader, which duckdb, polars and
+        """The documents, those that were left out among them, a row each: a pyarrow.RecordBatchReader, which duckdb, polars and
         pandas take. ``split`` and ``place``: where it is; ``reason``: why it is in no split; ``of``: the key of the document that
         stayed. It warns if the dataset does not know all that it left out. It needs pyarrow.
         """
-        table = DocumentTable(self.store, self.splits)
+        table = DocumentTable(self.store, {**self.splits, **left_out_at(self.store)})
         if table.unknown:
             warnings.warn(table.unknown, stacklevel=2)
         return table.read()
@@ -448,6 +449,12 @@ def without_links(store: Store) -> Store:
             break
         path = os.path.join(above, os.readlink(path)).rstrip("/")
     return replace(store, root=followed(store.root))
+
+
+def left_out_at(version: Store) -> dict[str, FlatTokens]:
+    """The documents that a version left out, by LEFT_OUT; nothing if they are not there, as next to a copy of the version."""
+    at, is_built = beside(version), posixpath.basename(posixpath.dirname(version.root)) == VERSIONS
+    return {LEFT_OUT: open_split(at / LEFT_OUT)} if is_built and at.exists(f"texts/{LEFT_OUT}/of/zarr.json") else {}
 
 
 def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:

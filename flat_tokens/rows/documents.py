@@ -1,13 +1,14 @@
 """Documents of a dataset: by their keys, with the facts that an expression may name, and as a table.
 
 The facts are the length, source, file, row and key of a document, and the columns that the dataset keeps. The table has a row for
-each document, and for each duplicate that was left out. It is computed from the record of the documents.
+each document, those that were left out among them. It is computed from the record of the documents.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,13 +16,13 @@ from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import Columns, columns_of, type_of
-from flat_tokens.manifest import DUPLICATE, DUPLICATES, NEAR_DUPLICATE, NEAR_DUPLICATES, dataset_of, manifest_of, splits_of
-from flat_tokens.stores.store import Store, stored_object
+from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
+from flat_tokens.keys import keys_of_bytes
+from flat_tokens.manifest import BESIDE, CLUSTER, dataset_of, manifest_of, splits_of
+from flat_tokens.stores.store import Store
 from flat_tokens.where import Where, pa
 
 if TYPE_CHECKING:
@@ -170,8 +171,9 @@ FACTS = {
 }
 """Columns of the table, before those that the dataset keeps. A kept column of the same name is ``columns.NAME``."""
 
-Column = Callable[[str], Any]
-"""The name of a column -> its values for some documents, an Arrow array."""
+LEFT_OUT = "left_out"
+OF_COPIES = ("reason", "of", "similarity")
+"""Columns that are stored as numbers where documents are left out: a key made of the reason, a key, and millionths."""
 
 
 def name_of_kept(column: str) -> str:
@@ -179,34 +181,19 @@ def name_of_kept(column: str) -> str:
     return f"columns.{column}" if column in FACTS else column
 
 
-def numbered(file: UInt64s, row: UInt64s) -> UInt64s:
-    """A number for each place: files are fewer than 2**24, rows of one fewer than 2**40."""
-    return file.astype(np.uint64) << np.uint64(40) | row.astype(np.uint64)
+def _repeated(values: Mapping[str, str], count: int, name: str) -> Any:
+    return pa.repeat(values[name], count) if name in values else pa.nulls(count)
 
 
-def lists_of(store: Store, manifest: Mapping[str, Any], kind: str, files: int) -> Iterator[tuple[str, npt.NDArray[np.void]]]:
-    """The lists below *kind* of a dataset with so many *files*, in their order, with their names: DUPLICATE[n] or
-    NEAR_DUPLICATE[n]. ValueError if one is damaged.
-    """
-    dtype = DUPLICATE if kind == DUPLICATES else NEAR_DUPLICATE
-    listed = {stored["key"]: stored_object(stored) for stored in manifest.get("objects", ())}
-    for key in sorted(key for key in listed if posixpath.dirname(key) == kind):
-        data = store.read(key)
-        if not listed[key].is_of(data) or len(data) % dtype.itemsize:
-            raise ValueError(f"{store.path(key)}: is not the list of duplicates that was published. Find out: flat-tokens verify")
-        entries = np.frombuffer(data, dtype)
-        if (most := int(max(entries["file"].max(initial=0), entries["of_file"].max(initial=0)))) >= files:
-            raise ValueError(f"{store.path(key)}: names file {most}, but there are {files}")
-        yield key, entries
-
-
-def _column_of(batch: Any, name: str) -> Any:
-    return batch.column(name) if name in batch.schema.names else pa.nulls(len(batch))
+def beside(version: Store) -> Store:
+    """The store of what a version left out, below its output."""
+    above, name = posixpath.split(version.root)
+    return replace(version, root=posixpath.join(posixpath.dirname(above), BESIDE, name))
 
 
 @dataclass(frozen=True)
 class DocumentTable:
-    """The documents of a dataset, its *splits* first, then what it left out, as far as it and its build's output say so."""
+    """The documents of a dataset: those of its *splits*, LEFT_OUT among them if its build's output is there."""
 
     store: Store
     splits: Mapping[Any, Any]
@@ -216,8 +203,13 @@ class DocumentTable:
         return manifest_of(self.store)
 
     @cached_property
-    def _recorded(self) -> Recorded:
-        return recorded_of(self.store)
+    def recorded(self) -> Recorded:
+        """The facts of the documents that the manifest has."""
+        found, left_out = recorded_of(self.store), self.splits.get(LEFT_OUT)
+        if left_out is None:
+            return found
+        kept = columns_left_out(dataset_of(left_out.store), self._manifest, left_out.seq_count)
+        return found._replace(columns={**found.columns, LEFT_OUT: kept})
 
     @property
     def _skipped(self) -> dict[str, int] | None:
@@ -241,73 +233,73 @@ class DocumentTable:
         """A sentence, if documents that were left out are not in the table; None if all are."""
         if self._skipped is None:
             return f"{self.store.url}: does not say which documents it was made of, so that only those in it are listed"
-        if not (missing := sum(self._skipped.values()) - len(self._left_out)):
+        left_out = self.splits.get(LEFT_OUT)
+        if not (missing := sum(self._skipped.values()) - (left_out.seq_count if left_out else 0)):
             return None
         return (
-            f"{self.store.url}: {missing:,} documents that it left out are not listed: only duplicates and near-duplicates are "
-            "known by their places. The manifest counts the others by reason"
+            f"{self.store.url}: of {missing:,} documents that it left out the source and the reason alone are known: in its "
+            "build's output, duplicates and near-duplicates have their places, too"
         )
 
-    @property
-    def copies(self) -> tuple[UInt64s, UInt64s]:
-        """Keys of the documents that are left out as copies, and of those that stayed: uint64[n] each."""
-        found = np.concatenate([np.empty(0, NEAR_DUPLICATE), *(some for some, _ in self._copies())])
-        return found["key"], self._keys_at(numbered(found["of_file"], found["of_row"]))
+    def _counted(self) -> Iterator[tuple[str, str, int]]:
+        """Documents of which no more is known: their source, the reason why they are left out, and how many they are."""
+        listed, sources = Counter[tuple[int, int]](), self.recorded.sources
+        source_of = np.repeat(np.arange(len(sources), dtype=np.uint64), [len(files) for _, files in sources])
+        for split, *where in self.ranges():
+            if split == LEFT_OUT:
+                of, why = (self.facts(split, name, *where) for name in ("file", "reason"))
+                pairs, counts = np.unique(np.stack([source_of[of.astype(np.int64)], why]), axis=1, return_counts=True)
+                listed.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
+        by_source = ((self._manifest.get("totals") or {}).get("documents") or {}).get("by_source") or ()
+        for number, source in enumerate(by_source):
+            for key, reason in self._reasons.items():
+                if missing := (source.get("skipped") or {}).get(reason, 0) - listed[number, key]:
+                    yield source["name"], reason, missing
 
     @cached_property
-    def _left_out(self) -> Any:
-        """Documents that are known to be in no split, in the order of their places: an Arrow table."""
-        parts = [(np.empty(0, NEAR_DUPLICATE), np.empty(0, object)), *self._copies()]
-        rows, reasons = (np.concatenate(some) for some in zip(*parts, strict=True))
-        order = np.argsort(numbered(rows["file"], rows["row"]), kind="stable")
-        rows = rows[order]
-        of = self._keys_at(numbered(rows["of_file"], rows["of_row"]))
-        alike, sources = rows["similarity"], self._recorded.sources
-        return pa.table(
-            {
-                "key": hexadecimal(rows["key"]),
-                "of": hexadecimal(of),
-                "reason": pa.array(reasons[order], pa.string()),
-                **{name: named(name, rows["file"], sources) for name in ("source", "file")},
-                "row": rows["row"].astype(np.int64),
-                "similarity": pa.array(alike / 1e6, mask=alike == 0),
-            }
-        )
+    def _reasons(self) -> dict[int, str]:
+        """The reasons why documents are left out, by their keys."""
+        names = sorted(self._skipped or ())
+        return dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
 
-    def _copies(self) -> Iterator[tuple[npt.NDArray[np.void], Any]]:
-        """Copies that are left out, by the lists of them, and their reasons."""
-        policy = (self._manifest.get("provenance") or {}).get("documents") or {}
-        near = (policy.get("near_duplicates") or {}).get("action") != "keep"
-        files = sum(len(files) for _, files in self._recorded.sources)
-        for kind, reason in ((DUPLICATES, "duplicate"), *([(NEAR_DUPLICATES, "near_duplicate")] if near else [])):
-            for _, entries in lists_of(self.store, self._manifest, kind, files):
-                some = np.zeros(len(entries), NEAR_DUPLICATE)
-                for name in entries.dtype.names or ():
-                    some[name] = entries[name]
-                yield some, np.full(len(some), reason, object)
+    def facts(self, split: str, name: str, start: int, stop: int) -> UInt64s:
+        """A fact of documents ``start:stop`` of a split, its key, file or row, or one of OF_COPIES: uint64[n], 0 for none."""
+        store, kind = dataset_of(self.splits[split].store), "documents"
+        if name in OF_COPIES and split != LEFT_OUT:
+            policy = ((self._manifest.get("provenance") or {}).get("documents") or {}).get("near_duplicates") or {}
+            if policy.get("action") != "keep" or CLUSTER not in self._manifest.get("columns", ()) or name == "reason":
+                return np.zeros(stop - start, np.uint64)
+            if name == "of":
+                cluster = values_of(self.splits[split], CLUSTER, start, stop, lambda: self.recorded).fill_null(0).to_numpy()
+                return np.where(cluster == self.facts(split, "key", start, stop), 0, cluster).astype(np.uint64)
+            store = beside(store)
+        if name in OF_COPIES:
+            kind = "texts"
+            if not store.exists(f"{kind}/{split}/{name}/zarr.json"):
+                return np.zeros(stop - start, np.uint64)  # of a copy of the dataset
+        return open_array(store / f"{kind}/{split}/{name}", "uint64").read(start, stop)
 
-    def _keys_at(self, places: UInt64s) -> UInt64s:
-        """The keys of the documents at some places, 0 for none: uint64[n]."""
-        wanted, back = np.unique(np.append(places, np.uint64(0)), return_inverse=True)
-        keys = np.zeros(len(wanted), np.uint64)
-        for split in self.splits if len(places) else ():
-            arrays = [open_array(self.store / f"documents/{split}/{name}", "uint64") for name in ("file", "row", "key")]
-            for start in range(0, arrays[0].length, AT_A_TIME):
-                file, row, key = (array.read(start, min(start + AT_A_TIME, array.length)) for array in arrays)
-                here = numbered(file, row)
-                at = np.minimum(np.searchsorted(wanted, here), len(wanted) - 1)
-                keys[at[wanted[at] == here]] = key[wanted[at] == here]
-        return keys[back[:-1]]
+    def ranges(self) -> Iterator[tuple[str, int, int]]:
+        """Its documents, some of a split at a time: the split, the first one, and where they end."""
+        for split, tokens in self.splits.items():
+            for start in range(0, tokens.seq_count, AT_A_TIME):
+                yield split, start, min(start + AT_A_TIME, tokens.seq_count)
 
-    def _column_of_split(self, split: str, start: int, stop: int) -> Column:
-        def column(name: str) -> Any:
-            if name in ("reason", "of", "similarity"):
+    def _column(self, split: str, start: int, stop: int, name: str) -> Any:
+        if name in OF_COPIES:
+            found = self.facts(split, name, start, stop)
+            if name == "similarity":
+                return pa.array(found / 1e6, mask=found == 0)
+            if name == "of":
+                return hexadecimal(found).take(pa.array(np.arange(len(found)), mask=found == 0))
+            different, which = np.unique(found, return_inverse=True)
+            names = [self._reasons.get(reason, f"{reason:016x}") if reason else None for reason in different.tolist()]
+            return pa.array(names, pa.string()).take(pa.array(which))
+        if name in ("split", "place"):
+            if split == LEFT_OUT:
                 return pa.nulls(stop - start)
-            if name in ("split", "place"):
-                return pa.repeat(split, stop - start) if name == "split" else pa.array(np.arange(start, stop))
-            return values_of(self.splits[split], self._kept.get(name, name), start, stop, lambda: self._recorded)
-
-        return column
+            return pa.repeat(split, stop - start) if name == "split" else pa.array(np.arange(start, stop))
+        return values_of(self.splits[split], self._kept.get(name, name), start, stop, lambda: self.recorded)
 
     def batches(self, names: Sequence[str] | None = None, where: Where | None = None) -> Iterator[Any]:
         """Record batches of the columns *names*, all without them, of the documents for which *where* is true. Only what is named
@@ -325,12 +317,13 @@ class DocumentTable:
             batch = pa.RecordBatch.from_arrays([read[name] for name in names], names=names)
             yield batch if where is None else batch.filter(pa.array(where.holds(read.__getitem__)))
 
-    def _columns(self) -> Iterator[Column]:
-        for split, tokens in self.splits.items():
-            for start in range(0, tokens.seq_count, AT_A_TIME):
-                yield self._column_of_split(split, start, min(start + AT_A_TIME, tokens.seq_count))
-        for batch in self._left_out.to_batches(AT_A_TIME):
-            yield partial(_column_of, batch)
+    def _columns(self) -> Iterator[Callable[[str], Any]]:
+        """The columns of some documents at a time, by their names: Arrow arrays."""
+        for where in self.ranges():
+            yield partial(self._column, *where)
+        for source, reason, count in self._counted():
+            for start in range(0, count, AT_A_TIME):
+                yield partial(_repeated, {"source": source, "reason": reason}, min(AT_A_TIME, count - start))
 
     def read(self, names: Sequence[str] | None = None) -> Any:
         """A pyarrow.RecordBatchReader of the columns *names*, all without them."""

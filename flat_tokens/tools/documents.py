@@ -1,4 +1,4 @@
-"""``flat-tokens documents``: the documents of a dataset, where each is, and the duplicates that it left out."""
+"""``flat-tokens documents``: the documents that a dataset was made of, where each is, and why others are in no split."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.json_types import JsonObject
+from flat_tokens.reader import left_out_at
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.where import pa, parse
 
-SUMMARY = "list the documents of a dataset with their splits and places, and the duplicates that it left out"
+SUMMARY = "list the documents that a dataset was made of: where each is, and why others are in no split"
 EXAMPLES = """\
 examples:
   flat-tokens documents out/web                                   a line for each document
@@ -65,7 +66,7 @@ def table_of(path: str) -> DocumentTable:
         raise ValueError(
             f"{corpus.url}: is a {corpus.kind}, which has no record of documents. Name a dataset or a build's output."
         )
-    splits: Any = corpus.splits
+    splits: Any = {**corpus.splits, **left_out_at(corpus.store)}
     return DocumentTable(corpus.store, splits)
 
 

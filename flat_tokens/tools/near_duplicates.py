@@ -10,14 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.json_types import JsonFacts, JsonObject
-from flat_tokens.keys import mix
-from flat_tokens.manifest import NEAR_DUPLICATE, NEAR_DUPLICATES
-from flat_tokens.rows.documents import lists_of
+from flat_tokens.keys import keys_of_bytes, mix
+from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus
-from flat_tokens.tools.sources import Locator, Place, texts_of
+from flat_tokens.tools.documents import table_of
+from flat_tokens.tools.sources import Locator, Place, places_of, texts_of
 
 SAMPLE = 10
 """Pairs of each source: those with the least hashes of their keys."""
@@ -26,6 +27,7 @@ SHOWN_CHARACTERS = 700
 LEAD_CHARACTERS = 80
 
 Entries = npt.NDArray[np.void]
+ENTRY = np.dtype([(name, "<u8") for name in ("key", "file", "row", "of", "similarity")])
 
 
 class _Pair(NamedTuple):
@@ -42,10 +44,8 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
     policy = (corpus.provenance.get("documents") or {}).get("near_duplicates")
     if not policy:
         return None
-    lists = lists_of(corpus.store, corpus.manifest, NEAR_DUPLICATES, sum(len(source.files) for source in corpus.sources))
-    found = np.concatenate([np.empty(0, NEAR_DUPLICATE), *(some for _, some in lists)])
-    found = found[(found["file"] != found["of_file"]) | (found["row"] != found["of_row"])]
-    _, cluster, later = np.unique(found[["of_file", "of_row"]], return_inverse=True, return_counts=True)
+    found = np.concatenate([np.empty(0, ENTRY), *_entries(table_of(corpus.url))])
+    _, cluster, later = np.unique(found["of"], return_inverse=True, return_counts=True)
     cluster, sizes = cluster.reshape(-1), later + 1
     counts = {one["name"]: one for one in ((corpus.manifest.get("totals") or {}).get("documents") or {}).get("by_source") or ()}
     source_of = np.array([i for i, source in enumerate(corpus.sources) for _ in source.files], np.int64)
@@ -61,6 +61,17 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
     return {"policy": dict(policy), "near_duplicates": len(found), **_sizes(sizes), "by_source": rows}
 
 
+def _entries(table: DocumentTable) -> Iterator[Entries]:
+    """The documents that are nearly another one, in the order of the table: ENTRY[n] each."""
+    duplicate = keys_of_bytes([b"duplicate"])[0]
+    for split, *where in table.ranges():
+        mine = (table.facts(split, "of", *where) > 0) & (table.facts(split, "reason", *where) != duplicate)
+        found = np.empty(int(mine.sum()), ENTRY)
+        for name in ENTRY.names or () if mine.any() else ():
+            found[name] = table.facts(split, name, *where)[mine]
+        yield found
+
+
 def _sizes(sizes: Int64s) -> JsonObject:
     octaves = np.bincount(np.ceil(np.log2(sizes)).astype(np.int64)) if len(sizes) else np.zeros(0, np.int64)
     bins = [{"from": 2 ** (k - 1) + 1, "to": 2**k, "clusters": int(count)} for k, count in enumerate(octaves.tolist()) if count]
@@ -69,11 +80,12 @@ def _sizes(sizes: Int64s) -> JsonObject:
 
 def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[JsonObject]:
     """Some pairs of a source, with their texts."""
-    order = np.lexsort((found["row"], found["file"], mix(found["key"] ^ found["of_key"])))[:SAMPLE]
+    order = np.lexsort((found["row"], found["file"], mix(found["key"] ^ found["of"])))[:SAMPLE]
     files = [file for source in corpus.sources for file in source.files]
+    firsts = _firsts(corpus, found["of"][order])
     pairs = [
-        _Pair(Place(key, files[file], row), Place(of_key, files[of_file], of_row), similarity / 1e6)
-        for _, key, file, row, of_file, of_row, of_key, similarity in found[order].tolist()
+        _Pair(Place(key, files[file], row), firsts[of], similarity / 1e6)
+        for key, file, row, of, similarity in found[order].tolist()
     ]
     places = {2 * i + k: place for i, pair in enumerate(pairs) for k, place in enumerate(pair[:2])}
     texts, why = dict[int, str](), dict[int, str]()
@@ -88,6 +100,16 @@ def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[JsonObject]
         }
         for i, pair in enumerate(pairs)
     ]
+
+
+def _firsts(corpus: Corpus, keys: UInt64s) -> dict[int, Place]:
+    """The documents with some keys."""
+    found = dict[int, Place]()
+    for name, split in corpus.splits.items():
+        assert isinstance(split, FlatTokens)
+        numbers = split.by_keys(keys)
+        found |= {place.key: place for place in places_of(corpus, name, numbers[numbers >= 0].tolist()) or ()}
+    return found
 
 
 def lines(found: JsonFacts) -> Iterator[str]:

@@ -17,10 +17,8 @@ from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, check_certific
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import (
     CACHE,
-    DUPLICATES,
     LINK,
     MANIFEST,
-    NEAR_DUPLICATES,
     POINTER,
     SPLITS,
     VERSIONS,
@@ -28,7 +26,6 @@ from flat_tokens.manifest import (
     splits_at,
 )
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.rows.documents import lists_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.tools.terminal import plural
@@ -94,12 +91,6 @@ class Remains:
         store = self._root / VERSIONS / version
         for split in splits_at(store):
             yield from self._keys_in(store / f"documents/{split}/key", f"version {version}, {split}")
-        manifest = manifest_of(store)
-        files = sum(len(source["files"]) for source in manifest.get("provenance", {}).get("sources") or ())
-        for kind in (DUPLICATES, NEAR_DUPLICATES):
-            for key, copies in lists_of(store, manifest, kind, files):
-                if gone := int(self._forgotten.those(copies["key"]).sum()):
-                    yield f"version {version}, {key}: names {plural(gone, 'forgotten document')}"
 
     def of_others(self, versions: list[str]) -> Iterator[str]:
         """Sentences about everything that is in no version of *versions*: token shards, what versions left out, unfinished

@@ -135,7 +135,8 @@ def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
     has nothing but its key and the reason. LookupError if there is none.
     """
     wanted, table = np.array([key_of(key)], np.uint64), table_of(corpus.store.url)
-    for name, split in table.splits.items():
+    for name, split in corpus.splits.items():
+        assert isinstance(split, FlatTokens)
         if (number := int(split.by_keys(wanted)[0])) >= 0:
             return name, number
     for batch in table.batches(where=parse(f"key = '{key}'")):

@@ -137,9 +137,8 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         pinned = pin_sources(config, root)
         found = files_of(pinned)
         known = known_files(found, config.sources, config.slice_bytes, [root])
-        # Lists of copies depend on the slices, which only a file that was cut says.
         named_by_store = any(file.immutable for file, cut in zip(found, known, strict=True) if cut is None)
-        uncut = files_of_origin(root, latest) if named_by_store and not config.documents.compares else {}
+        uncut = files_of_origin(root, latest) if named_by_store else {}
         needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
         fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
         much = is_much(unknown(fresh, cuts))

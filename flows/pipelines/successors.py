@@ -33,14 +33,15 @@ from tasks.forget.exports import Note, notes_of, remove_export
 from tasks.forget.find import forgotten_in, sources_of_files, versions_of
 from tasks.forget.runs import skip
 from tasks.forget.successor import (
+    copies_lost,
     copy_origin,
     facts_beside,
+    keeps_clusters,
     left_out_by,
     renamed_clusters,
     successor_of,
     successor_shards,
     totals_without,
-    write_duplicates,
 )
 from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
@@ -169,12 +170,14 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
             forgotten=forgotten.sha256,
             texts=facts_beside(root, of.version),
         )
-        if len(renamed := renamed_clusters(store, forgotten)):
+        lost = copies_lost(root, of, successor.former)
+        if keeps_clusters(successor.former):
+            renamed, clustered = renamed_clusters(root, of.version, forgotten)
+            lost.update({(file, None): count for file, count in clustered.items()})
             target = target.model_copy(update={"clusters": "clusters.npy"})
             np.save(Path(workspace.staging) / target.clusters, renamed)
         parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
-        lists, lost = write_duplicates(target, store, forgotten)
         with assembling(runner, target) as (assembler, _):
             meter.begin("split", TOKEN_BYTES * sum(count.token_count for _, count in counted))
             for split in target.every_split:
@@ -191,7 +194,7 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         totals = partial(totals_without, successor.former, in_splits, copies)
         bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
         shards = successor_shards(target, of.version, forgotten, of.numbers)
-        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, lists, bytes_of, shards)
+        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, bytes_of, shards)
         runner.start(target, FINALIZE.given(draft, "quick")).result()
     copy_origin(root, successor.name, of.version)
     return successor.name

@@ -55,11 +55,6 @@ class Text(NamedTuple):
         """Names of the files, by their numbers."""
         return [file.name for file in self.files]
 
-    @property
-    def has_runs(self) -> bool:
-        """Whether a slice is of several files."""
-        return any(len(slice_.ranges) > 1 for slice_ in self.slices)
-
     def makes(
         self, config: BuildConfig, tokenizer: Tokenizer, output: OpenOutput
     ) -> tuple[BuildConfig, Provenance, tuple[Chat | None, ...]]:
@@ -67,7 +62,7 @@ class Text(NamedTuple):
         tokens.
         """
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-        make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats, has_runs=self.has_runs)
+        make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats)
         layout = layout_of(config, output.root)
         return *keeping(config, output.root, output.pointer.version, output.forgotten, layout, make), chats
 

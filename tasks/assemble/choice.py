@@ -10,14 +10,13 @@ import numpy.typing as npt
 
 from flat_tokens.array_types import Bools, UInt64s
 from flat_tokens.manifest import SPLITS
-from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.target import SplitRule, Target
 from tasks.parts.documents import Documents
 from tasks.parts.input import choose
-from tasks.parts.opening import listed, open_part
+from tasks.parts.opening import open_part
 from tasks.parts.part import InputPart, Part, ShardPart
-from tasks.rows import KEY, SPLIT_KEY
+from tasks.rows import KEY, REASON, SPLIT_KEY
 
 
 class SplitCounts(NamedTuple):
@@ -57,14 +56,6 @@ def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) ->
     return rule.numbers(split_keys)
 
 
-def not_duplicate(part: ShardPart, version: Store) -> Bools:
-    """Which documents of a shard are not left out as copies: bool[n]. ValueError where the version's list has changed."""
-    stay = np.ones(part.shard.written, bool)
-    for copies in part.left_out:
-        stay[listed(copies, version)["document"].astype(np.int64)] = False
-    return stay
-
-
 def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bools:
     """Which documents of a part go to a split: bool[n]."""
     if isinstance(part, InputPart):
@@ -72,8 +63,8 @@ def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bo
     if not isinstance(part, ShardPart):
         return np.ones(len(documents), bool)
     numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
-    if part.left_out:
-        numbers[~not_duplicate(part, target.store)] = ALL_SPLITS.index(LEFT_OUT)
+    if part.repeats:
+        numbers[documents.fact(REASON) > 0] = ALL_SPLITS.index(LEFT_OUT)
     mine: Bools = numbers == ALL_SPLITS.index(split)
     return mine
 

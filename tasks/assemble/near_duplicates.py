@@ -11,29 +11,27 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from flat_tokens.array_types import Int64s, UInt64s
-from flat_tokens.manifest import NEAR_DUPLICATE
-from tasks.assemble.choice import not_duplicate
 from tasks.assemble.clusters import clusters
 from tasks.config import NearDuplicates
 from tasks.output.target import Target
-from tasks.parts.opening import open_part
-from tasks.parts.part import NearCopies, ShardPart
+from tasks.parts.opening import open_part, with_repeats
+from tasks.parts.part import NEAR_DUPLICATE_REASON, ShardPart
 from tasks.progress import meter
-from tasks.rows import OF_VERSION, TEXT_BYTES
+from tasks.rows import KEY, OF, REASON, SIMILARITY, TEXT_BYTES
 from tasks.text.signatures import NO_SHINGLE, NUMBERS, similarity
 
-PLACE = OF_VERSION
 AT_A_TIME = 1 << 14
 
 
 @dataclass
 class SignedDocuments:
-    """Signatures, keys and places of all documents of a version, in the order of the sources; how many there are, how many parts
-    have their lists and how many documents these have, and the seconds that were spent. *together*: a cluster goes to one split.
+    """Signatures and keys of all documents of a version, in the order of the sources; how many there are, how many parts
+    are marked and how many documents these have, and the seconds that were spent. *together*: a cluster goes to one split.
     *name*: the fact that is the signature.
     """
 
@@ -49,9 +47,9 @@ class SignedDocuments:
     def _path(self, name: str) -> Path:
         return Path(self.target.workspace.staging) / name
 
-    def append(self, signatures: UInt64s, places: UInt64s) -> None:
-        """Append documents: uint64[n, NUMBERS] and, of each, what PLACE says: uint64[n, 3]."""
-        for name, some in (("signatures", signatures), ("places", places)):
+    def append(self, signatures: UInt64s, keys: UInt64s) -> None:
+        """Append documents: uint64[n, NUMBERS] and uint64[n]."""
+        for name, some in (("signatures", signatures), ("keys", keys)):
             with open(self._path(name), "ab") as file:
                 file.write(np.ascontiguousarray(some).data)
         self.count += len(signatures)
@@ -66,8 +64,8 @@ class SignedDocuments:
         return self._mapped("signatures", NUMBERS)
 
     @cached_property
-    def places(self) -> UInt64s:
-        return self._mapped("places", len(PLACE))
+    def keys(self) -> UInt64s:
+        return self._mapped("keys", 1)[:, 0]
 
     @cached_property
     def clusters(self) -> Int64s:
@@ -77,7 +75,7 @@ class SignedDocuments:
         first = clusters(self.signatures, self.policy.threshold)
         if self.policy.action == "drop":
             return first
-        members, keys = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1), self.places[:, 0]
+        members, keys = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1), self.keys
         kept = self.target.rule.kept if self.together else None
         others = np.zeros(len(members), bool) if kept is None else ~kept.has(keys[members])
         members = members[np.lexsort((keys[members], others, first[members]))]
@@ -96,21 +94,20 @@ def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     order of the sources.
     """
     begun, target = time.monotonic(), signed.target
-    signatures, places = np.empty((0, NUMBERS), np.uint64), np.empty((0, len(PLACE)), np.uint64)
+    signatures, keys = np.empty((0, NUMBERS), np.uint64), np.empty(0, np.uint64)
     if part.shard.written:
-        documents = open_part(part, target, *PLACE, signed.name)
-        signatures = documents.fact(signed.name)
-        if part.left_out:
-            signatures = np.where(not_duplicate(part, target.store)[:, None], signatures, NO_SHINGLE)
-        places = np.stack([documents.fact(name) for name in PLACE], axis=1)
-    signed.append(signatures, places)
+        documents = open_part(part, target, KEY, signed.name)
+        signatures, keys = documents.fact(signed.name), documents.keys
+        if part.repeats:
+            signatures = np.where(documents.fact(REASON)[:, None], NO_SHINGLE, signatures)
+    signed.append(signatures, keys)
     signed.seconds += time.monotonic() - begun
     return part
 
 
 def mark_near_duplicates(part: ShardPart, signed: SignedDocuments) -> ShardPart:
-    """Stage near-duplicates: a part, with the list of its near-duplicates, which is an object of the version. Parts arrive in the
-    order of the sources, when the signatures of all have been taken.
+    """Stage near-duplicates: a part, and which of its documents are near-duplicates. Parts arrive in the order of the sources,
+    when the signatures of all have been taken.
     """
     begun, number, first = time.monotonic(), signed.marked, signed.marked_documents
     mine = np.arange(first, first + part.shard.written)
@@ -119,32 +116,19 @@ def mark_near_duplicates(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     dropped = signed.policy.action == "drop"
     wanted = mine[is_later if dropped else signed.sizes[signed.clusters[mine]] > 1]
     if len(wanted):
-        part = part.model_copy(update={"near": _near_of(part, number, wanted, first, signed)})
+        part = _near_of(part, number, wanted, first, signed)
     meter.add("near-duplicates", part.shard.text_bytes, part.shard.written)
     signed.seconds += time.monotonic() - begun
     return part
 
 
-def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: SignedDocuments) -> NearCopies:
-    """Write the list of a part's near-duplicates: documents *wanted*, int64[m], of which *first* is the part's first."""
-    target, of = signed.target, signed.clusters[wanted]
-    listed = np.empty(len(wanted), NEAR_DUPLICATE)
-    listed["document"] = wanted - first
-    (listed["key"], listed["file"], listed["row"]) = signed.places[wanted].T
-    (listed["of_key"], listed["of_file"], listed["of_row"]) = signed.places[of].T
+def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: SignedDocuments) -> ShardPart:
+    """The part with its near-duplicates: documents *wanted*, int64[m], of which *first* is the part's first."""
+    of, alike = signed.clusters[wanted], np.zeros(len(wanted), np.uint64)
     for start in range(0, len(wanted), AT_A_TIME):
         some = slice(start, start + AT_A_TIME)
-        listed["similarity"][some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
-    stored = target.store.put(NearCopies.name_of(number), listed.tobytes())
-    later = wanted[wanted != of] - first
-    documents = open_part(part, target, TEXT_BYTES)
-    return NearCopies(
-        number=number,
-        size=stored.size,
-        digest=stored.digest,
-        documents=len(later),
-        token_count=int(documents.lengths[later].sum()),
-        text_bytes=int(documents.fact(TEXT_BYTES)[later].sum()),
-        dropped=signed.policy.action == "drop",
-        together=signed.together,
-    )
+        alike[some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
+    facts = {"document": (wanted - first).astype(np.uint64), OF: signed.keys[of], SIMILARITY: alike}
+    reason: Literal["near_duplicate"] | None = NEAR_DUPLICATE_REASON if signed.policy.action == "drop" else None
+    documents, later = open_part(part, signed.target, TEXT_BYTES), wanted[wanted != of] - first
+    return with_repeats(part, documents, signed.target, number, reason, facts, later, together=signed.together)

@@ -152,7 +152,7 @@ def _write_documents(span: Span, target: Target) -> Written:
         **{name: ArrayWriter(facts, name, of_documents, first_object=first, write_metadata=False) for name in target.facts},
         **{
             name: ArrayWriter(texts, name, of_documents, first_object=numbers * first, write_metadata=False)
-            for name, numbers in target.texts.items()
+            for name, numbers in target.texts_of(split).items()
         },
     }
     kept_object = store.create(name_of(split, span.start)) if span.columns and span.start < span.stop else None
@@ -176,7 +176,7 @@ def _write_documents(span: Span, target: Target) -> Written:
             starts.append(np.array([span.last_entry], np.uint64))
     entries = [stored for name in target.facts for stored in arrays[name].objects]
     objects = (*_named(split, starts.objects), *_named(f"{DOCUMENTS}/{split}", entries))
-    beside = _named(f"{TEXTS}/{split}", [stored for name in target.texts for stored in arrays[name].objects])
+    beside = _named(f"{TEXTS}/{split}", [stored for name in target.texts_of(split) for stored in arrays[name].objects])
     return Written.of(split, (*objects, *([] if kept_object is None else [kept_object.stored])), beside=beside)
 
 
@@ -199,7 +199,7 @@ def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[TokenItem
 
 def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     """The span's documents that come from one part."""
-    facts = (*target.facts, *target.texts)
+    facts = (*target.facts, *target.texts_of(span.split))
     documents = open_part(part, target, *facts)
     numbers = np.flatnonzero(chosen(part, documents, span.split, target))
     lengths = documents.lengths[numbers].astype(np.uint64)
@@ -215,7 +215,7 @@ def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Targe
     """The kept columns of documents *numbers*, some rows at a time. A source that keeps none has nulls."""
     if not target.columns:
         return
-    has_columns = not isinstance(part, ShardPart) or part.shard.columns or part.near is not None
+    has_columns = not isinstance(part, ShardPart) or part.shard.columns or part.repeats
     # Where a row group of the part ends, or each would be read twice.
     ends = np.flatnonzero(np.diff(numbers // GROUP_ROWS)) + 1
     for some in np.split(numbers, ends) if len(numbers) else ():

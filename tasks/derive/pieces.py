@@ -14,7 +14,7 @@ import numpy as np
 from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
-from flat_tokens.keys import document_keys, token_keys
+from flat_tokens.keys import keys_of_bytes, token_keys
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, file_at
 from tasks.derive.inputs import Input
@@ -170,19 +170,15 @@ def read_keys(path_or_url: str) -> Listed:
 
 def read_ids(path_or_url: str) -> Listed:
     """The keys of the ids in a text file, one a line. Empty lines are skipped."""
-    return Listed(np.unique(_keys_of(_ids_in(path_or_url))))
+    return Listed(np.unique(keys_of_bytes(_ids_in(path_or_url))))
 
 
 def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
     """The ids in a text file that have one of the *keys*."""
     ids = _ids_in(path_or_url)
-    return [ids[i].decode(errors="replace") for i in np.flatnonzero(np.isin(_keys_of(ids), keys)).tolist()]
+    return [ids[i].decode(errors="replace") for i in np.flatnonzero(np.isin(keys_of_bytes(ids), keys)).tolist()]
 
 
 def _ids_in(path_or_url: str) -> list[bytes]:
     store, name = file_at(path_or_url)
     return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
-
-
-def _keys_of(ids: Sequence[bytes]) -> UInt64s:
-    return document_keys(np.frombuffer(b"".join(ids), np.uint8), np.cumsum([0, *map(len, ids)]))

@@ -34,9 +34,8 @@ def provenance(
     files: list[SourceFile],
     tokenizer: Tokenizer,
     chats: tuple[Chat | None, ...],
-    has_runs: bool = False,
 ) -> Provenance:
-    """The provenance of a version. *has_runs*: a slice of it is of several files."""
+    """The provenance of a version."""
     without_fast_engine = config.tokenizer.engine == "reference" and tokenizer.make_fast is not None
     steps = config.documents.opened().described
     of_source: list[list[dict[str, Any]]] = [[] for _ in config.sources]
@@ -64,8 +63,6 @@ def provenance(
         documents={
             **config.documents.recorded(),
             **({"signatures": EDITION} if config.documents.near_duplicates else {}),
-            # What decides the slices of a version that has a list of the copies of each.
-            **({"slice_bytes": config.slice_bytes, **({"runs": True} if has_runs else {})} if config.documents.compares else {}),
         },
         split=config.split_facts,
     )

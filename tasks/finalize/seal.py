@@ -8,7 +8,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +53,7 @@ def is_published(root: Store, version: str, layout: LayoutName) -> bool:
 class VersionDraft(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
     how many have the key of another. ``card``: the dataset card, given ``made_of``, the layout, the totals and the version.
-    ``others``: objects of the version that no part has written. ``token_bytes``: those of its tokenizer, if they are known.
+    ``token_bytes``: those of its tokenizer, if they are known.
     ``shards``: those that it holds, where it is not made of them.
     """
 
@@ -61,7 +61,6 @@ class VersionDraft(NamedTuple):
     assembled: Assembled
     documents: Callable[[int], dict[str, Any]]
     card: Callable[[Any, LayoutName, dict[str, Any], str], str]
-    others: tuple[StoredObject, ...] = ()
     token_bytes: Callable[[], TokenBytes | None] | None = None
     shards: Sequence[TokenShard] = ()
 
@@ -71,7 +70,7 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     store, layout, assembled = target.store, target.layout, draft.assembled
     totals, of_texts = split_totals(assembled, target.splits), split_totals(assembled, target.every_split)
     beside = [stored for part in assembled.written for stored in part.beside]
-    objects = [*draft.others, *(stored for part in assembled.written for stored in part.objects)]
+    objects = [stored for part in assembled.written for stored in part.objects]
     known = known_below(store, objects)
     totals["documents"] = draft.documents(repeated_keys(known, layout, totals, Path(target.workspace.staging)))
     for split in target.splits:
@@ -79,7 +78,6 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     if target.texts:
         beside += [*_split_metadata(target, LEFT_OUT, of_texts[LEFT_OUT]), *_texts_metadata(target, of_texts)]
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
-    objects += [stored for part, _ in shards for stored in part.lists]
     entries = (
         IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in ALL_SPLITS))
         for part, counts in shards
@@ -99,6 +97,8 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
         store.put(record, endorsing.with_endorsement(lines, made, key))
     check_version(store, objects, totals, verify_level)
     commit(store, LAYOUTS[target.layout])
+    for repeats in (repeats for part, _ in shards for repeats in part.repeats):
+        target.of_attempt(repeats.attempt).remove_object(repeats.stored.key)
     return target.name
 
 
@@ -115,9 +115,10 @@ def _split_metadata(target: Target, split: Split, totals: dict[str, int]) -> lis
 
 
 def _texts_metadata(target: Target, totals: dict[str, Any]) -> Iterator[StoredObject]:
-    for split, name in product(target.every_split, target.texts):
-        metadata = document_spec(target.layout_of(split)).metadata(target.texts[name] * totals[split]["seq_count"])
-        yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
+    for split in target.every_split:
+        for name, numbers in target.texts_of(split).items():
+            metadata = document_spec(target.layout_of(split)).metadata(numbers * totals[split]["seq_count"])
+            yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
 
 
 def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:

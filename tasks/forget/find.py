@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens.array_types import Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
 from flat_tokens.keys import document_keys
-from flat_tokens.manifest import DUPLICATES, NEAR_DUPLICATES, read_manifest, splits_at
-from flat_tokens.reader import check_where, open_split
-from flat_tokens.rows.documents import DocumentTable, lists_of, matching, recorded_of
+from flat_tokens.manifest import read_manifest, splits_at
+from flat_tokens.reader import check_where, left_out_at, open_split
+from flat_tokens.rows.documents import DocumentTable, matching
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
-from tasks.models import Split
-from tasks.output.paths import DOCUMENTS, VERSIONS, version_store
+from tasks.models import LEFT_OUT, Split
+from tasks.output.paths import VERSIONS, fact_key, home_key, version_store
 from tasks.output.pointer import is_dataset
 from tasks.output.versions import names_of
-from tasks.parts.part import NEAR_DUPLICATE_REASON
+from tasks.rows import FILE, KEY, OF
 
 AT_A_TIME = 1 << 20
 
@@ -55,9 +53,9 @@ class Entries(NamedTuple):
 
 
 class OfVersion(NamedTuple):
-    """Forgotten documents of a version. ``numbers``: of each split, ascending, int64[n]. ``windows``: their hashes.
-    ``token_keys``: of their tokens. ``files``: the numbers of their files. ``short``: documents without a window. ``copies``:
-    documents that the version left out.
+    """Forgotten documents of a version. ``numbers``: of each split, and of what it left out, ascending, int64[n]. ``windows``:
+    their hashes.
+    ``token_keys``: of their tokens. ``files``: the numbers of their files. ``short``: documents without a window.
     """
 
     version: str
@@ -67,11 +65,10 @@ class OfVersion(NamedTuple):
     token_keys: UInt64s
     files: frozenset[int]
     short: int
-    copies: int
 
     @property
     def documents(self) -> int:
-        return sum(map(len, self.numbers.values()))
+        return sum(len(numbers) for split, numbers in self.numbers.items() if split != LEFT_OUT)
 
 
 def versions_of(root: Store) -> list[str]:
@@ -79,37 +76,22 @@ def versions_of(root: Store) -> list[str]:
     return [name for name in names_of(root, VERSIONS) if is_dataset(root, name)]
 
 
-def entries_of(store: Store) -> Iterator[Entries]:
-    """The entries of all documents of a version, some at a time."""
-    for split in splits_at(store):
-        count = open_split(store / split).seq_count
-        at = store / f"{DOCUMENTS}/{split}"
-        if not count:
-            continue
-        key, file = (open_array(at / name, "uint64") for name in ("key", "file"))
+def split_of(root: Store, version: str, split: Split) -> Store:
+    """The store of a split of a version, or of what it left out."""
+    return root / home_key(version, split) / split
+
+
+def entries_of(root: Store, version: str) -> Iterator[Entries]:
+    """The entries of all documents of a version, some at a time, those that it left out last."""
+    store = version_store(root, version)
+    splits: list[Split] = list(splits_at(store))
+    splits += [LEFT_OUT] if left_out_at(store) else []
+    for split in splits:
+        count = open_split(split_of(root, version, split)).seq_count
         for start in range(0, count, AT_A_TIME):
             stop = min(start + AT_A_TIME, count)
-            yield Entries(split, start, stop, key.read(start, stop), file.read(start, stop))
-
-
-class ListOfCopies(NamedTuple):
-    """A list of copies of a version, its name, and the reason for which they are skipped; None where they are kept."""
-
-    key: str
-    entries: npt.NDArray[np.void]
-    reason: str | None
-
-
-def duplicates_of(store: Store) -> list[ListOfCopies]:
-    """The lists of duplicates and near-duplicates of a version, DUPLICATE[n] or NEAR_DUPLICATE[n]. ValueError where one is
-    damaged.
-    """
-    manifest = read_manifest(store)
-    near = (manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}
-    reasons = {DUPLICATES: "duplicate", NEAR_DUPLICATES: None if near.get("action") == "keep" else NEAR_DUPLICATE_REASON}
-    files = len(sources_of_files(manifest))
-    lists = ((kind, some) for kind in reasons for some in lists_of(store, manifest, kind, files))
-    return [ListOfCopies(key, entries, reasons[kind]) for kind, (key, entries) in lists]
+            key, file = (open_array(root / fact_key(version, split, name), "uint64").read(start, stop) for name in (KEY, FILE))
+            yield Entries(split, start, stop, key, file)
 
 
 def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -125,20 +107,18 @@ def keys_named(root: Store, version: str, named: NamedDocuments) -> UInt64s:
     files = sources_of_files(manifest)
     of_source = np.array([named.source in (None, source) for source, _, _ in files], bool)
     where = parse(named.where) if named.where is not None else None
-    recorded = functools.cache(lambda: recorded_of(store))
+    table = DocumentTable(store, left_out_at(store))
     found = [np.empty(0, np.uint64)]
     if where is not None:
         check_where(store, where.text)
-    for some in entries_of(store):
+    for some in entries_of(root, version):
         mine = named.those(some.key)
         if named.source is not None:
             mine &= of_source[some.file.astype(np.int64)]
         if where is not None and mine.any():
-            mine &= matching(open_split(store / some.split), where, some.start, some.stop, recorded)
+            tokens = open_split(split_of(root, version, some.split))
+            mine &= matching(tokens, where, some.start, some.stop, lambda: table.recorded)
         found.append(some.key[mine])
-    for _, copies, _ in duplicates_of(store) if where is None else ():
-        mine = named.those(copies["key"])
-        found.append(copies["key"][mine & of_source[copies["file"].astype(np.int64)]])
     return np.unique(np.concatenate(found))
 
 
@@ -146,8 +126,11 @@ def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
     """Keys of documents, with those that have the text of one of them, or nearly, as far as the version left them out. Or a copy
     would take the place of a document that is forgotten.
     """
-    store = version_store(root, version)
-    key, of = DocumentTable(store, dict.fromkeys(splits_at(store))).copies
+    if not left_out_at(version_store(root, version)):
+        return keys
+    both = (open_array(root / fact_key(version, LEFT_OUT, name), "uint64") for name in (KEY, OF))
+    key, of = (array.read(0, array.length) for array in both)
+    key, of = key[of > 0], of[of > 0]
     while True:
         more = np.unique(np.concatenate([keys, key[np.isin(of, keys)], of[np.isin(key, keys)]]))
         if len(more) == len(np.unique(keys)):
@@ -158,29 +141,32 @@ def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
 def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:
     """The forgotten documents that a version holds; None where it has none. Their tokens are read."""
     store = version_store(root, version)
-    numbers: dict[Split, list[Int64s]] = {split: [np.empty(0, np.int64)] for split in splits_at(store)}
-    files, copies = set[int](), 0
-    for some in entries_of(store):
+    splits: list[Split] = [*splits_at(store), LEFT_OUT]
+    numbers = {split: [np.empty(0, np.int64)] for split in splits}
+    files = set[int]()
+    for some in entries_of(root, version):
         if (mine := forgotten.those(some.key)).any():
             numbers[some.split].append(np.flatnonzero(mine) + some.start)
             files |= set(np.unique(some.file[mine]).tolist())
-    for _, listed, reason in duplicates_of(store):
-        mine = forgotten.those(listed["key"])
-        files |= set(np.unique(listed["file"][mine]).tolist())
-        copies += int(mine.sum()) if reason else 0
     found = {split: np.concatenate(some) for split, some in numbers.items()}
-    if not copies and not any(map(len, found.values())):
+    if not any(map(len, found.values())) and not _has_lists(store):
         return None
     tokens, short, windows, token_keys = 0, 0, [NO_KEYS], [NO_KEYS]
     for split, those in found.items():
-        for ids in _ids_of(store, split, those):
+        for ids in _ids_of(store, split, those) if split != LEFT_OUT else ():
             tokens += len(ids)
             short += len(ids) < WINDOW
             windows.append(windows_of(ids, forgotten.salt))
             if len(ids):  # all empty texts are equal
                 token_keys.append(document_keys(ids.view(np.uint8), np.array([0, ids.nbytes])))
     hashes = np.unique(np.concatenate(windows)), np.unique(np.concatenate(token_keys))
-    return OfVersion(version, found, tokens, hashes[0], hashes[1], frozenset(files), short, copies)
+    return OfVersion(version, found, tokens, hashes[0], hashes[1], frozenset(files), short)
+
+
+def _has_lists(store: Store) -> bool:
+    """Whether an older release wrote keys of documents that a version left out into lists, which its successor has not."""
+    objects = read_manifest(store)["objects"]
+    return any(one["key"].startswith(("documents/duplicates/", "documents/near_duplicates/")) for one in objects)
 
 
 def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[UInt32s]:

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.manifest import EVERY_SPLIT, NEAR_DUPLICATE, read_manifest
-from flat_tokens.reader import open_split
-from flat_tokens.rows.documents import numbered
+from flat_tokens.keys import keys_of_bytes
+from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest
+from flat_tokens.reader import left_out_at, open_split
+from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.derive.inputs import Input
 from tasks.derive.pieces import Counted
 from tasks.derive.provenance import Derived
@@ -26,14 +27,14 @@ from tasks.derive.provenance import card as card_of_derived
 from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
-from tasks.forget.find import duplicates_of, entries_of
+from tasks.forget.find import OfVersion, entries_of
 from tasks.models import LEFT_OUT, PublishedLocation, Split, TokenShard
-from tasks.output.paths import DOCUMENTS, beside_key, fact_key, origin_key, version_store
+from tasks.output.paths import beside_key, fact_key, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import InputPart
-from tasks.rows import KEY
+from tasks.rows import FILE, REASON, SIMILARITY
 from tasks.shards.index import check_beside, read_index, segments_of
 from tasks.tokenize.segments import DIGEST_BYTES
 
@@ -71,7 +72,7 @@ def totals_without(
     former: Mapping[str, Any], counted: Sequence[tuple[InputPart, Counted]], copies: Mapping[int, LostCopies], repeated: int
 ) -> dict[str, Any]:
     """Totals of the documents of a successor. *former*: those of the version before. *counted*: what stays, by part. *copies*:
-    entries that the lists of duplicates lose, by the index of their source. Text that was read stays counted.
+    documents that it left out and near-duplicates that it loses, by the index of their source. Text that was read stays counted.
     """
     # Examples of what steps found may be of forgotten documents.
     before = {name: counts for name, counts in former["totals"]["documents"].items() if name != "examples"}
@@ -101,7 +102,7 @@ def totals_without(
 
 
 LostCopies = Mapping[str | None, int]
-"""Entries that lists of copies lose, by the reason for which these were skipped; None: they were kept."""
+"""Copies that are forgotten, by the reason for which these were left out; None: near-duplicates that were kept."""
 
 
 def _kept_without(counts: dict[str, Any], copies: LostCopies) -> dict[str, Any]:
@@ -124,78 +125,72 @@ def skipped_without(skipped: Mapping[str, int], lost: int, copies: LostCopies) -
     return dict(sorted((+counts).items()))
 
 
-def write_duplicates(
-    target: Target, of: Store, forgotten: Forgotten
-) -> tuple[tuple[StoredObject, ...], Counter[tuple[int, str | None]]]:
-    """Write the lists of duplicates of a successor of the version at *of*. Return them, and how many entries they lose by the
-    number of their file and the reason for which these were skipped.
-    """
-    lists, objects, lost = duplicates_of(of), list[StoredObject](), Counter[tuple[int, str | None]]()
-    if not lists:
-        return (), lost
-    clusters, in_clusters = clusters_without(_all_of([copies for _, copies, reason in lists if reason is None]), forgotten)
-    begin = 0
-    for name, copies, reason in lists:
-        now, stays = copies, ~forgotten.those(copies["key"])
-        counted = np.ones((2, len(copies)), bool)
-        if reason is None:
-            now, stays = clusters[begin : begin + len(copies)], in_clusters[begin : begin + len(copies)]
-            begin += len(copies)
-            counted = np.array([_places(some) != numbered(some["of_file"], some["of_row"]) for some in (copies, now)])
-        lost.update((file, reason) for file in copies["file"][counted[0] & ~(stays & counted[1])].tolist())
-        if stays.any():
-            objects.append(target.store.put(name, now[stays].tobytes()))
-    return tuple(objects), lost
+def copies_lost(root: Store, of: OfVersion, former: Mapping[str, Any]) -> Counter[tuple[int, str | None]]:
+    """How many forgotten documents the version left out, by the number of their file and the reason."""
+    if not len(numbers := of.numbers[LEFT_OUT]):
+        return Counter()
+    names = list(former["totals"]["documents"]["skipped"])
+    reasons = dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
+    facts = (open_array(root / fact_key(of.version, LEFT_OUT, name), "uint64").take(numbers).tolist() for name in (FILE, REASON))
+    return Counter((file, reasons[reason]) for file, reason in zip(*facts, strict=True))
 
 
-def clusters_without(copies: npt.NDArray[np.void], forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Bools]:
-    """Entries of clusters that are kept, NEAR_DUPLICATE[n] and all of a version, as they are without what is forgotten: the
-    lowest key names a cluster whose document has gone. And which of them a list still has, bool[n]: neither a forgotten
-    one nor one left alone.
+MEMBER = np.dtype([(name, "<u8") for name in ("split", "document", "key", "file", "cluster", "similarity")])
+"""A document of a version that keeps near-duplicates, the name of its cluster, and how alike it is to the one that names it."""
+
+
+def _members(root: Store, version: str) -> npt.NDArray[np.void]:
+    """The documents of a version that are in clusters: MEMBER[n]."""
+    table, parts = DocumentTable(version_store(root, version), {}), [np.empty(0, MEMBER)]
+    for some in entries_of(root, version):
+        if some.split == LEFT_OUT:
+            continue
+        numbers = np.arange(some.start, some.stop)
+        cluster = table.recorded.columns[some.split].take(numbers, [CLUSTER]).column(0).fill_null(0).to_numpy()
+        part = np.empty(len(numbers), MEMBER)
+        part["split"], part["document"] = EVERY_SPLIT.index(some.split), numbers
+        part["key"], part["file"], part["cluster"] = some.key, some.file, cluster
+        part["similarity"] = open_array(root / fact_key(version, some.split, SIMILARITY), "uint64").read(some.start, some.stop)
+        parts.append(part[cluster > 0])
+    return np.concatenate(parts)
+
+
+def _later(members: npt.NDArray[np.void], names: UInt64s) -> Int64s:
+    """Those that count as near-duplicates, if their clusters have these *names*: all but one of each. Files: uint64[m]."""
+    is_name = np.flatnonzero((members["key"] == names) & (names > 0))
+    firsts = is_name[np.unique(names[is_name], return_index=True)[1]]
+    return np.delete(members["file"], np.union1d(firsts, np.flatnonzero(names == 0)))
+
+
+def renamed_clusters(root: Store, version: str, forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Counter[int]]:
+    """Documents of a version that stay and whose cluster has another name without what is forgotten, RENAMED[n]: the lowest key
+    names a cluster whose document has gone. And how many near-duplicates the files lose, by their numbers.
     """
-    gone, place, cluster = forgotten.those(copies["key"]), _places(copies), numbered(copies["of_file"], copies["of_row"])
+    members = _members(root, version)
+    key, cluster, alike = members["key"], members["cluster"], members["similarity"]
+    gone, now, similarity = forgotten.those(key), cluster.copy(), alike.copy()
     rest = np.flatnonzero(np.isin(cluster, cluster[gone]) & ~gone)
-    rest = rest[np.lexsort((copies["key"][rest], place[rest] != cluster[rest]))]  # the name stays as long as its document does
+    rest = rest[np.lexsort((key[rest], key[rest] != cluster[rest], cluster[rest]))]  # the name stays as long as its document does
     _, first, mine, sizes = np.unique(cluster[rest], return_index=True, return_inverse=True, return_counts=True)
     firsts = rest[first][mine]
-    now, stays = copies.copy(), ~gone
-    for of, name in (("of_key", "key"), ("of_file", "file"), ("of_row", "row")):
-        now[of][rest] = copies[name][firsts]
+    now[rest] = np.where(sizes[mine] > 1, key[firsts], 0)
+    now[gone] = 0
     # No text is compared. One minus the similarity is a distance, so this much is certain.
-    both = copies["similarity"][rest].astype(np.int64) + copies["similarity"][firsts].astype(np.int64)
+    both = alike[rest].astype(np.int64) + alike[firsts].astype(np.int64)
     at_least = np.where(rest == firsts, ALIKE, np.maximum(both - ALIKE, 0)).astype(np.uint64)
-    now["similarity"][rest] = np.where(place[firsts] == cluster[rest], copies["similarity"][rest], at_least)
-    stays[rest[sizes[mine] == 1]] = False
-    return now, stays
+    similarity[rest] = np.where(now[rest] == 0, 0, np.where(now[rest] == cluster[rest], alike[rest], at_least))
+    changed = ~gone & (now != cluster)
+    renamed = np.empty(int(changed.sum()), RENAMED)
+    for name, values in zip(RENAMED.names or (), (members["split"], members["document"], now, similarity), strict=True):
+        renamed[name] = values[changed]
+    lost = Counter(_later(members, cluster).tolist())
+    lost.subtract(_later(members, now).tolist())
+    return renamed, lost
 
 
-def renamed_clusters(of: Store, forgotten: Forgotten) -> npt.NDArray[np.void]:
-    """Documents of the version *of* that stay and whose cluster has another name without what is forgotten: RENAMED[n]."""
-    copies = _all_of([copies for _, copies, reason in duplicates_of(of) if reason is None])
-    now, stays = clusters_without(copies, forgotten)
-    changed = ~forgotten.those(copies["key"]) & (~stays | (now["of_key"] != copies["of_key"]))
-    now, alone = now[changed], ~stays[changed]
-    order = np.argsort(_places(now))
-    now, alone = now[order], alone[order]
-    renamed = [np.empty(0, RENAMED)]
-    for some in entries_of(of) if len(now) else ():
-        row = open_array(of / f"{DOCUMENTS}/{some.split}/row", "uint64").read(some.start, some.stop)
-        place = numbered(some.file, row)
-        chosen = np.flatnonzero(np.isin(place, _places(now)))
-        at = np.searchsorted(_places(now), place[chosen])
-        found = np.empty(len(chosen), RENAMED)
-        found["split"], found["document"] = EVERY_SPLIT.index(some.split), chosen + some.start
-        found["name"], found["alone"] = now["of_key"][at], alone[at]
-        renamed.append(found)
-    return np.concatenate(renamed)
-
-
-def _all_of(lists: Sequence[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
-    return np.concatenate([np.empty(0, NEAR_DUPLICATE), *lists])
-
-
-def _places(copies: npt.NDArray[np.void]) -> UInt64s:
-    return numbered(copies["file"], copies["row"])
+def keeps_clusters(manifest: Mapping[str, Any]) -> bool:
+    """Whether a version says which of its documents are near-duplicates of each other."""
+    return ((manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}).get("action") == "keep"
 
 
 def facts_beside(root: Store, version: str) -> dict[str, int]:
@@ -204,11 +199,14 @@ def facts_beside(root: Store, version: str) -> dict[str, int]:
     """
     index = read_index(root, version)
     try:
+        if not index.beside or not left_out_at(version_store(root, version)):
+            return {}
         check_beside(root, version, index)
     except (*NO_OBJECT, ValueError) as problem:
         logger.warning("What version %s left out is not trusted, and is rebuilt: %s", version, problem)
         return {}
-    return {name: shard.facts[name] for shard in index.published for name in shard.of_texts}
+    kept = {SIMILARITY: 1} if keeps_clusters(read_manifest(version_store(root, version))) else {}
+    return {name: shard.facts[name] for shard in index.published for name in shard.of_texts} | kept
 
 
 def left_out_by(one: Input, target: Target) -> Input:
@@ -219,15 +217,11 @@ def left_out_by(one: Input, target: Target) -> Input:
 
 
 def successor_shards(target: Target, of: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> list[TokenShard]:
-    """The slices of the version *of* without the documents *gone*, by their ascending numbers in each split, int64[n], and those
-    that it left out. Segments that lose documents are not known by their digests any more.
+    """The slices of the version *of* without the documents *gone*, by their ascending numbers in each split, int64[n]. Segments
+    that lose documents are not known by their digests any more.
     """
-    numbers = dict(gone)
-    if target.texts:
-        keys = open_array(target.root / fact_key(of, LEFT_OUT, KEY), "uint64")
-        numbers[LEFT_OUT] = np.flatnonzero(forgotten.those(keys.read(0, keys.length)))
     shards = (shard for shard in read_index(target.root, of).published if target.texts or not shard.of_texts)
-    return [_without(target.root, shard, target.name, forgotten, numbers) for shard in shards]
+    return [_without(target.root, shard, target.name, forgotten, gone) for shard in shards]
 
 
 def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> TokenShard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flat_tokens.forgotten import DIRECTORY as FORGOTTEN_DIRECTORY
+from flat_tokens.manifest import BESIDE as BESIDE
 from flat_tokens.manifest import CACHE as CACHE
 from flat_tokens.manifest import EXPORTS as EXPORTS
 from flat_tokens.manifest import HELD as HELD
@@ -23,8 +24,6 @@ DOCUMENTS = "documents"
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
-BESIDE = f"{CACHE}/left_out"
-"""Below it, what versions whose documents were compared left out, and facts of all of their texts."""
 FORMER_BESIDE = f"{CACHE}/reserves"
 """Where an older release had that. Nothing reads it, and it goes with its version."""
 TEXTS = "texts"

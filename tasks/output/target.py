@@ -18,9 +18,9 @@ from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.models import ALL_SPLITS, LEFT_OUT, FactWidth, Model, Name, Split, TokenArrayName
-from tasks.output.paths import DOCUMENTS, beside_key, home_key, version_key, version_store
+from tasks.output.paths import DOCUMENTS, STAGING, beside_key, home_key, version_key, version_store
 from tasks.output.staging import Workspace
-from tasks.rows import OF_VERSION
+from tasks.rows import OF_CHOICE, OF_VERSION
 
 LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15, zstd_level=1)
 """Compressed: it is read at most once a build, and stays as long as its version."""
@@ -110,9 +110,9 @@ class Selection(Model):
 
 ALL = Selection()
 
-RENAMED = np.dtype([("split", "u1"), ("document", "<u8"), ("name", "<u8"), ("alone", "?")])
+RENAMED = np.dtype([(name, "<u8") for name in ("split", "document", "name", "similarity")])
 """A document of an input, by its split's place in EVERY_SPLIT and its number there, and the name that its cluster of
-near-duplicates has from now on; ``alone``: it has none.
+near-duplicates has from now on, 0 for none, with the similarity to the document that names it.
 """
 
 
@@ -150,10 +150,20 @@ class Target(Model):
         """The store of what the version leaves out."""
         return self.root / beside_key(self.name)
 
+    def of_attempt(self, attempt: str) -> Store:
+        """The store of objects that all who work for an attempt read: its staging, which is swept, or, as that of an output on
+        a store is on one machine, the place of what the version leaves out.
+        """
+        return self.root / f"{STAGING}/{self.name}/{attempt}" if self.root.is_local else self.beside
+
     @property
     def every_split(self) -> tuple[Split, ...]:
         """Its splits, with that of the documents that it leaves out."""
         return (*self.splits, LEFT_OUT) if self.texts else self.splits
+
+    def texts_of(self, split: Split) -> dict[Name, FactWidth]:
+        """The facts that are next to the version of the documents of a split, and the numbers of each."""
+        return {**self.texts, **dict.fromkeys(OF_CHOICE, 1)} if split == LEFT_OUT else self.texts
 
     def home(self, split: Split) -> Store:
         """The store that has a split."""

@@ -31,7 +31,7 @@ from tasks.parts.documents import Documents, read_fact, stored_arrays
 from tasks.parts.part import InputPart
 from tasks.parts.published import left_out_columns
 from tasks.parts.runs import Reads
-from tasks.rows import FILE, ROW
+from tasks.rows import FILE, ROW, SIMILARITY
 
 BLOCK_TOKENS = 1 << 18
 WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
@@ -63,9 +63,15 @@ def input_documents(part: InputPart, target: Target) -> Documents:
 def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> UInt64s:
     """A fact of a part's documents, the file by the output's number. ValueError where that is none of the input's."""
     start, stop = part.start + first, part.start + stop
-    if name in target.texts:
+    if name in (texts := target.texts_of(part.split)):
         array = open_array(target.root / fact_key(version_of(part), part.split, name), "uint64")
-        return read_fact(array, target.texts[name], start, stop)
+        found = read_fact(array, texts[name], start, stop)
+        if name == SIMILARITY and target.clusters:
+            mine = _renamed(Path(target.workspace.staging) / target.clusters, part.split)
+            mine = mine[slice(*np.searchsorted(mine["document"], (start, stop)))]
+            found = found.copy()
+            found[mine["document"].astype(np.int64) - start] = mine["similarity"]
+        return found
     if part.made_keys is None:
         found = open_array(Store.at(part.location) / f"{DOCUMENTS}/{part.split}/{name}", "uint64").read(start, stop)
     elif name == FILE:
@@ -112,7 +118,7 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
     at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
     is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
     new = mine[at[is_renamed]]
-    names = pa.array(new["name"], mask=new["alone"])
+    names = pa.array(new["name"], mask=new["name"] == 0)
     place = columns.schema.get_field_index(CLUSTER)
     named = pc.replace_with_mask(columns.column(place), pa.array(is_renamed), names)
     return columns.set_column(place, columns.schema.field(place), named)

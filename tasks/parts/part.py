@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import functools
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from flat_tokens.array_types import UInt64s
-from flat_tokens.manifest import DUPLICATES, EVERY_SPLIT, NEAR_DUPLICATES
+from flat_tokens.manifest import CLUSTER, EVERY_SPLIT
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject
-from tasks.models import Model, Split, TokenShard
+from tasks.models import Model, Name, Split, TokenShard
+from tasks.rows import OF_CHOICE
 
-NEAR_DUPLICATE_REASON = "near_duplicate"
+NEAR_DUPLICATE_REASON: Final = "near_duplicate"
 """The reason for which near-duplicates are skipped, where they are."""
 
 
@@ -28,37 +30,34 @@ class Position(Model):
     token_count: int = 0
 
 
-class Copies(Model):
-    """Documents of a slice that are left out, as earlier ones have their texts. The list of them is an object of the version."""
+REPEAT = np.dtype([(name, "<u8") for name in ("document", *OF_CHOICE)])
+"""A document that repeats another one: its number in its slice, and what a version says of it."""
 
-    number: int = Field(ge=0, description="Of the slice, which names the list")
+
+class Repeats(Model):
+    """Documents of a slice that repeat others, for a *reason* to leave them out; None: they stay, with the first of each cluster.
+    An object of the attempt has them, REPEAT[n] in order, until the version is published. ``documents`` and what follows count
+    those that repeat others. ``together``: a cluster goes to one split.
+    """
+
+    attempt: Name
+    number: int = Field(ge=0, description="Of the slice")
+    reason: Literal["duplicate", "near_duplicate"] | None
     size: int
     digest: str
     documents: int
     token_count: int
     text_bytes: int
-
-    @staticmethod
-    def name_of(number: int) -> str:
-        return f"{DUPLICATES}/{number:08d}"
-
-    @property
-    def stored(self) -> StoredObject:
-        """The list, by its name below the version."""
-        return StoredObject(self.name_of(self.number), self.size, self.digest)
-
-
-class NearCopies(Copies):
-    """Near-duplicates of a slice, all but the first of each cluster. ``dropped``: they are left out. Else the list has all of
-    their clusters, and ``together`` says that a cluster goes to one split.
-    """
-
-    dropped: bool
     together: bool = False
 
     @staticmethod
-    def name_of(number: int) -> str:
-        return f"{NEAR_DUPLICATES}/{number:08d}"
+    def name_of(attempt: str, number: int, reason: str | None) -> str:
+        return f"repeats-{attempt}-{number:08d}-{reason or CLUSTER}"
+
+    @property
+    def stored(self) -> StoredObject:
+        """The object, by its name next to the version."""
+        return StoredObject(self.name_of(self.attempt, self.number, self.reason), self.size, self.digest)
 
 
 class DocumentCounts(NamedTuple):
@@ -73,19 +72,21 @@ class DocumentCounts(NamedTuple):
     skipped: dict[str, int]
     near_duplicates: int = 0
 
-    def without(self, copies: Copies, reason: str) -> DocumentCounts:
-        """The counts, where *copies* are skipped for a reason."""
+    def after(self, found: Repeats) -> DocumentCounts:
+        """The counts, once documents that repeat others were found."""
+        if found.reason is None:
+            return self._replace(near_duplicates=found.documents)
         return self._replace(
-            written=self.written - copies.documents,
-            text_bytes=self.text_bytes - copies.text_bytes,
-            token_count=self.token_count - copies.token_count,
-            skipped={**self.skipped, reason: copies.documents},
+            written=self.written - found.documents,
+            text_bytes=self.text_bytes - found.text_bytes,
+            token_count=self.token_count - found.token_count,
+            skipped={**self.skipped, found.reason: found.documents},
         )
 
 
 class ShardPart(Position):
-    """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``copies``:
-    documents that are left out. ``near``: its near-duplicates.
+    """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``repeats``: its
+    documents that repeat others.
     """
 
     kind: Literal["shard"] = "shard"
@@ -93,28 +94,14 @@ class ShardPart(Position):
     file: int
     first_row: int
     all_in: Split | None
-    copies: Copies | None = None
-    near: NearCopies | None = None
+    repeats: tuple[Repeats, ...] = ()
 
     @property
     def counts(self) -> DocumentCounts:
         """Counts of the shard's documents, those of all splits together."""
-        shard, near = self.shard, self.near
+        shard = self.shard
         counts = DocumentCounts(shard.read, shard.written, shard.text_bytes, shard.token_count, shard.skipped)
-        counts = counts if self.copies is None else counts.without(self.copies, "duplicate")
-        if near is None:
-            return counts
-        return counts.without(near, NEAR_DUPLICATE_REASON) if near.dropped else counts._replace(near_duplicates=near.documents)
-
-    @property
-    def left_out(self) -> list[Copies]:
-        """Lists of documents that are left out."""
-        return [copies for copies in (self.copies, self.near if self.near and self.near.dropped else None) if copies is not None]
-
-    @property
-    def lists(self) -> list[StoredObject]:
-        """Its objects of the version."""
-        return [copies.stored for copies in (self.copies, self.near) if copies is not None]
+        return functools.reduce(DocumentCounts.after, self.repeats, counts)
 
 
 class InputPart(Position):

@@ -14,8 +14,7 @@ from flat_tokens.array_types import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
-from flat_tokens.columns import Columns, batch_of, columns_of, name_of, with_kinds
-from flat_tokens.columns import Part as ColumnsPart
+from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, with_kinds
 from flat_tokens.manifest import read_manifest, splits_at
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store
@@ -138,6 +137,5 @@ def _columns_of(root: Store, version: Name, split: Split) -> Columns:
 
 def left_out_columns(root: Store, version: str, manifest: Mapping[str, Any]) -> Columns:
     """The kept columns of the documents that a version left out."""
-    store, kinds = root / beside_key(version), manifest.get("columns") or {}
-    count = open_split(store / LEFT_OUT).seq_count
-    return Columns(store, kinds, (ColumnsPart(name_of(LEFT_OUT, 0), 0, count),) if kinds and count else ())
+    store = root / beside_key(version)
+    return columns_left_out(store, manifest, open_split(store / LEFT_OUT).seq_count)

@@ -15,7 +15,7 @@ from flat_tokens.stores.store import StoredObject
 from tasks.config import BuildConfig, DocumentPolicy, NearDuplicates, Source, TokenizerConfig
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
 from tasks.output.target import SplitRule
-from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SPLIT_KEY, TEXT_BYTES
+from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SIMILARITY, SPLIT_KEY, TEXT_BYTES
 from tasks.text.digests import text_digests, text_lengths
 from tasks.text.signatures import EDITION, NUMBERS, signatures
 from tasks.tokenize.chat import Chat
@@ -170,7 +170,8 @@ def settings_of_target(config: BuildConfig) -> dict[str, Any]:
         "rule": rule,
         "splits": rule.splits,
         "facts": config.facts,
-        "texts": {name: fact.numbers for name, fact in text_facts(config.documents).items()},
+        "texts": {name: fact.numbers for name, fact in text_facts(config.documents).items()}
+        | ({SIMILARITY: 1} if config.documents.keeps_clusters else {}),
         "token_arrays": config.token_arrays,
         "columns": dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {}),
     }

@@ -18,7 +18,7 @@ rng, seen, copies = np.random.default_rng(0), FirstTexts(), 0
 for number in range(int(sys.argv[1]) // 50_000):
     digests = rng.integers(0, 1 << 63, (50_000, 2)).astype(np.uint64)
     digests[::10] = digests[1]
-    copies += len(seen.add(digests, number, np.arange(50_000, dtype=np.uint64)).copies)
+    copies += len(seen.add(digests, np.arange(50_000, dtype=np.uint64)).copies)
 print(copies)
 """
 

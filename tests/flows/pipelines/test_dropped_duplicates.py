@@ -192,18 +192,14 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog
     assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
 
 
-def test_other_slices_give_another_version_with_the_same_documents(tmp_path: Path) -> None:
-    """The lists of copies are by slice: a version has those of its own build."""
+def test_other_slices_give_the_same_version(tmp_path: Path) -> None:
     one, other = planted(20)
     put(tmp_path / "in/a.jsonl", one)
     put(tmp_path / "in/b.jsonl", other)
     settings = told(tmp_path / "out", tmp_path / "in")
     first = check_as_anew(settings, tmp_path, one, other)
-    second = check_as_anew({**settings, "slice_bytes": 900}, tmp_path, one, other)
-    assert first.version != second.version
-    assert second.build is not None
-    assert second.build.totals["train"] == first.build.totals["train"]
-    assert refresh_here(settings).version == first.version
+    anew = build_here({**settings, "output": str(tmp_path / "other"), "slice_bytes": 900})
+    assert version_digests(tmp_path / "other", anew.version) == version_digests(tmp_path / "out", first.version)
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
@@ -239,11 +235,10 @@ def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, mo
         patch.setattr("tasks.finalize.seal.write_index", die)
         with pytest.raises(OSError, match="stop"):
             build_here(settings)
-    (left,) = (tmp_path / "out").glob("versions/*/documents/duplicates/*")
-    left.write_bytes(b"damaged")
     found = collect(Store.at(tmp_path / "out"), Policy(grace_days=0)).garbage
     assert "unfinished version" in {item.kind for item in found}
     assert documents_of(build_here(settings)) == [(0, 0, "same"), (0, 1, "a")]
+    assert list((tmp_path / "out").rglob("repeats-*")) == []
 
 
 def test_what_was_left_out_is_a_split_next_to_the_version(tmp_path: Path) -> None:

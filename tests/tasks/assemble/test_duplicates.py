@@ -22,16 +22,16 @@ HALVES = st.integers(0, 3) | st.sampled_from([2**63, 2**64 - 1])
 @given(st.lists(st.lists(st.tuples(HALVES, HALVES), max_size=30), max_size=12))
 @examples(200)
 def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tuple[int, int]]]) -> None:
-    seen, first = dict[tuple[int, int], tuple[int, int]](), FirstTexts()
+    seen, first = dict[tuple[int, int], int](), FirstTexts()
     for file, digests in enumerate(files):
+        keys = np.arange(len(digests), dtype=np.uint64) + np.uint64(100 * file)
         expected = []
-        for i, digest in enumerate(digests):
-            of = seen.setdefault(digest, (file, 7 * i))
-            expected += [] if of == (file, 7 * i) else [(i, *of)]
-        rows = np.arange(len(digests), dtype=np.uint64) * np.uint64(7)
+        for i, (digest, key) in enumerate(zip(digests, keys.tolist(), strict=True)):
+            of = seen.setdefault(digest, key)
+            expected += [] if of == key else [(i, of)]
         before = first.copy()
-        found = first.add(np.array(digests, np.uint64).reshape(-1, 2), file, rows)
-        again = before.add(np.array(digests, np.uint64).reshape(-1, 2), file, rows)  # a copy does not see what is added later
+        found = first.add(np.array(digests, np.uint64).reshape(-1, 2), keys)
+        again = before.add(np.array(digests, np.uint64).reshape(-1, 2), keys)  # a copy does not see what is added later
         assert all((one == other).all() for one, other in zip(found, again, strict=True))
         assert list(zip(*(array.tolist() for array in found), strict=True)) == expected
 
@@ -57,7 +57,7 @@ def test_ten_million_texts_take_less_than_two_gigabytes() -> None:
         "    digests = draw.integers(0, 2**64, (50_000, 2), np.uint64)\n"
         "    digests[:5_000] = before if i else digests[5_000:10_000]\n"
         "    before = digests[-5_000:].copy()\n"
-        "    copies += len(first.add(digests, i, np.arange(50_000, dtype=np.uint64)).copies)\n"
+        "    copies += len(first.add(digests, np.arange(i, i + 50_000, dtype=np.uint64)).copies)\n"
         "print(copies)\n"
     )
     told = run_whole([sys.executable, "-c", program])

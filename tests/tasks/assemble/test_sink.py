@@ -391,7 +391,7 @@ def test_a_slice_that_fails_is_no_copy_of_itself(place: Workspace) -> None:
             assert into is not None
             assert into.append(batch, rows).tolist() == [3, 3, 0]
             raise OSError("the file's store is away")
-    assert duplicates.seen.add(digests, 1, numbers).copies.tolist() == [0, 1]
+    assert duplicates.seen.add(digests, numbers).copies.tolist() == [0, 1]
     assert [some.copies.tolist() for some in duplicates.streamed[0]] == [[2]]
     assert list(duplicates.streamed) == [0]
 
