@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.config import Source
+from tasks.download.cut import lent
 from tasks.models import FileRange, Slice, SourceFile
+from tasks.output.staging import Workspace
 from tasks.text.files import plan_ranges
 
 
 def slices_of(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]:
     """A file's ranges, each a slice of its own."""
     return [Slice(ranges=(part,)) for part in plan_ranges(file, source, slice_bytes)]
+
+
+def at_hand(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Slice:
+    """A slice whose files are kept on this machine."""
+    with lent(slice_, sources, workspace) as here:
+        return here
 
 
 def changed(slice_: Slice, **changes: Any) -> Slice:

@@ -21,7 +21,7 @@ from flows.pipelines.sample import clock, measure
 from flows.pipelines.text import check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import cut_files, is_by_ranges
+from tasks.download.cut import copied_bytes, cut_files, is_by_ranges
 from tasks.download.cut import room_for as room_of_file
 from tasks.download.outlines import outline_of
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
@@ -246,7 +246,8 @@ def forecast_of(
         unknown = without_tokens(root, indexed, list(map(recipe.key, parts)))
         stored = len(parts) - len(without_receipt(root, unknown))
         whole.slices_stored += stored
-        whole.copied_bytes += sum(copied_bytes(found, file, workspace) for found, file in mine) * scale
+        kept = (copied_bytes(*one) for one in mine if workspace.keeps and not is_by_ranges(one[1], workspace))
+        whole.copied_bytes += sum(kept) * scale
         text, tokens = sample.of_total(sample.text)[0] * scale, sample.of_total(sample.tokens)[0] * scale
         whole.reading += sample.seconds * text * (1 - stored / max(len(parts), 1))
         whole.packing += sample.packing * tokens
@@ -329,14 +330,6 @@ def scratch_bytes(workspace: Workspace, found: Sequence[FoundFile]) -> int | Non
     if workspace.room is None:
         return None
     return workspace.room + (sum(room_of_file(file) for file in found if not outline_of(file)) if workspace.keeps else 0)
-
-
-def copied_bytes(found: FoundFile, file: SourceFile, workspace: Workspace) -> int:
-    """Bytes that a build keeps of a file next to what it makes of it: fetched, unpacked."""
-    if not workspace.keeps or is_by_ranges(file, workspace):
-        return 0
-    unpacked = 0 if file.location == found.uri else file.size
-    return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
 
 def check_writable(root: Store) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import operator
+import math
 import os
 import platform
 import stat
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import Any
 
 from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
-from flat_tokens.text.parquet import Room
-from flat_tokens.text.rows import Range
+from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import NoRoomError, fetch_file, halves_in
+from tasks.download.fetch import NoRoomError, fetch_file, room_taken
 from tasks.download.outlines import digest_by_version, fetch_spans, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import naming
@@ -43,7 +42,8 @@ def cut_files(
         cuts = [look_into(pack[0], sources, slice_bytes, workspace)]
     else:
         with _removed_after(workspace, sum(map(room_for, pack)), pack[0].name) as here:
-            cuts = [_without_copy(cut, here) for cut in _cut_small(pack, sources, slice_bytes, here)]
+            cuts = list(_cut_small(pack, sources, slice_bytes, here))
+        cuts = cuts if workspace.keeps else list(map(_still_there, cuts))
     meter.add("download", sum(found.size or 0 for found in pack))
     return tuple(cuts)
 
@@ -53,18 +53,22 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, w
     source = sources[found.source]
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(sources, found.source))
-        outline = stack.enter_context(outlined(found, source, Path(workspace.scratch) / "files"))
-        here, file = (workspace, outline) if outline else _fetch(found, sources, workspace, stack)
+        outline = stack.enter_context(outlined(found, source, _files(workspace)))
+        file = outline or _fetched([found], 0, sources, workspace, stack)[0]
         with named_errors(found.uri):
             file = with_partitions(file, source)
             cut = CutFile(file, cuts_of(file, source, slice_bytes))
-    return CutFile(_bare(file), cut.cuts) if outline else _without_copy(cut, here)
+    return _still_there(cut)
 
 
-def _without_copy(cut: CutFile, workspace: Workspace) -> CutFile:
-    """A file that was cut, without its place if that is in a directory which is removed."""
-    is_removed = not workspace.keeps and is_within(cut.file.location, [workspace.scratch])
-    return CutFile(_bare(cut.file), cut.cuts) if is_removed else cut
+def _still_there(cut: CutFile) -> CutFile:
+    """A file that was cut, without its place on this machine if it was removed from there."""
+    return cut if kind_of(cut.file.location) else cut._replace(file=cut.file._replace(location="", stamp=()))
+
+
+def _files(workspace: Workspace) -> Path:
+    """The directory of fetched files."""
+    return Path(workspace.scratch) / "files"
 
 
 UNPACKED_TIMES = 8
@@ -78,27 +82,18 @@ def room_for(found: FoundFile) -> int:
     return size * ((not local) + UNPACKED_TIMES * packed)
 
 
-def _most_kept(found: FoundFile, workspace: Workspace) -> int | None:
-    """Bytes that a file may take which is kept, if these are bounded."""
-    return None if workspace.room is None else room_for(found) + workspace.room
-
-
-_rooms: dict[tuple[str, int], Room] = {}
-
-
 @contextlib.contextmanager
 def _removed_after(workspace: Workspace, size: int, name: str) -> Iterator[Workspace]:
-    """The workspace. If fetched files are not kept, one with a scratch directory of its own, which is removed at the end, as soon
-    as *size* bytes of the room are free for it.
+    """The workspace. If fetched files are not kept, one with a scratch directory of its own, which is removed at the end. All
+    processes of a machine share the room: it waits until *size* bytes of that are free, at last until nobody else has any.
     """
-    if workspace.keeps or workspace.room is None:
+    if workspace.room is None or (workspace.keeps and not size):
         yield workspace
         return
     if size > workspace.room:
         raise NoRoomError(f"{name} takes {size:,} bytes, and scratch_bytes is {workspace.room:,}. Raise it.")
-    room = _rooms.setdefault((workspace.scratch, workspace.room), Room(workspace.room))
-    with room.taken(size), halves_in(Path(workspace.scratch) / "files") as own:
-        yield workspace._replace(scratch=os.fspath(own), staging=os.fspath(own))
+    with room_taken(_files(workspace), size, workspace.room) as own:
+        yield workspace if workspace.keeps else workspace._replace(scratch=os.fspath(own))
 
 
 def _cut_small(
@@ -106,7 +101,7 @@ def _cut_small(
 ) -> Iterator[CutFile]:
     source, knows_text = sources[pack[0].source], False
     with naming(sources, pack[0].source):
-        for file, content in read_small(pack, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace)):
+        for file, content in read_small(pack, sources, Path(workspace.scratch)):
             if file.format == "text" and knows_text and not source.keep_columns and file.size <= slice_bytes:
                 yield CutFile(file, (Range(0, file.size, None, file.size),))  # which the reader says, too, but not as fast
                 continue
@@ -116,72 +111,58 @@ def _cut_small(
             knows_text = file.format == "text"
 
 
-def _fetch(
-    found: FoundFile, sources: tuple[Source, ...], workspace: Workspace, stack: contextlib.ExitStack
-) -> tuple[Workspace, SourceFile]:
-    """Fetch a file into the scratch directory; if it is not kept, until *stack* ends. Return its workspace, too."""
-    room = workspace.room
+def _fetched(
+    found: Sequence[FoundFile],
+    more: int,
+    sources: tuple[Source, ...],
+    workspace: Workspace,
+    stack: contextlib.ExitStack,
+    digests: Sequence[str] = (),
+) -> list[SourceFile]:
+    """Fetch files into the scratch directory. They are kept there, or removed when *stack* ends; until then *more* bytes of its
+    room are taken, too. *digests*: of the files, if they are known.
+    """
+    room, keeps = workspace.room or 0, workspace.keeps
+    size = sum(one.size or 0 for one in found if "://" in one.uri)
+    wanted = more if keeps else more + min(sum(map(room_for, found)), max(room - more, size))
     # What a packed file takes is not known before it is unpacked: at last it has all the room.
-    tries = [_most_kept(found, workspace)]
-    if room is not None and not workspace.keeps:
-        tries = list(dict.fromkeys((min(room_for(found), max(room, found.size or 0)), room)))
+    tries = list(dict.fromkeys((wanted, wanted if keeps else room)))
     while True:
         most = tries.pop(0)
         with contextlib.ExitStack() as tried:
-            here = tried.enter_context(_removed_after(workspace, most or 0, found.name))
+            here = tried.enter_context(_removed_after(workspace, most, ", ".join(one.name for one in found[:3]) or "a range"))
             try:
-                file = fetch_file(found, sources, Path(here.scratch), hub_cache=_hub_cache(here), room=most)
+                files = list(_read_files(found, most - more, sources, here, digests))
             except NoRoomError:
                 if not tries:
                     raise
                 continue
             stack.push(tried.pop_all())
-            return here, file
+            return files
 
 
-def _hub_cache(workspace: Workspace) -> Path | None:
-    """Where files of the hub go, if not to the user's cache: the scratch directory, where that goes with the attempt."""
-    return Path(workspace.scratch) / "hub" if workspace.scratch == workspace.staging else None
+def copied_bytes(found: FoundFile, file: SourceFile) -> int:
+    """Bytes that a file takes next to the source: fetched, unpacked."""
+    unpacked = 0 if file.location == found.uri else file.size
+    return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
 
 
-def _bare(file: SourceFile) -> SourceFile:
-    """The facts of a file without its place on this machine."""
-    return file._replace(location="", stamp=())
+def _read_files(
+    found: Sequence[FoundFile], left: int, sources: tuple[Source, ...], here: Workspace, digests: Sequence[str]
+) -> Iterator[SourceFile]:
+    """Fetch files. *left*: bytes that all of them may take, if they are not kept."""
 
+    def most(one: FoundFile) -> int | None:
+        return left if not here.keeps else None if here.room is None else room_for(one) + here.room
 
-_sharing = threading.Lock()
-_fetching: defaultdict[tuple[Any, ...], threading.Lock] = defaultdict(threading.Lock)
-_fetched: dict[tuple[Any, ...], SourceFile] = {}
-
-
-def at_hand(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Slice:
-    """A slice whose files this machine can read. Those that are not here are fetched, once for all threads. ValueError where one
-    cannot be had here, or has changed.
-    """
-    here = list(_located(slice_.ranges, workspace))
-    if all(map(operator.is_, here, slice_.ranges)):
-        return slice_
-    missing = [part for part, found in zip(slice_.ranges, here, strict=True) if found is None]
-    brought = iter(_brought(missing, sources, workspace))
-    return Slice(tuple(part or next(brought) for part in here))
-
-
-def _brought(missing: Sequence[FileRange], sources: tuple[Source, ...], workspace: Workspace) -> list[FileRange]:
-    """Ranges of files that were not here, with the places where they are now."""
-    small = [part for part in missing if part.file.found and is_small(part.file.found) and _can_be_brought(part.file)]
-    if not small or len(small) < len(missing):
-        return [_range_at_hand(part, sources, workspace) for part in missing]
-    first = small[0].file
-    with _fetching[len(small), first.name, first.sha256, workspace.scratch]:
-        pack = [part.file.found for part in small if part.file.found]
-        digests = [part.file.sha256 for part in small]
-        read = read_small(pack, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace), digests=digests)
-        return [_at(part, file, sources, workspace) for part, (file, _) in zip(small, read, strict=True)]
-
-
-def _can_be_brought(file: SourceFile) -> bool:
-    """Whether a file that is not here can be: it is elsewhere, or compressed."""
-    return file.found is not None and ("://" in file.found.uri or (not file.location and kind_of(file.found.uri) is not None))
+    scratch = Path(here.scratch)
+    alone = ((fetch_file(one, sources, scratch, room=most(one)), None) for one in found)
+    is_pack = found and all(map(is_small, found))
+    for one, (file, _) in zip(found, read_small(found, sources, scratch, digests) if is_pack else alone, strict=True):
+        left -= copied_bytes(one, file)
+        if left < 0 and not here.keeps:
+            raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. Raise it.")
+        yield file
 
 
 def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], workspace: Workspace) -> FileRange:
@@ -192,117 +173,107 @@ def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], workspac
     return part._replace(file=part.file._replace(location=here.location, stamp=here.stamp))
 
 
-def _range_at_hand(part: FileRange, sources: tuple[Source, ...], workspace: Workspace) -> FileRange:
-    if (located := next(_located([part], workspace))) is not None:
-        return located
-    file = part.file
-    found = file.found
-    if found is None or ("://" not in found.uri and kind_of(found.uri) is None):
-        where, everywhere = file.location or file.name, "where every worker sees them: a shared file system or an object store"
-        if found is not None and kind_of(os.path.dirname(found.uri)) == "directory":
-            raise ValueError(f"{where} was removed while the build ran. Put it back, or run the build again without it.")
-        raise ValueError(f"{platform.node()} cannot read {where}. Put sources {everywhere}.")
-    key = (found.uri, file.sha256, workspace.scratch)
-    with _fetching[key]:
-        if key not in _fetched or next(_located([part._replace(file=_fetched[key])], workspace)) is None:
-            room = _most_kept(found, workspace)
-            here = fetch_file(found, sources, Path(workspace.scratch), hub_cache=_hub_cache(workspace), room=room)
-            _at(part, here, sources, workspace)
-            _fetched[key] = here
-        return _at(part, _fetched[key], sources, workspace)
-
-
-@contextlib.contextmanager
-def lent(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Iterator[Slice]:
-    """A slice as ``at_hand`` returns it, within the block. Fetched files that are not kept are removed after it: one of several
-    slices after the last of them that ``fetched_ahead`` knows, and of a Parquet file only what the slice needs is
-    fetched.
-    """
-    part, *more = slice_.ranges
-    with contextlib.ExitStack() as stack:
-        if is_by_ranges(part.file, workspace):
-            yield Slice((stack.enter_context(_shared(part, sources, workspace)),))
-        elif workspace.keeps or not all(_can_be_brought(one.file) for one in slice_.ranges):
-            yield at_hand(slice_, sources, workspace)
-        elif more or (part.file.found and is_small(part.file.found)):
-            wanted = sum(room_for(one.file.found) for one in slice_.ranges if one.file.found)
-            here = stack.enter_context(_removed_after(workspace, wanted, part.label))
-            yield at_hand(slice_, sources, here)
-        else:
-            yield Slice((stack.enter_context(_shared(part, sources, workspace)),))
-
-
 def is_by_ranges(file: SourceFile, workspace: Workspace) -> bool:
     """Whether only what slices need is fetched of a file."""
     found = file.found
     return workspace.room is not None and found is not None and not is_small(found) and file.sha256 == digest_by_version(found)
 
 
-def _needed_alone(
-    part: FileRange, sources: tuple[Source, ...], workspace: Workspace, stack: contextlib.ExitStack
-) -> SourceFile | None:
-    """A file of which only what a range needs is here, until *stack* ends. None for one that is fetched."""
-    found, source = part.file.found, sources[part.file.source]
-    assert found is not None
-    stack.enter_context(naming(sources, part.file.source))
-    if (outline := stack.enter_context(outlined(found, source, Path(workspace.scratch) / "files"))) is None:
-        return None
-    spans = spans_of(part, outline._replace(partitions=part.file.partitions), source)
-    stack.enter_context(_removed_after(workspace._replace(keeps=False), sum(stop - start for start, stop in spans), part.label))
-    fetch_spans(found, spans, Path(outline.location))
-    return outline._replace(stamp=stamp(outline.location))
+def _brought(
+    parts: Sequence[FileRange], sources: tuple[Source, ...], workspace: Workspace, stack: contextlib.ExitStack
+) -> Iterator[SourceFile]:
+    """The files of ranges, fetched until *stack* ends, or to be kept. Of a file that is read by ranges, what its range needs."""
+    spans = dict[int, tuple[SourceFile, list[Span]]]()
+    for number, part in enumerate(parts):
+        source, found = sources[part.file.source], _there(part.file)
+        if is_by_ranges(part.file, workspace) and (outline := stack.enter_context(outlined(found, source, _files(workspace)))):
+            spans[number] = outline, spans_of(part, outline._replace(partitions=part.file.partitions), source)
+    whole = [part.file for number, part in enumerate(parts) if number not in spans]
+    more = sum(stop - start for _, some in spans.values() for start, stop in some)
+    fetched = _fetched([_there(file) for file in whole], more, sources, workspace, stack, [file.sha256 for file in whole])
+    for number, part in enumerate(parts):
+        if number not in spans:
+            yield fetched.pop(0)
+            continue
+        outline, some = spans[number]
+        fetch_spans(_there(part.file), some, Path(outline.location))
+        yield outline._replace(stamp=stamp(outline.location))
+
+
+def _there(file: SourceFile) -> FoundFile:
+    """A file as it was found. ValueError if it cannot be had from here."""
+    if (found := file.found) is not None and ("://" in found.uri or kind_of(found.uri) is not None):
+        return found
+    where, everywhere = file.location or file.name, "where every worker sees them: a shared file system or an object store"
+    if found is not None and kind_of(os.path.dirname(found.uri)) == "directory":
+        raise ValueError(f"{where} was removed while the build ran. Put it back, or run the build again without it.")
+    raise ValueError(f"{platform.node()} cannot read {where}. Put sources {everywhere}.")
 
 
 class Lent:
-    """A fetched file that slices share, or what they need of it: how many read it now, and the stack that removes it."""
+    """The files of a slice, fetched, or what it needs of them: how many threads read them now, how many slices of them are still
+    to be read (of files that are kept, any number), and the stack that removes them.
+    """
 
     def __init__(self) -> None:
-        self.lock, self.readers = threading.Lock(), 0
+        self.lock, self.readers, self.awaited = threading.Lock(), 0, 0.0
         self.stack = contextlib.ExitStack()
-        self.file: SourceFile | None = None
+        self.files: list[SourceFile] = []
 
 
+_sharing = threading.Lock()
 _lent: defaultdict[tuple[Any, ...], Lent] = defaultdict(Lent)
-_awaited: Counter[tuple[Any, ...]] = Counter()
-"""Slices of each file that are still to be read."""
 
 
 @contextlib.contextmanager
-def _shared(part: FileRange, sources: tuple[Source, ...], workspace: Workspace) -> Iterator[FileRange]:
-    """A range of a file that was fetched once for all who read it now or wait for it."""
-    key, found = _key(part, workspace), part.file.found
-    assert found is not None
+def lent(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Iterator[Slice]:
+    """A slice that this machine can read, within the block. Files that are not here are fetched, once for all threads. They are
+    kept, or removed after the last slice of them that ``fetched_ahead`` knows. ValueError where one cannot be had here, or has
+    changed.
+    """
+    here = list(_located(slice_.ranges, workspace))
+    missing = [part for part, found in zip(slice_.ranges, here, strict=True) if found is None]
+    if not missing:
+        yield Slice(tuple(filter(None, here)))
+        return
+    key = _key(slice_, workspace)
     with _sharing:
         shared = _lent[key]
         shared.readers += 1
     try:
-        with shared.lock:
-            if shared.file is None:
+        with shared.lock, naming(sources, slice_.source):
+            ready = [part._replace(file=file) for part, file in zip(slice_.ranges, shared.files, strict=False)]
+            if not ready or not all(_located(ready, workspace)):
                 with contextlib.ExitStack() as tried:
-                    by_ranges = is_by_ranges(part.file, workspace)
-                    file = _needed_alone(part, sources, workspace, tried) if by_ranges else None
-                    shared.file = file or _fetch(found, sources, workspace, tried)[1]
+                    brought = _brought(missing, sources, workspace, tried)
+                    files = [next(brought) if found is None else found.file for found in here]
+                    ready = [_at(part, file, sources, workspace) for part, file in zip(slice_.ranges, files, strict=True)]
+                    shared.files = [part.file for part in ready]
                     shared.stack.push(tried.pop_all())
-        yield _at(part, shared.file, sources, workspace)
+        yield Slice(tuple(ready))
     finally:
         with _sharing:
             shared.readers -= 1
-            _awaited[key] -= 1
+            shared.awaited = math.inf if _stays(slice_, workspace) else shared.awaited - 1
             _return(key)
 
 
 def _return(key: tuple[Any, ...]) -> None:
     """Remove a file that nobody reads or waits for."""
-    if _awaited[key] <= 0:
-        del _awaited[key]
-        if not _lent[key].readers:
-            _lent.pop(key).stack.close()
+    if not _lent[key].readers and _lent[key].awaited <= 0:
+        _lent.pop(key).stack.close()
 
 
-def _key(part: FileRange, workspace: Workspace) -> tuple[Any, ...]:
-    """The name of a file that slices share, or of row groups that they share."""
-    groups = (part.start, part.stop) if is_by_ranges(part.file, workspace) else ()
-    return part.file.found and part.file.found.uri, part.file.sha256, workspace.scratch, groups
+def _stays(slice_: Slice, workspace: Workspace) -> bool:
+    """Whether all that is fetched for a slice is kept."""
+    return workspace.keeps and not any(is_by_ranges(part.file, workspace) for part in slice_.ranges)
+
+
+def _key(slice_: Slice, workspace: Workspace) -> tuple[Any, ...]:
+    """The name of the files of a slice, which others may share, or of row groups that they share."""
+    groups = [(part.start, part.stop) if is_by_ranges(part.file, workspace) else () for part in slice_.ranges]
+    files = [(part.file.found and part.file.found.uri, part.file.sha256) for part in slice_.ranges]
+    return workspace.scratch, *zip(files, groups, strict=True)
 
 
 @contextlib.contextmanager
@@ -314,22 +285,28 @@ def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], workspac
     keys = list[tuple[Any, ...]]()
     for slice_ in slices:
         first = slice_.ranges[0].file
-        if not workspace.keeps or is_by_ranges(first, workspace):
-            keys.append(_key(slice_.ranges[0], workspace))
+        if not _stays(slice_, workspace):
+            keys.append(_key(slice_, workspace))
         elif not all(_located(slice_.ranges, workspace)):
             missing.setdefault((first.source, first.name), slice_)
     with _sharing:
-        _awaited.update(keys)
+        for key in keys:
+            _lent[key].awaited += 1
+
+    def fetch(slice_: Slice) -> None:
+        with lent(slice_, sources, workspace):
+            pass
+
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
         for slice_ in missing.values():
-            fetchers.submit(at_hand, slice_, sources, workspace)
+            fetchers.submit(fetch, slice_)
         try:
             yield
         finally:
             fetchers.shutdown(cancel_futures=True)
             with _sharing:
                 for key in set(keys):
-                    _awaited[key] = 0
+                    _lent[key].awaited = 0
                     _return(key)
 
 
@@ -339,34 +316,17 @@ def _located(ranges: Iterable[FileRange], workspace: Workspace) -> Iterator[File
     """
     directories: dict[str, str | None] = {}
     for part in ranges:
-        head, _, name = part.file.location.rpartition("/")
-        if not name:
-            yield None
-            continue
-        try:
-            status = os.lstat(part.file.location)
-        except (OSError, ValueError):
-            yield None
-            continue
-        if stat.S_ISLNK(status.st_mode) or not head:
-            real = _real_place(part.file, workspace)
-        else:
+        place, real = part.file.location, None
+        with contextlib.suppress(OSError, ValueError):
+            if stat.S_ISLNK((status := os.lstat(place)).st_mode):
+                place = real_path(place)
+                status = os.lstat(place)
+            head, _, name = place.rpartition("/")
             if head not in directories:
                 directories[head] = _may_be_read(head, workspace)
-            is_it = stat.S_ISREG(status.st_mode) and part.file.stamp in ((), stamp_of(status))
-            real = f"{directories[head]}/{name}" if is_it and directories[head] is not None else None
-        if real is None or real == part.file.location:
-            yield part if real else None
-        else:
-            yield part._replace(file=part.file._replace(location=real))
-
-
-def _real_place(file: SourceFile, workspace: Workspace) -> str | None:
-    """The path of a file without links, where it is unchanged and may be read."""
-    with contextlib.suppress(OSError, ValueError):
-        if file.stamp in ((), stamp(file.location)) and kind_of(file.location) == "file":
-            return _may_be_read(file.location, workspace)
-    return None
+            if stat.S_ISREG(status.st_mode) and part.file.stamp in ((), stamp_of(status)) and directories[head]:
+                real = f"{directories[head]}/{name}"
+        yield None if real is None else part._replace(file=part.file._replace(location=real))
 
 
 def _may_be_read(path: str, workspace: Workspace) -> str | None:

@@ -12,7 +12,7 @@ from flat_tokens.steps.questions import QuestionIndex, Questions
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
 from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, evaluation_sets
-from tasks.download.cut import at_hand, cut_files
+from tasks.download.cut import cut_files, lent
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
@@ -71,11 +71,12 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
         cuts = (cut for pack in packs_of(found) for cut in cut_files(pack, sources, SLICE_BYTES, workspace))
         texts, size = list[pa.LargeStringArray](), 0
         for slice_ in slices_of(cuts, SLICE_BYTES):
-            for documents in read_documents(at_hand(slice_, sources, workspace), sources[0], READING, Tally()):
-                texts.append(documents.texts)
-                size += documents.texts.nbytes
-                if size > MOST_BYTES:
-                    raise ValueError(f"it has more than {MOST_BYTES:,} bytes of text. Name the questions alone")
+            with lent(slice_, sources, workspace) as here:
+                for documents in read_documents(here, sources[0], READING, Tally()):
+                    texts.append(documents.texts)
+                    size += documents.texts.nbytes
+                    if size > MOST_BYTES:
+                        raise ValueError(f"it has more than {MOST_BYTES:,} bytes of text. Name the questions alone")
     except ValueError as error:
         known = str(error).removeprefix(f"{one.called}: ").replace("source.", "its setting ")
         raise ValueError(f"evaluation set {one.name!r}: {known}") from error

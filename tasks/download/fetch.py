@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,8 @@ from tasks.download.sources import TIMEOUT, fetching, naming
 from tasks.download.tables import TABLE, write_rows
 from tasks.locations import checked_session, readable
 from tasks.models import FoundFile, SourceFile, Stamp, digest_of, version_of
-from tasks.output.staging import attempt
+from tasks.output.paths import STAGING
+from tasks.output.staging import attempt, sweep
 from tasks.text.files import changed_meanwhile, stamp
 
 RECEIVED_BYTES = 1 << 18
@@ -43,24 +45,26 @@ UNKNOWN_BYTES = 1_000_000_000
 """The size that counts for a file of unknown size."""
 
 
+ROOM_SECONDS = 0.1
+"""How often a full scratch directory is looked at again."""
+FETCH = "fetch"
+
+
 class NoRoomError(ValueError):
     """A file takes more bytes of the scratch directory than it may."""
 
 
-def fetch_file(
-    found: FoundFile, sources: tuple[Source, ...], scratch: Path, *, hub_cache: Path | None = None, room: int | None = None
-) -> SourceFile:
-    """Fetch a file and take its digest. *hub_cache*: where files of the hub go, if not to the user's cache. *room*: bytes that it
-    may take in *scratch*. ValueError where it is damaged or of no known format; OSError where a server did not give it in several
-    tries; NoRoomError.
+def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, room: int | None = None) -> SourceFile:
+    """Fetch a file and take its digest. *room*: bytes that it may take in *scratch*. ValueError where it is damaged or of no
+    known format; OSError where a server did not give it in several tries; NoRoomError.
     """
     with naming(sources, found.source):
-        return _fetched(found, sources[found.source], scratch / "files", hub_cache, room)
+        return _fetched(found, sources[found.source], scratch / "files", room)
 
 
-def _fetched(found: FoundFile, source: Source, files: Path, hub_cache: Path | None, room: int | None) -> SourceFile:
+def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) -> SourceFile:
     is_local = "://" not in found.uri
-    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, hub_cache, source.max_bytes)
+    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, source.max_bytes)
     before = stamp(os.fspath(path))
     if is_local:
         found = found._replace(size=before[0], stamp=before)
@@ -103,8 +107,31 @@ def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stampe
 def halves_in(files: Path) -> Iterator[Path]:
     """A directory among fetched files for what is not whole yet. If this process dies, another one sweeps it."""
     make_directory(files)
-    with attempt(Store.at(files), files, "fetch") as place:
+    with attempt(Store.at(files), files, FETCH) as place:
         yield Path(place.staging)
+
+
+@contextlib.contextmanager
+def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
+    """A directory among fetched files for *size* bytes of the *room* that processes share there. It waits until these are free,
+    at last until nobody else has any. Each notes what it takes in the lock of its directory, which ends with it.
+    """
+    make_directory(files)
+    with contextlib.ExitStack() as stack:
+        while True:
+            taken = 0
+            with open(files / ".lock", "ab") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                sweep(os.fspath(files))
+                for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
+                    with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
+                        taken += int(lock.read_text() or 0)
+                if not taken or taken + size <= room:
+                    own = stack.enter_context(halves_in(files))
+                    own.with_suffix(".lock").write_text(str(size))
+                    break
+            time.sleep(ROOM_SECONDS)
+        yield own
 
 
 def check_remote(found: FoundFile) -> None:
@@ -112,12 +139,12 @@ def check_remote(found: FoundFile) -> None:
     readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
 
 
-def _bring(found: FoundFile, files: Path, hub_cache: Path | None, most: int | None) -> Path:
+def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
     if not (is_table := found.uri.startswith(TABLE)):
         check_remote(found)
     if found.uri.startswith(("hf://", "datasets://")):
-        return fetch_hub(found, files, hub_cache)
+        return fetch_hub(found, files)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
     with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
         if found.immutable and (known := _noted(note)):

@@ -27,6 +27,7 @@ from flat_tokens.stores.retry import Tries, causes, own_status, retry, retry_aft
 from tasks.config import Source
 from tasks.locations import check_hop
 from tasks.models import FoundFile, PinnedSource, digest_of
+from tasks.output.paths import STAGING
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,9 +93,9 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     return PinnedSource(origin=origin, revision=commit, files=tuple(files))
 
 
-def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> Path:
-    """Fetch a file of the hub into the user's cache or another *cache*, or convert it below *directory*. Return its local path.
-    ValueError where it cannot be had, OSError where the hub did not give it in several tries.
+def fetch_hub(found: FoundFile, directory: Path) -> Path:
+    """Fetch a file of the hub into the user's cache, or next to a *directory* that is removed, or convert it below that. Return
+    its local path. ValueError where it cannot be had, OSError where the hub did not give it in several tries.
     """
     if found.uri.startswith("datasets://"):
         return _converted(found.uri, directory)
@@ -103,6 +104,7 @@ def fetch_hub(found: FoundFile, directory: Path, cache: Path | None = None) -> P
     place = parse_hf_uri(found.uri)
     if place.type == "bucket":
         raise ValueError(f"{found.uri}: buckets are not read here; name a dataset or model repository")
+    cache = directory.with_name("hub") if STAGING in directory.parts else None
     hub: dict[str, Any] = {"repo_type": place.type, "endpoint": os.environ.get("HF_ENDPOINT"), "cache_dir": cache}
     download = partial(hf_hub_download, place.id, place.path_in_repo, revision=place.revision, **hub)
     for force in (False, True):  # a copy in the cache may have been cut short

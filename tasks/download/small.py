@@ -65,19 +65,17 @@ def read_small(
     pack: Sequence[FoundFile],
     sources: tuple[Source, ...],
     scratch: Path,
-    *,
-    hub_cache: Path | None = None,
     digests: Sequence[str] = (),
 ) -> Iterator[tuple[SourceFile, bytes | None]]:
     """Small files of one source, in order, each with the bytes of its text; None where they are not in memory. *digests*: theirs,
     where they are known. As ``fetch_file`` otherwise.
     """
     source, files = sources[pack[0].source], scratch / "files"
-    alone = partial(fetch_file, sources=sources, scratch=scratch, hub_cache=hub_cache)
+    alone = partial(fetch_file, sources=sources, scratch=scratch)
     with contextlib.ExitStack() as stack, naming(sources, pack[0].source):
         keep = _Keeper(files, stack)
         is_local = "://" not in pack[0].uri
-        raws = _from_disk(pack) if is_local else _from_store(pack, files, hub_cache, digests)
+        raws = _from_disk(pack) if is_local else _from_store(pack, files, digests)
         for found, raw in zip(pack, raws, strict=True):
             if raw is None:  # it is not what it was, or cannot be had so: the long way says what is wrong
                 yield alone(found), None
@@ -162,7 +160,7 @@ def _from_disk(pack: Sequence[FoundFile]) -> Iterator[Raw | None]:
         yield Raw(data, found.uri, stamp) if is_it else None
 
 
-def _from_store(pack: Sequence[FoundFile], files: Path, hub_cache: Path | None, digests: Sequence[str]) -> Iterator[Raw | None]:
+def _from_store(pack: Sequence[FoundFile], files: Path, digests: Sequence[str]) -> Iterator[Raw | None]:
     """Files from elsewhere, each fetched by one request unless a copy is here. None for one that has to be fetched alone."""
     for found in pack:
         check_remote(found)
@@ -170,7 +168,7 @@ def _from_store(pack: Sequence[FoundFile], files: Path, hub_cache: Path | None, 
     left = [found for found, raw in zip(pack, kept, strict=True) if raw is None]
     protocol = pack[0].uri.partition("://")[0]
     if protocol in ("hf", "datasets"):
-        fetched = _one_by_one(partial(_from_hub, files=files, hub_cache=hub_cache), left)
+        fetched = _one_by_one(partial(_from_hub, files=files), left)
     elif protocol in ("http", "https"):
         fetched = _one_by_one(_from_server, left)
     else:
@@ -194,8 +192,8 @@ def _one_by_one(fetch: Callable[[FoundFile], Raw | None], left: Sequence[FoundFi
         yield from fetchers.map(fetch, left)
 
 
-def _from_hub(found: FoundFile, files: Path, hub_cache: Path | None) -> Raw | None:
-    path = real_path(fetch_hub(found, files, hub_cache))
+def _from_hub(found: FoundFile, files: Path) -> Raw | None:
+    path = real_path(fetch_hub(found, files))
     data, stamp = _whole(path, os.stat(path).st_size)
     return Raw(data, path, stamp)
 

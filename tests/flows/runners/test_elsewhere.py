@@ -20,7 +20,6 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.spans import Span
 from tasks.assemble.write import Written
 from tasks.config import BuildConfig, Source
-from tasks.download.cut import at_hand
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
@@ -31,7 +30,7 @@ from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.text.files import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.slices import range_of_slice
+from tests.slices import at_hand, range_of_slice
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ import tasks.download.small
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import Range
 from tasks.config import HubDataset, Source
-from tasks.download.cut import at_hand, cut_files, fetched_ahead, look_into
+from tasks.download.cut import cut_files, fetched_ahead, look_into
 from tasks.download.hub import resolve_hub
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.staging import Workspace
-from tests.slices import range_of_slice
+from tests.slices import at_hand, range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.text.test_slices import source_file
 
@@ -165,7 +165,7 @@ def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Workspa
     file = source_file(Path(found.uri), "parquet")
     assert file.stamp == ()
     part = sliced(CutFile(file, (Range(0, 1, None, 10),)))[0]
-    assert at_hand(part, sources, place) is part
+    assert at_hand(part, sources, place) == part
 
 
 def on_the_hub(hub: StandInHub, **files: bytes) -> tuple[list[FoundFile], tuple[Source, ...]]:
@@ -196,7 +196,7 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     here = at_hand(sliced(cut)[0], sources, place).ranges[0]
     assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
     assert Path(here.file.location).read_bytes() == body
-    own = place._replace(scratch=str(tmp_path / "own"), staging=str(tmp_path / "own"))
+    own = place._replace(scratch=str(tmp_path / "own" / "_staging"))
     assert Path(at_hand(sliced(cut)[0], sources, own).ranges[0].file.location).is_relative_to(tmp_path / "own")
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,22 @@ from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import lent, look_into
+from tasks.download.fetch import room_taken
 from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.output.staging import Workspace
-from tests.faults.stores import Bucket, s3_bucket
+from tests.faults.stores import BUCKETS, Bucket
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
 ROWS, COLUMNS = 2000, 200
 TEXTS = [f"document {row} " + "salt wind " * (row % 40) for row in range(ROWS)]
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    with s3_bucket(monkeypatch) as made:
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    with BUCKETS[getattr(request, "param", "s3")](monkeypatch) as made:
         yield made
 
 
@@ -52,13 +56,14 @@ def write(path: Path, table: pa.Table) -> None:
 def put(bucket: Bucket, name: str, data: bytes) -> None:
     """Store an object that everybody may read, by HTTP, too."""
     Store.at(bucket.url).put(name, data)
-    Store.at(bucket.url).fs.chmod(f"bucket/{name}", "public-read")
+    if bucket.protocol == "s3":
+        Store.at(bucket.url).fs.chmod(f"bucket/{name}", "public-read")
 
 
-def settings(output: Path, source: str, **more: Any) -> BuildConfig:
+def settings(output: Path, source: str | dict[str, Any], **more: Any) -> BuildConfig:
     scratch = output.with_name(f"scratch-{output.name}")
     scratch.mkdir(exist_ok=True)
-    places = {"output": str(output), "scratch": str(scratch), "source": {"path": source}}
+    places = {"output": str(output), "scratch": str(scratch), "source": {"path": source} if isinstance(source, str) else source}
     return BuildConfig.model_validate({**places, "tokenizer": "bytes", "slice_bytes": 200_000, **more})
 
 
@@ -70,23 +75,33 @@ def built(config: BuildConfig) -> tuple[str, list[list[int]]]:
     return made.version, sorted(part[i].tolist() for part in (splits.train, splits.validation) for i in range(part.seq_count))
 
 
+def files_in(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
+def is_of(path: str, name: str) -> bool:
+    """Whether a request is for an object's bytes, or for its head."""
+    return name in path and not path.startswith("/storage")
+
+
 def left_in(config: BuildConfig) -> list[Path]:
-    return [path for path in Path(str(config.scratch)).rglob("*") if path.is_file()]
+    return files_in(Path(str(config.scratch)))
 
 
-@pytest.mark.parametrize(("place", "name"), [("s3", "w.parquet"), ("http", "w.parquet")])
-def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), ("gs", "")], indirect=["bucket"])
+def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
+    name = "w.parquet"
     write(tmp_path / name, wide())
     data = (tmp_path / name).read_bytes()
     put(bucket, name, data)
-    source = f"{bucket.url}/{name}" if place == "s3" else f"{bucket.proxy.url}/bucket/{name}"
+    source = f"{bucket.proxy.url}/bucket/{name}" if place else f"{bucket.url}/{name}"
     config = settings(tmp_path / "ranges", source)
     bucket.proxy.requests.clear()
     version, documents = built(config)
     ranges = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header in bucket.proxy.requests]
     asked = sum(int(span[2]) - int(span[1]) + 1 for span in ranges if span)
-    assert all(ranges[k] or method == "HEAD" for k, (method, path, _) in enumerate(bucket.proxy.requests) if name in path)
+    assert all(ranges[k] or method == "HEAD" for k, (method, path, _) in enumerate(bucket.proxy.requests) if is_of(path, name))
     two, outline = wide().select(["text"]).nbytes, (1 << 16) + 400 * COLUMNS
     assert asked < 2 * two + outline < len(data) / 3
     assert left_in(config) == []
@@ -95,16 +110,16 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
     assert [path.stat().st_size for path in left_in(kept) if path.suffix == ".raw"] == [len(data)]
     assert built(settings(tmp_path / "local", str(tmp_path / name)))[1] == documents
     files = json.loads((tmp_path / "ranges" / "latest" / "manifest.json").read_text())["provenance"]["sources"][0]["files"]
-    assert files[0]["version"].startswith('ETag:"')
+    assert files[0]["version"].startswith('ETag:"' if bucket.protocol == "s3" else "generation:")
 
 
-@pytest.mark.parametrize("place", ["s3", "http"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), ("gs", "")], indirect=["bucket"])
 def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
     name = "w.parquet"
     for seed in (0, 1):
         write(tmp_path / f"{seed}.parquet", wide(seed))
     put(bucket, name, (tmp_path / "0.parquet").read_bytes())
-    source = Source(path=f"{bucket.url}/{name}" if place == "s3" else f"{bucket.proxy.url}/bucket/{name}")
+    source = Source(path=f"{bucket.proxy.url}/bucket/{name}" if place else f"{bucket.url}/{name}")
     (found,) = resolve_source(source, 0).files
     here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
     slices = list(slices_of([look_into(found, (source,), 100_000, here)], 100_000))
@@ -117,7 +132,25 @@ def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_pat
         lent(slices[1], (source,), here),
     ):
         pass
-    assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+    assert files_in(tmp_path / "scratch") == []
+
+
+def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stand_in_hub: StandInHub) -> None:
+    """Also on the hub, whose files are pinned to a commit; one that has gone is an error that names it."""
+    write(tmp_path / "w.parquet", wide())
+    data = (tmp_path / "w.parquet").read_bytes()
+    commit = stand_in_hub.commit("org/text", {f"{number}.parquet": data for number in range(3)})
+    config = settings(tmp_path / "hub", {"hub": {"path": "org/text"}}, slice_bytes=1 << 27)
+    documents = built(config)[1]
+    assert documents == sorted(3 * built(settings(tmp_path / "local", str(tmp_path / "w.parquet")))[1])
+    assert left_in(config) == []
+    here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
+    cuts = [look_into(found, config.sources, 1 << 30, here) for found in resolve_source(config.sources[0], 0).files]
+    (slice_,) = slices_of(cuts, 1 << 30)
+    Path(stand_in_hub.root, "datasets/org/text/commits", commit, "1.parquet").unlink()
+    tasks.download.outlines._of_outline.cache_clear()
+    with pytest.raises(ValueError, match=r"1\.parquet changed while the build read it"), lent(slice_, config.sources, here):
+        pass
 
 
 def test_files_that_are_not_kept_never_take_more_than_the_bound(
@@ -152,6 +185,27 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)
     with pytest.raises(ValueError, match=r"6\.jsonl\.gz takes more than .* bytes when it is unpacked, and scratch_bytes"):
         built(small)
+
+
+def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
+    """One that takes too much waits for the others; not for one that was killed."""
+    dead = tmp_path / "_staging" / "fetch" / "killed.lock"
+    dead.parent.mkdir(parents=True)
+    dead.write_text("10")
+    order = list[str]()
+
+    def second() -> None:
+        with room_taken(tmp_path, 5, 10):
+            order.append("second")
+
+    with ThreadPoolExecutor() as pool:
+        with room_taken(tmp_path, 6, 10), room_taken(tmp_path, 4, 10):
+            waits = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                waits.result(0.5)
+            order.append("first")
+        waits.result()
+    assert order == ["first", "second"]
 
 
 def test_spans_that_meet_or_lie_in_each_other_are_read_once() -> None:
