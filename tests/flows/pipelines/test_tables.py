@@ -6,8 +6,11 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -118,6 +121,47 @@ def catalog(tmp_path: Path) -> Any:
     found = load_catalog("default", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     found.create_namespace("texts")
     return found
+
+
+@contextmanager
+def served(catalog: Any) -> Iterator[str]:
+    """The address of a REST catalog with the tables of another one, as far as it is asked to read them."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            words, status = self.path.partition("?")[0].split("/")[2:], 200
+            body: dict[str, Any] = {"defaults": {}, "overrides": {}}
+            if words[0] == "namespaces":
+                try:
+                    table = type(catalog)(catalog.name, **catalog.properties).load_table((words[1], words[3]))
+                    body = {"metadata-location": table.metadata_location, "metadata": table.metadata.model_dump(mode="json")}
+                except pyiceberg.exceptions.NoSuchTableError as error:
+                    status, body = 404, {"error": {"message": str(error), "type": "NoSuchTableException", "code": 404}}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_rest_catalog_names_tables(tmp_path: Path, catalog: Any) -> None:
+    """Its snapshots, branches and tags; a table that it does not have is an error that names both."""
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    table.append(rows(0, 5))
+    first = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_branch(first, "audit").create_tag(first, "of today").commit()
+    catalog.load_table("texts.web").append(rows(5, 7))
+    with served(catalog) as url:
+        for version, count in (("latest", 7), ("main", 7), ("audit", 5), ("of today", 5), (first, 5)):
+            options = {**settings(tmp_path, "texts.web", catalog=url, version=version), "output": f"{tmp_path}/{version}"}
+            assert len(documents(build_here(options).path)) == count
+        with pytest.raises(ValueError, match=rf"Iceberg table texts.none of catalog {url} cannot be read: 404"):
+            build_here(settings(tmp_path, "texts.none", catalog=url))
+    with pytest.raises(ValueError, match=rf"Iceberg table texts.web of catalog {url} cannot be read: .*refused"):
+        build_here(settings(tmp_path, "texts.web", catalog=url))
 
 
 def test_a_refresh_of_an_iceberg_table_reads_the_files_that_changed(
