@@ -109,6 +109,48 @@ def read_gathered(array: Any, start: int, stop: int, out: AnyArray | None = None
     return found
 
 
+def gather_all(arrays: Sequence[Any], reads: Sequence[tuple[Int64s, Int64s, Int64s]], out: AnyArray) -> None:
+    """Ranges of each of *arrays*, stored or virtual, go to *out*: starts, lengths and places, int64[n] each, as of `gather`."""
+    mapped = [array for array in arrays if isinstance(array, StoredArray) and array._is_mapped]
+    if 1 < len(arrays) == len(mapped) and len({(array._object_length, array._chunk_length) for array in mapped}) == 1:
+        # The arrays are laid end to end, each with room for as many files as the longest has.
+        room = _files_of(arrays) * arrays[0]._object_length
+        starts, lengths, at = (np.concatenate(parts) for parts in zip(*reads, strict=True))
+        starts = starts + np.repeat(np.arange(len(arrays)) * room, [len(those) for those, _, _ in reads])
+        _gather_mapped(arrays, starts, lengths, out, at)
+        return
+    for array, (starts, lengths, at) in zip(arrays, reads, strict=True):
+        array.gather(starts, lengths, out, at)
+
+
+def _files_of(arrays: Sequence[StoredArray]) -> int:
+    return max(array.length for array in arrays) // arrays[0]._object_length + 1
+
+
+def _gather_mapped(arrays: Sequence[StoredArray], starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
+    """`gather` of mapped arrays, laid end to end."""
+    rest: list[int] = []
+    copies: list[Copies] = []
+    one, files, opened, now = arrays[0], _files_of(arrays), 0, clock.now
+    for file, ranges, numbers in one._by_file(starts, lengths, at, rest):
+        array, i = arrays[file // files], file % files
+        if (mapped := array._words.get(i)) is None:
+            if opened and opened >= at_a_time():  # no more descriptors than that: let go of the files that were read
+                one._copy(copies, out)
+                copies, opened = [], 0
+            if (mapped := array._map_words(i)) is None:
+                rest += numbers.tolist()
+                continue
+            opened, now = opened + 1, clock.now
+        mapped.used = now
+        copies.append(Copies(mapped.content, ranges))
+    one._copy(copies, out)
+    for k in rest:
+        number, start = divmod(int(starts[k]), files * one._object_length)
+        array = arrays[number]
+        array._read_ranges(array._by_object(start, start + int(lengths[k]), int(at[k])), out)
+
+
 class StoredArray:
     """A one-dimensional array of *length* items, read in ranges. Only its caches hold items, up to their limits.
 
@@ -243,29 +285,17 @@ class StoredArray:
         if self._in_blocks is not None:
             if self._is_small:
                 _copy_ranges(self._small_array(starts, starts + lengths), starts, lengths, out, at)
+            elif len(starts) <= 64 and int(lengths.sum()) <= FEW_RANGES * self._block_length:
+                for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
+                    if length:
+                        self.read(start, start + length, out[place : place + length])
             else:
                 self._gather_blocks(starts, starts + lengths, out, at)
             return
         if not self._is_mapped:
             self._read_ranges([one for k in range(len(starts)) for one in self._range(starts, lengths, at, k)], out)
             return
-        rest: list[int] = []
-        copies: list[Copies] = []
-        maps, opened, now = self._words, 0, clock.now
-        for i, ranges, numbers in self._by_file(starts, lengths, at, rest):
-            if (mapped := maps.get(i)) is None:
-                if opened and opened >= at_a_time():  # no more descriptors than that: let go of the files that were read
-                    self._copy(copies, out)
-                    copies, opened = [], 0
-                if (mapped := self._map_words(i)) is None:
-                    rest += numbers.tolist()
-                    continue
-                opened, now = opened + 1, clock.now
-            mapped.used = now
-            copies.append(Copies(mapped.content, ranges))
-        self._copy(copies, out)
-        if rest:
-            self._read_ranges([one for k in rest for one in self._range(starts, lengths, at, k)], out)
+        _gather_mapped([self], starts, lengths, out, at)
 
     def _by_file(self, starts: Int64s, lengths: Int64s, at: Int64s, rest: list[int]) -> Iterator[tuple[int, FileRanges, Int64s]]:
         """Ranges of each object that are within one chunk: the object, the ranges of its file, and their numbers. The numbers of
@@ -534,10 +564,14 @@ class StoredArray:
             np.add.at(changes, (stops[some] - 1) // length + 1, -1)
             is_wanted = np.cumsum(changes)[:-1] > 0
             missing = np.flatnonzero(is_wanted & (np.frombuffer(small.has, np.uint8) == 0))
-            first = missing * length
-            self._gather_blocks(first, np.minimum(first + length, self.length), small.items, first)
-            for block in missing.tolist():
-                small.has[block] = 1
+            first, stop = missing * length, np.minimum(missing * length + length, self.length)
+            if self.store.is_local and len(missing) <= FEW_RANGES:
+                for start, end in zip(first.tolist(), stop.tolist(), strict=True):
+                    self._read_blocks(start, end, small.items[start:end])
+            else:
+                self._gather_blocks(first, stop, small.items, first)
+                for block in missing.tolist():
+                    small.has[block] = 1
         return small.items
 
     def _gather_blocks(self, starts: Int64s, stops: Int64s, out: AnyArray, at: Int64s) -> None:

@@ -32,6 +32,7 @@ from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
 from flat_tokens.rows.orders import Order, ReferenceOrder, epochs_of, stream_of
+from flat_tokens.rows.views import Part, SplitView
 
 
 def checked_seed(value: SupportsIndex) -> int:
@@ -113,8 +114,16 @@ def views_of(view: Any, epochs: Int64s) -> list[tuple[Any, Int64s]]:
 
 def batch_of(view: Any, rows: Int64s, epochs: Int64s) -> Any:
     """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
-    parts = views_of(view, epochs)
-    return together([one.batch(rows[where]) for one, where in parts], [where for _, where in parts])
+    return joined([(one, rows[where], where) for one, where in views_of(view, epochs)], are_alike=isinstance(view, SplitView))
+
+
+def joined(parts: Sequence[Part], *, are_alike: bool) -> Any:
+    """Rows of views as a batch. *are_alike*: the rows of the views can be read together."""
+    if len(parts) == 1:
+        return parts[0][0].batch(parts[0][1])
+    if are_alike:
+        return parts[0][0].together(parts)
+    return together([view.batch(rows) for view, rows, _ in parts], [where for _, _, where in parts])
 
 
 def dealt(costs: Int64s, counts: Int64s) -> Int64s:
@@ -134,8 +143,6 @@ def dealt(costs: Int64s, counts: Int64s) -> Int64s:
 
 def together(parts: Sequence[Any], places: Sequence[Int64s]) -> Any:
     """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
-    if len(parts) == 1:
-        return parts[0]
     if isinstance(parts[0], dict):
         return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
     return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))

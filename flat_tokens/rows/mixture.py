@@ -13,9 +13,10 @@ import numpy.typing as npt
 from flat_tokens.array_types import Bools, Int64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.loader import ByStep, View, Visits, batch_of, check_view, checked_rows, checked_seed, together, views_of
-from flat_tokens.rows.orders import KeyedPermutation, derive_keys
+from flat_tokens.rows.loader import ByStep, View, Visits, check_view, checked_rows, checked_seed, joined, views_of
+from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
+from flat_tokens.rows.views import Part, SplitView
 
 if TYPE_CHECKING:
     from flat_tokens.rows.phases import Phase
@@ -163,7 +164,11 @@ class Mixture(ByStep):
         self._edits, self._limits = list(edits), list(epochs)
         check_views(views)
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
-        self._permutations = tuple(KeyedPermutation(len(view)) for view in self.views)
+        first = self.views[0]
+        self._are_alike = isinstance(first, SplitView) and all(first.is_like(view) for view in self.views)
+        self._have_epochs = any(getattr(view, "has_epochs", False) for view in self.views)
+        self._lengths = np.array([len(view) for view in self.views])
+        self._permutations = KeyedPermutations(self._lengths.tolist())
         samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
         self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed))
         self._phase_starts = [phase.start for phase in self._phases]
@@ -196,20 +201,26 @@ class Mixture(ByStep):
         """A step's sources and rows, where in the batch each source's are, and the epochs of the rows."""
         start, _, first, last = self._batch_range(step)
         source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
-        rows, epoch_of = np.empty((2, len(source)), np.int64)
-        where = {k: np.flatnonzero(source == k) for k in np.flatnonzero(np.bincount(source)).tolist()}
-        for k, theirs in where.items():
-            # place in the source's own stream -> (epoch, place in the epoch) -> row
-            epochs, within = np.divmod(place[theirs].view(np.uint64), np.uint64(len(self.views[k])))
-            keys = derive_keys(self.seed, 1, k, epochs if epochs.min() != epochs.max() else epochs[:1])
-            rows[theirs] = self._permutations[k](within, keys).view(np.int64)
-            epoch_of[theirs] = epochs.view(np.int64)
-        return source, rows, where, epoch_of
+        # place in the source's own stream -> (epoch, place in the epoch) -> row
+        epochs, within = np.divmod(place, self._lengths[source])
+        keys = derive_keys(self.seed, 1, source.view(np.uint64), epochs.view(np.uint64))
+        rows = self._permutations(source, within.view(np.uint64), keys).view(np.int64)
+        by_source = np.argsort(source, kind="stable")
+        different, begins = np.unique(source[by_source], return_index=True)
+        where = dict(zip(different.tolist(), np.split(by_source, begins)[1:], strict=True))
+        return source, rows, where, epochs
 
     def reads(self, step: SupportsIndex) -> Reads:
-        _, rows, where, epochs = self._draw(step)
-        of_epochs = {k: views_of(self.views[k], epochs[theirs]) for k, theirs in where.items()}
-        return [(view, rows[where[k][some]]) for k, views in of_epochs.items() for view, some in views]
+        return [(view, rows) for view, rows, _ in self._parts(self._draw(step))]
+
+    def _parts(self, draw: tuple[Int64s, Int64s, dict[int, Int64s], Int64s]) -> list[Part]:
+        """The views that a step reads, as they are in each epoch, their rows, and the places of these in the batch."""
+        _, rows, where, epochs = draw
+        found = []
+        for k, its in where.items():
+            views = views_of(self.views[k], epochs[its]) if self._have_epochs else [(self.views[k], slice(None))]
+            found += [(view, rows[its[some]], its[some]) for view, some in views]
+        return found
 
     def drawn(self, step: int) -> Int64s:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""
@@ -235,7 +246,7 @@ class Mixture(ByStep):
         found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, epoch)
         for first in range(0, stop, ROWS_AT_A_TIME):
             places = np.arange(first, min(first + ROWS_AT_A_TIME, stop))
-            found[self._permutations[k](places.view(np.uint64), keys).view(np.int64)] = True
+            found[KeyedPermutation(len(found))(places.view(np.uint64), keys).view(np.int64)] = True
         return found
 
     def _in_phase(self, phase: Phase, position: int) -> Int64s:
@@ -294,7 +305,7 @@ class Mixture(ByStep):
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
         keys = derive_keys(self.seed, 1, k, epoch.view(np.uint64))
-        place = epoch * length + self._permutations[k].inverse(asked[item].view(np.uint64), keys).view(np.int64)
+        place = epoch * length + KeyedPermutation(length).inverse(asked[item].view(np.uint64), keys).view(np.int64)
         position = np.full(len(place), -1)
         for phase in self._phases:
             np.maximum(position, phase.positions(k, place), out=position)
@@ -308,9 +319,9 @@ class Mixture(ByStep):
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""
-        source, rows, where, epochs = self._draw(step)
-        parts = {k: batch_of(self.views[k], rows[theirs], epochs[theirs]) for k, theirs in (where or {0: rows}).items()}
-        return MixedBatch(together(list(parts.values()), list(where.values())), source, rows)
+        draw = self._draw(step)
+        parts = self._parts(draw) or [(self.views[0], draw[1], draw[1])]
+        return MixedBatch(joined(parts, are_alike=self._are_alike), *draw[:2])
 
 
 def source_of(name: str, given: Any) -> tuple[View, float | Schedule, int | None]:

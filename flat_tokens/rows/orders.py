@@ -14,7 +14,7 @@ The *reference* permutation is the one of the reference loader: swaps in a row, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import isqrt
@@ -39,7 +39,9 @@ DROPPED_BITS = np.uint64(64 - 39)
 INDICES_AT_A_TIME = 1 << 13
 """The temporaries of this many numbers stay in the processor's second-level cache."""
 
-Network: TypeAlias = Callable[[UInt64s, UInt64s], UInt64s]
+Sides: TypeAlias = UInt64s
+"""``a``, ``b`` and ``n`` of a network: uint64[3, 1], or uint64[3, n], those of each number."""
+Network: TypeAlias = Callable[[UInt64s, UInt64s, Sides, UInt64s], UInt64s]
 
 
 def derive_keys(seed: int, *numbers: int | UInt64s) -> UInt64s:
@@ -68,69 +70,85 @@ class KeyedPermutation:
             raise ValueError(f"there are permutations of 1 to {MAX_LENGTH} numbers, not of {self.length}")
 
     @cached_property
-    def _sides(self) -> tuple[np.uint64, np.uint64]:
+    def sides(self) -> Sides:
         root = isqrt(self.length - 1) + 1
         root += root % 2  # an even side: with two odd ones, every permutation would be an even one
         a = np.arange(root, root + min(root // 4, 1024) + 1, 2)
         best = int(a[np.argmin(-self.length % a)])
-        return np.uint64(best), np.uint64(-(-self.length // best))
-
-    @property
-    def _rounds(self) -> UInt64s:
-        """The constant that each round adds to the key: uint64[rounds, 1]."""
-        return np.arange(SMALL_ROUNDS if self.length < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
+        return np.array([[best], [-(-self.length // best)], [self.length]], np.uint64)
 
     def __call__(self, indices: UInt64s, keys: UInt64s) -> UInt64s:
         """The place of each of *indices* in the permutation: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
-        return self._walked(self._network, indices, keys)
+        return _walked(_network, indices, keys, self.sides)
 
     def inverse(self, places: UInt64s, keys: UInt64s) -> UInt64s:
         """The index of each of *places*: ``inverse(permutation(indices, keys), keys)`` is *indices*. It costs the same."""
-        return self._walked(self._network_back, places, keys)
+        return _walked(_network_back, places, keys, self.sides)
 
-    def _walked(self, network: Network, numbers: UInt64s, keys: UInt64s) -> UInt64s:
-        """The *numbers* through a network, once more while they fall outside ``range(length)``: uint64[n]."""
-        permuted = np.empty(len(numbers), np.uint64)
-        for start in range(0, len(numbers), INDICES_AT_A_TIME):
-            part = slice(start, start + INDICES_AT_A_TIME)
-            theirs = keys if len(keys) == 1 else keys[part]
-            places = network(numbers[part], theirs)
-            while (outside := np.flatnonzero(places >= np.uint64(self.length))).size:
-                places[outside] = network(places[outside], theirs if len(theirs) == 1 else theirs[outside])
-            permuted[part] = places
-        return permuted
 
-    def _network(self, x: UInt64s, keys: UInt64s) -> UInt64s:
-        a, b = self._sides
-        left = x // b
-        right = x - left * b
-        side, other = a, b
-        for r in self._rounds:
-            moved = mix(right + (keys + r))
-            moved >>= DROPPED_BITS
-            moved *= side
-            moved >>= HASH_BITS
-            moved += left
-            # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
-            left, right = right, np.minimum(moved, moved - side)
-            side, other = other, side
-        return left * b + right
+class KeyedPermutations:
+    """Keyed permutations of several lengths, computed together."""
 
-    def _network_back(self, x: UInt64s, keys: UInt64s) -> UInt64s:
-        a, b = self._sides
-        left = x // b
-        right = x - left * b
-        side, other = b, a  # of the last round: their number is even
-        for r in self._rounds[::-1]:
-            added = mix(left + (keys + r))
-            added >>= DROPPED_BITS
-            added *= side
-            added >>= HASH_BITS
-            moved = right - added
-            # Above 2**63 where it wrapped around: there side must be added.
-            left, right = np.minimum(moved, moved + side), left
-            side, other = other, side
-        return left * b + right
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self._sides = np.concatenate([KeyedPermutation(length).sides for length in lengths], axis=1)
+
+    def __call__(self, which: Int64s, indices: UInt64s, keys: UInt64s) -> UInt64s:
+        """The place of each of *indices* in permutation *which* of these, with its key: uint64[n]."""
+        found, sides = np.empty(len(indices), np.uint64), self._sides[:, which]
+        is_small = sides[2] < SMALL_LENGTH
+        for some in (np.flatnonzero(~is_small), np.flatnonzero(is_small)):  # which take another number of rounds
+            if some.size:
+                found[some] = _walked(_network, indices[some], keys[some], sides[:, some])
+        return found
+
+
+def _walked(network: Network, numbers: UInt64s, keys: UInt64s, sides: Sides) -> UInt64s:
+    """The *numbers* through a network, once more while they fall outside of their ranges: uint64[n]."""
+    rounds = np.arange(SMALL_ROUNDS if sides[2, 0] < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
+    permuted = np.empty(len(numbers), np.uint64)
+    for start in range(0, len(numbers), INDICES_AT_A_TIME):
+        part = slice(start, start + INDICES_AT_A_TIME)
+        theirs, its = (array if array.shape[-1] == 1 else array[..., part] for array in (keys, sides))
+        places = network(numbers[part], theirs, its, rounds)
+        while (outside := np.flatnonzero(places >= its[2])).size:
+            some, these = (array if array.shape[-1] == 1 else array[..., outside] for array in (theirs, its))
+            places[outside] = network(places[outside], some, these, rounds)
+        permuted[part] = places
+    return permuted
+
+
+def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
+    a, b, _ = sides
+    left = x // b
+    right = x - left * b
+    side, other = a, b
+    for r in rounds:
+        moved = mix(right + (keys + r))
+        moved >>= DROPPED_BITS
+        moved *= side
+        moved >>= HASH_BITS
+        moved += left
+        # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
+        left, right = right, np.minimum(moved, moved - side)
+        side, other = other, side
+    return left * b + right
+
+
+def _network_back(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
+    a, b, _ = sides
+    left = x // b
+    right = x - left * b
+    side, other = b, a  # of the last round: their number is even
+    for r in rounds[::-1]:
+        added = mix(left + (keys + r))
+        added >>= DROPPED_BITS
+        added *= side
+        added >>= HASH_BITS
+        moved = right - added
+        # Above 2**63 where it wrapped around: there side must be added.
+        left, right = np.minimum(moved, moved + side), left
+        side, other = other, side
+    return left * b + right
 
 
 def reference_permutation(seed: int, n: int) -> Int64s:

@@ -6,17 +6,18 @@ An *index*, made from ``seq_starts`` alone, says which documents a pack is made 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
 from flat_tokens.array_types import Int64s
+from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
-from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index
-from flat_tokens.rows.views import IGNORED_LABEL, Covered, Row, SplitView, checked_length, ranges, running_sums
+from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index, packs_together
+from flat_tokens.rows.views import IGNORED_LABEL, Covered, Part, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -132,9 +133,8 @@ class PackedDocumentsView(SplitView):
     A document longer than *length* that may not be split is a ValueError when the view is made; with ``too_long="cut"``
     its first *length* tokens are taken.
 
-    The index is made from ``seq_starts`` with the view: eight bytes a pack, with *split_across_pack* an eighth of a
-    byte a document, with ``fit="best"`` and ``"crop"`` eight bytes a document more
-    (sixteen where rests of some are in packs). *cache* keeps and maps
+    The index is made from ``seq_starts`` with the view: eight bytes a pack, with *split_across_pack* sixteen, with ``fit="best"``
+    and ``"crop"`` eight bytes a document more (sixteen where rests of some are in packs). *cache* keeps and maps
     it: a local directory, or ``"beside"`` for the dataset's own path with ``.packing`` appended. Its key is the content of
     ``seq_starts``, not the dataset's path. Where it can't be written, and without *cache*, it is in memory.
     """
@@ -224,112 +224,111 @@ class PackedDocumentsView(SplitView):
         parts = self.parts(indices)
         return parts.starts, parts.counts
 
-    def _read_many(self, indices: Int64s) -> PackedDocuments:
-        parts, length = self.parts(indices), self.length
-        splits, rows = parts.splits, len(indices)
-        filled = np.diff(running_sums(parts.lengths)[splits])
+    def _read_many(self, views: Sequence[Part]) -> PackedDocuments:
+        found = [view.parts(rows) for view, rows, _ in views]
+        parts, length = packs_together(found, self.length), self.length
+        rows, lengths = len(parts.splits) - 1, parts.lengths.copy()
+        filled = np.diff(running_sums(lengths)[parts.splits])
         if (
-            (parts.lengths < 0).any()
-            or (filled < 1).any()
-            or (filled > length).any()
-            or (filled != length).any() * (self._plan.fit == "crop")
-            or (parts.counts.sum() != filled.sum() and self._plan.pad_to == 1)
+            int(lengths.min(initial=0)) < 0
+            or int(filled.min(initial=length)) < (length if self._plan.fit == "crop" else 1)
+            or int(filled.max(initial=0)) > length
+            or (self._plan.pad_to == 1 and parts.counts.sum() != filled.sum())
         ):
             raise ValueError(
                 f"{self.tokens.store.url}: seq_starts is not what the packing index was made of. Open the dataset again."
             )
-        # Padding is one more part of each row: part p of row r -> p + r; the padding of row r -> splits[r + 1] + r
-        row_numbers = np.arange(rows)
-        part_rows = np.repeat(row_numbers, np.diff(splits))
-        part_at, padding_at = np.arange(len(part_rows)) + part_rows, splits[1:] + row_numbers
-        with_tokens = np.maximum.accumulate(np.where(parts.lengths > 0, np.arange(len(part_rows)), 0))
-        last = with_tokens[splits[1:] - 1]
-        documents, offsets, lengths = np.empty((3, len(part_rows) + rows), np.int64)
-        documents[part_at], documents[padding_at] = parts.documents, PADDING
-        offsets[part_at], offsets[padding_at] = parts.offsets % length, (parts.offsets + parts.lengths - 1)[last] % length + 1
-        lengths[part_at], lengths[padding_at] = parts.lengths, length - filled
         wanted = self._stored_fields
         tokens = labels = input_pos = document_ids = None
         if "tokens" in wanted or "labels" in wanted:
-            tokens, labels = self._tokens_and_labels(parts, filled, with_labels="labels" in wanted)
+            tokens, labels = self._tokens_and_labels(views, found, parts, with_labels="labels" in wanted)
         if "document_ids" in wanted:
             document_ids = room_for((rows, length), np.int64)
-            _repeat(documents, lengths, document_ids)
         if "input_pos" in wanted:
             input_pos = room_for((rows, length), np.int32)
-            _count_on(offsets, lengths, length, input_pos)
-            beyond = np.maximum(offsets[padding_at] - filled, 0)
-            _fill(input_pos, (row_numbers + 1) * length - beyond, beyond, length - 1)
-        return PackedDocuments(tokens, labels, input_pos, document_ids, parts.document_range)
-
-    def _tokens_and_labels(self, parts: Parts, filled: Int64s, *, with_labels: bool) -> tuple[Array, Array]:
-        """``tokens`` and, where they are wanted, ``labels`` of packs: int32[rows, length], int64[rows, length] or None."""
-        shape = rows, length = len(filled), self.length
-        encoded, labels = room_for(shape), room_for(shape, np.int64) if with_labels else None
-        self.tokens.encoded_tokens.gather(parts.starts, parts.counts, encoded.reshape(-1), parts.at)
-        ids = encoded.view(np.int32)
-        padding = [(np.arange(rows) * length + filled, length - filled)]
+        _write_parts(parts, lengths, length - filled, length, document_ids, input_pos)
+        written = ((tokens, self.padding_idx), (labels, IGNORED_LABEL), (document_ids, PADDING))
+        _fill(np.arange(rows) * length + filled, length - filled, *written)
         if self._plan.pad_to > 1:
-            padding.append((parts.at + parts.counts, parts.lengths - parts.counts))
+            _fill(parts.at + parts.counts, parts.lengths - parts.counts, *written[:2])
+        fields = (tokens, labels, input_pos, document_ids, parts.document_range)
+        if len(views) > 1:
+            order = np.argsort(np.concatenate([places for _, _, places in views]))
+            fields = tuple(field if field is None else field[order] for field in fields)
+        return PackedDocuments(*fields)
+
+    def _tokens_and_labels(
+        self, views: Sequence[Part], found: Sequence[Parts], parts: Parts, *, with_labels: bool
+    ) -> tuple[Array, Array]:
+        """``tokens`` and, where they are wanted, ``labels`` of packs, without their padding: int32[rows, length],
+        int64[rows, length] or None.
+        """
+        shape = len(parts.splits) - 1, self.length
+        encoded, labels = room_for(shape), room_for(shape, np.int64) if with_labels else None
+        cuts = running_sums([len(one.at) for one in found])
+        reads = [(one.starts, one.counts, parts.at[cuts[k] : cuts[k + 1]]) for k, one in enumerate(found)]
+        gather_all([view.tokens.encoded_tokens for view, _, _ in views], reads, encoded.reshape(-1))
+        ids = encoded.view(np.int32)
         np.right_shift(encoded, np.uint32(1), out=encoded)
         if labels is not None:
             np.copyto(labels, ids)
-            if self.tokens.loss_mask is not None:
-                mask = np.ones(shape, np.uint8)
-                self.tokens.loss_mask.gather(parts.starts, parts.counts, mask.reshape(-1), parts.at)
+            mask = np.ones(shape, np.uint8) if any(view.tokens.loss_mask is not None for view, _, _ in views) else None
+            for (view, _, _), read in zip(views, reads, strict=True):
+                if mask is not None and view.tokens.loss_mask is not None:
+                    view.tokens.loss_mask.gather(*read[:2], mask.reshape(-1), read[2])
+            if mask is not None:
                 np.copyto(labels, IGNORED_LABEL, where=mask == 0)
-        for starts, counts in padding:
-            _fill(ids, starts, counts, self.padding_idx)
-            if labels is not None:
-                _fill(labels, starts, counts, IGNORED_LABEL)
         return ids, labels
 
 
-def _repeat(values: Int64s, counts: Int64s, out: Array) -> None:
-    """Each value, as many times as its count says, in order: to all of *out*, whose rows begin with a value."""
-    flat = out.reshape(-1)
-    if len(values) and int(values.max()) < 1 << 31:
-        values = values.astype(np.int32)  # half of the bytes on the way
-    for some, first, stop in _parts_of_rows(counts, out.shape):
-        flat[first:stop] = np.repeat(values[some], counts[some])
-
-
-def _count_on(offsets: Int64s, counts: Int64s, length: int, out: Array) -> None:
-    """Numbers from each offset on, as many as its count says, and again from 0 on after ``length - 1``: to all of *out*."""
-    begins, flat = running_sums(counts)[:-1], out.reshape(-1)
-    shifts = offsets - begins  # place in out -> number
-    if (again := np.flatnonzero(offsets + counts > length)).size:
-        rest = (offsets + counts - length)[again]
-        counts = counts.copy()
-        counts[again] -= rest
-        counts, shifts = np.insert(counts, again + 1, rest), np.insert(shifts, again + 1, shifts[again] - length)
-    places = np.arange(min(out.size, _rows_at_a_time(length) * length), dtype=np.int32)
-    for some, first, stop in _parts_of_rows(counts, out.shape):
-        np.add(np.repeat((shifts[some] + first).astype(np.int32), counts[some]), places[: stop - first], out=flat[first:stop])
-
-
-def _rows_at_a_time(length: int) -> int:
-    return max(PLACES_AT_A_TIME // length, 1)
-
-
-def _parts_of_rows(counts: Int64s, shape: tuple[int, int]) -> Iterator[tuple[slice, int, int]]:
-    """The parts that make up some rows, and the places of these rows, laid end to end. Parts have so many places as *counts*
-    say, and none is in two rows.
+def _write_parts(parts: Parts, lengths: Int64s, padding: Int64s, length: int, document_ids: Array, input_pos: Array) -> None:
+    """Write the document and the position of each place, if they are wanted. The *padding* of a row goes on from its last
+    document that has a token. *lengths* are changed.
     """
-    rows, length = shape
-    edges = [*range(0, rows, _rows_at_a_time(length)), rows]
-    places = (np.array(edges) * length).tolist()
-    parts = np.searchsorted(running_sums(counts), places).tolist()
-    for k in range(len(edges) - 1):
-        yield slice(parts[k], parts[k + 1]), places[k], places[k + 1]
+    documents, offsets, last = parts.documents, parts.offsets, parts.splits[1:] - 1
+    if not lengths.all():
+        last = np.maximum.accumulate(np.where(lengths > 0, np.arange(len(lengths)), 0))[last]
+    if offsets.any():
+        offsets = offsets % length
+        if (again := np.flatnonzero(offsets + lengths > length)).size:  # they go on from 0: they are two parts
+            rest = (offsets + lengths - length)[again]
+            lengths[again] -= rest
+            added = ((documents, documents[again]), (offsets, 0), (lengths, rest))
+            documents, offsets, lengths = (np.insert(values, again + 1, more) for values, more in added)
+            last = last + np.searchsorted(again, last, side="right")
+    lengths[last] += padding
+    is_beyond = bool((offsets[last] + lengths[last] > length).any())
+    if len(documents) and int(documents.max()) < 1 << 31:
+        documents = documents.astype(np.int32)  # half of the bytes on the way
+    begins, size = running_sums(lengths), len(padding) * length
+    step = max(PLACES_AT_A_TIME // length, 1) * length
+    places = np.arange(min(size, step), dtype=np.int32)
+    for first in range(0, size, step):
+        stop, some = min(first + step, size), slice(None)
+        if size > step:
+            some = slice(*np.searchsorted(begins, [first, stop]).tolist())
+        counts = lengths[some]
+        if document_ids is not None:
+            document_ids.reshape(-1)[first:stop] = np.repeat(documents[some], counts)
+        if input_pos is not None:
+            shifts = (offsets[some] - begins[:-1][some] + first).astype(np.int32)  # place in these rows -> position
+            positions = input_pos.reshape(-1)[first:stop]
+            np.add(np.repeat(shifts, counts), places[: stop - first], out=positions)
+            if is_beyond:
+                np.minimum(positions, length - 1, out=positions)
 
 
-def _fill(out: Array, starts: Int64s, counts: Int64s, value: int) -> None:
-    """Write a value into ranges of rows laid end to end."""
-    total = int(counts.sum())
-    if total < np.count_nonzero(counts) * FEW_PLACES:
-        out.reshape(-1)[ranges(starts, counts)] = value
-    elif total:
+def _fill(starts: Int64s, counts: Int64s, *written: tuple[Array, int]) -> None:
+    """Write a value into ranges of each array, whose rows are laid end to end. None is not written to."""
+    if not (total := int(counts.sum())):
+        return
+    places = ranges(starts, counts) if total < np.count_nonzero(counts) * FEW_PLACES else None
+    for out, value in written:
+        if out is None:
+            continue
+        if places is not None:
+            out.reshape(-1)[places] = value
+            continue
         # Views of memory: numpy would let go of the interpreter's lock for each, and wait for it.
         flat, values = out.reshape(-1).data, np.full(int(counts.max()), value, out.dtype).data
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):

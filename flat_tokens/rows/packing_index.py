@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
@@ -243,12 +243,10 @@ class _Filling:
 Fit = Literal["greedy", "best", "crop"]
 TooLong = Literal["error", "cut"]
 OnCrop = Literal["drop", "keep"]
-ENTRIES_PER_SAMPLE = 64
-"""One entry of ``seq_starts`` in this many is kept to find a token's document, so that a pack's entries are one read."""
 PARTS_AT_A_TIME = 1 << 18
 """Parts of documents that ``fit="best"`` and ``"crop"`` fit together. Another number gives other packs."""
 PACKS_AT_A_TIME = 1 << 14
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 
 log = logging.getLogger(__name__)
 
@@ -293,106 +291,13 @@ class Plan(NamedTuple):
         return np.minimum(padded, self.length) if self.too_long == "cut" else padded
 
 
-class WholeDocuments(NamedTuple):
-    """Greedy packs of whole documents: pack k is documents ``firsts[k]:firsts[k + 1]``."""
+class Packs(NamedTuple):
+    """The documents of each pack.
 
-    tokens: FlatTokens
-    plan: Plan
-    firsts: Int64s
-
-    @classmethod
-    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        starts = read_starts(tokens)
-        if plan.too_long == "cut" or plan.pad_to > 1:
-            starts = end_to_end(plan.filled(np.diff(entries)) for entries in starts)
-        return cls(tokens, plan, first_documents(starts, plan.length, plan.max_packs, tokens.store.url))
-
-    @property
-    def pack_count(self) -> int:
-        return len(self.firsts) - 1
-
-    def parts(self, packs: Int64s) -> Parts:
-        document_range = np.stack([self.firsts[packs], self.firsts[packs + 1]], axis=1)
-        starts, lengths, splits = document_bounds(self.tokens, *document_range.T)
-        lengths = np.minimum(lengths, self.plan.length) if self.plan.too_long == "cut" else lengths
-        documents, offsets = ranges(document_range[:, 0], np.diff(splits)), np.zeros(len(lengths), np.int64)
-        if self.plan.pad_to > 1:
-            padded = self.plan.filled(lengths)
-            at = _places_in_rows(padded, splits, self.plan.length)
-            return Parts(splits, documents, offsets, padded, document_range, starts, lengths, at)
-        counts, at = np.diff(running_sums(lengths)[splits]), np.arange(len(packs)) * self.plan.length
-        # A document that is cut has its pack to itself, so that a pack's tokens always stand together.
-        return Parts(splits, documents, offsets, lengths, document_range, starts[splits[:-1]], counts, at)
-
-    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        """Which of *documents* is in which pack: int64[k], int64[k]. Packs that there are not stand for none."""
-        return np.arange(len(documents)), np.searchsorted(self.firsts, documents, side="right") - 1
-
-    def coverage(self) -> Covered:
-        """Tokens in a pack of each document from number *first* on."""
-        end, most = int(self.firsts[-1]), self.plan.length
-
-        def covered(first: int, entries: Int64s) -> Int64s:
-            return np.minimum(np.diff(entries), most) * (np.arange(first, first + len(entries) - 1) < end)
-
-        return covered
-
-
-class SplitDocuments(NamedTuple):
-    """Greedy packs that split documents: pack k is tokens ``k * length`` on. ``samples``: each 64th entry of ``seq_starts``."""
-
-    tokens: FlatTokens
-    plan: Plan
-    samples: Int64s
-
-    @classmethod
-    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
-        samples, first = [np.empty(0, np.int64)], 0
-        for entries in read_starts(tokens):
-            samples.append(entries[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
-            first += len(entries) - 1
-        return cls(tokens, plan, np.concatenate(samples))
-
-    @property
-    def pack_count(self) -> int:
-        count = -(-self.tokens.token_count // self.plan.length)
-        return count if self.plan.max_packs is None else min(count, self.plan.max_packs)
-
-    def parts(self, packs: Int64s) -> Parts:
-        begins, ends = packs * self.plan.length, (packs + 1) * self.plan.length
-        # The documents from the last sample up to the pack's first token, to the first sample after its last one
-        first = np.searchsorted(self.samples, begins, side="right") - 1
-        first[packs == 0] = 0  # with the empty documents before the first token
-        stop = np.searchsorted(self.samples, ends, side="right") * ENTRIES_PER_SAMPLE
-        first, stop = first * ENTRIES_PER_SAMPLE, np.minimum(stop, self.tokens.seq_count)
-        starts, lengths, splits = document_bounds(self.tokens, first, stop)
-        begin, end = np.repeat(begins, np.diff(splits)), np.repeat(ends, np.diff(splits))
-        part_starts = np.maximum(starts, begin)
-        part_lengths = np.minimum(starts + lengths, end) - part_starts
-        # An empty document where two packs meet belongs to the first of them.
-        empty_here = (lengths == 0) & (starts <= end) & ((starts > begin) | (begin == 0))
-        here = np.flatnonzero((part_lengths > 0) | empty_here)
-        documents, splits = ranges(first, np.diff(splits))[here], np.searchsorted(here, splits)
-        if (np.diff(splits) == 0).any():
-            raise ValueError(f"{self.tokens.store.url}: seq_starts has no documents for some tokens. Run flat_tokens.verify.")
-        document_range = np.stack([documents[splits[:-1]], documents[splits[1:] - 1] + 1], axis=1)
-        counts, at = np.minimum(ends, self.tokens.token_count) - begins, np.arange(len(packs)) * self.plan.length
-        return Parts(splits, documents, (part_starts - starts)[here], part_lengths[here], document_range, begins, counts, at)
-
-    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        starts, lengths = self.tokens.bounds(documents)
-        first, stop = starts // self.plan.length, (starts + lengths - 1) // self.plan.length + 1
-        counts = np.maximum(stop - first, 0)
-        return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
-
-    def coverage(self) -> Covered:
-        end = self.pack_count * self.plan.length
-        return lambda first, entries: np.diff(np.minimum(entries, end))
-
-
-class ListedParts(NamedTuple):
-    """Packs of listed parts of documents: pack k is parts ``firsts[k]:firsts[k + 1]``, each of a document of ``documents``, from
-    token ``offsets`` on to its end, or as far as the pack has room. ``offsets`` is empty where all parts begin their documents.
+    In order, pack k is documents ``firsts[k]:firsts[k + 1]``. If documents are split, it begins with token ``offsets[k]`` of the
+    first one, and ends in document ``firsts[k + 1]``, if the next pack begins inside that. Else pack k is the listed parts
+    ``firsts[k]:firsts[k + 1]``, each of a document of ``documents``, from token ``offsets`` on to its end, or as far as the pack
+    has room. ``offsets`` is empty if all parts begin their documents.
     """
 
     tokens: FlatTokens
@@ -403,33 +308,59 @@ class ListedParts(NamedTuple):
 
     @classmethod
     def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+        none = np.empty(0, np.int64)
+        if plan.fit == "greedy":
+            firsts, offsets = _split(tokens, plan) if plan.split_across_pack else (_whole(tokens, plan), none)
+            return cls(tokens, plan, firsts, none, offsets)
         firsts, documents, offsets = _cropped(tokens, plan) if plan.fit == "crop" else _best(tokens, plan)
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
             documents, offsets = documents[: firsts[-1]], offsets[: firsts[-1]]
-        return cls(tokens, plan, firsts, documents, offsets if offsets.any() else offsets[:0])
+        return cls(tokens, plan, firsts, documents, offsets if offsets.any() else none)
 
     @property
     def pack_count(self) -> int:
         return len(self.firsts) - 1
 
     def parts(self, packs: Int64s) -> Parts:
-        first, counts = self.firsts[packs], self.firsts[packs + 1] - self.firsts[packs]
-        listed, splits = ranges(first, counts), running_sums(counts)
-        documents = self.documents[listed]
-        starts, lengths = self.tokens.bounds(documents)
-        offsets = self.offsets[listed] if len(self.offsets) else np.zeros(len(documents), np.int64)
-        lengths = np.minimum(lengths - offsets, self.plan.length)
-        padded = self.plan.filled(lengths)
-        if self.plan.fit == "crop":  # what the last one has beyond the pack is cut
-            last, sums = splits[1:] - 1, running_sums(lengths)
-            lengths[last] = np.minimum(lengths[last], self.plan.length - (sums[last] - sums[splits[:-1]]))
-            padded = lengths
-        at = _places_in_rows(padded, splits, self.plan.length)
-        no_range = np.zeros((len(packs), 2), np.int64)
-        return Parts(splits, documents, offsets, padded, no_range, starts + offsets, lengths, at)
+        plan, first, stop = self.plan, self.firsts[packs], self.firsts[packs + 1]
+        is_in_order, is_split = plan.fit == "greedy", plan.split_across_pack and plan.fit == "greedy"
+        if is_in_order:
+            stop = stop + (self.offsets[packs + 1] > 0) if is_split else stop
+            document_range = np.stack([first, stop], axis=1)
+            starts, lengths, splits = document_bounds(self.tokens, first, stop)
+            documents, offsets = ranges(first, stop - first), np.zeros(len(starts), np.int64)
+            if is_split:
+                offsets[splits[:-1]] = self.offsets[packs]
+        else:
+            listed, splits = ranges(first, stop - first), running_sums(stop - first)
+            document_range, documents = np.zeros((len(packs), 2), np.int64), self.documents[listed]
+            starts, lengths = self.tokens.bounds(documents)
+            offsets = self.offsets[listed] if len(self.offsets) else np.zeros(len(listed), np.int64)
+        starts, lengths = starts + offsets, lengths - offsets
+        if is_split or not is_in_order or plan.too_long == "cut":
+            np.minimum(lengths, plan.length, out=lengths)
+        sums = running_sums(lengths)
+        if is_split or plan.fit == "crop":  # what the last one has beyond the pack is cut
+            last = splits[1:] - 1
+            lengths[last] = np.minimum(lengths[last], plan.length - (sums[last] - sums[splits[:-1]]))
+            sums = running_sums(lengths)
+        if is_in_order and plan.pad_to == 1:
+            # A document that is cut has its pack to itself, so that a pack's tokens are always stored together.
+            counts, at = np.diff(sums[splits]), np.arange(len(packs)) * plan.length
+            return Parts(splits, documents, offsets, lengths, document_range, starts[splits[:-1]], counts, at)
+        padded = plan.filled(lengths) if plan.pad_to > 1 else lengths
+        sums = running_sums(padded)
+        at = sums[:-1] + np.repeat(np.arange(len(packs)) * plan.length - sums[splits[:-1]], np.diff(splits))
+        return Parts(splits, documents, offsets, padded, document_range, starts, lengths, at)
 
     def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """The packs that have parts of *documents*: int64[k], which of the documents, and int64[k], the pack."""
+        if self.plan.fit == "greedy":
+            stops = self.firsts[1:] + (self.offsets[1:] > 0) if len(self.offsets) else self.firsts[1:]
+            first = np.searchsorted(stops, documents, side="right")
+            counts = np.searchsorted(self.firsts[:-1], documents, side="right") - first
+            return np.repeat(np.arange(len(documents)), counts), ranges(first, counts)
         # Few are looked for among all, many in an order of all.
         few = np.isin(self.documents, documents) if len(documents) < 16 else None
         some = np.arange(len(self.documents)) if few is None else np.flatnonzero(few)
@@ -439,12 +370,53 @@ class ListedParts(NamedTuple):
         return of, np.searchsorted(self.firsts, some[ranges(first, stop - first)], side="right") - 1
 
     def coverage(self) -> Covered:
-        """All packs have to be looked at. Eight bytes a document."""
+        """Tokens in a pack of each document from number *first* on. Listed packs are all looked at: eight bytes a document."""
+        length, end = self.plan.length, int(self.firsts[-1])
+        if self.plan.fit == "greedy":
+            if self.plan.split_across_pack:
+                return lambda first, entries: np.diff(np.minimum(entries, self.pack_count * length))
+            return lambda first, entries: (
+                np.minimum(np.diff(entries), length) * (np.arange(first, first + len(entries) - 1) < end)
+            )
         found = np.zeros(self.tokens.seq_count, np.int64)
         for first in range(0, self.pack_count, PACKS_AT_A_TIME):
             parts = self.parts(np.arange(first, min(first + PACKS_AT_A_TIME, self.pack_count)))
             np.add.at(found, parts.documents, parts.counts)
         return lambda first, entries: found[first : first + len(entries) - 1]
+
+
+def packs_together(found: Sequence[Parts], length: int) -> Parts:
+    """The parts of the packs of several views, one view's after another's."""
+    if len(found) == 1:
+        return found[0]
+    rows = running_sums([len(one.splits) - 1 for one in found]) * length
+    splits = running_sums(np.concatenate([np.diff(one.splits) for one in found]))
+    _, *rest = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    joined = Parts(splits, *rest)
+    return joined._replace(at=np.concatenate([one.at + begin for one, begin in zip(found, rows, strict=False)]))
+
+
+def _whole(tokens: FlatTokens, plan: Plan) -> Int64s:
+    """``firsts`` of whole documents in order."""
+    starts = read_starts(tokens)
+    if plan.too_long == "cut" or plan.pad_to > 1:
+        starts = end_to_end(plan.filled(np.diff(entries)) for entries in starts)
+    return first_documents(starts, plan.length, plan.max_packs, tokens.store.url)
+
+
+def _split(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s]:
+    """``firsts`` and ``offsets`` of documents in order that are split."""
+    found, first = [np.empty((2, 0), np.int64)], 0
+    for entries in read_starts(tokens):
+        # The first tokens of the packs that begin here. A document of no token where two packs meet belongs to the first of them.
+        begins = np.arange(-(-int(entries[0]) // plan.length) * plan.length, int(entries[-1]), plan.length)
+        of = np.searchsorted(entries, begins, side="right") - 1
+        found.append(np.stack([of + first, begins - entries[of]]))
+        first += len(entries) - 1
+    found.append(np.array([[first], [0]]))
+    firsts, offsets = np.concatenate(found, axis=1)[:, : None if plan.max_packs is None else plan.max_packs + 1]
+    firsts[:1] = 0  # with the documents of no token before the first
+    return firsts, offsets
 
 
 def _best(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, Int64s]:
@@ -462,15 +434,6 @@ def _best(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, Int64s]:
 def _cropped(tokens: FlatTokens, plan: Plan) -> CroppedRows:
     """The same of full packs, whose last parts may be cut."""
     return cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
-
-
-def _places_in_rows(lengths: Int64s, splits: Int64s, length: int) -> Int64s:
-    """Where parts of these lengths begin in rows laid end to end: int64[n]. Parts ``splits[r]:splits[r + 1]`` are row r's."""
-    sums = running_sums(lengths)
-    return sums[:-1] + np.repeat(np.arange(len(splits) - 1) * length - sums[splits[:-1]], np.diff(splits))
-
-
-PackingIndex: TypeAlias = WholeDocuments | SplitDocuments | ListedParts
 
 
 def _documents(tokens: FlatTokens) -> Iterator[Int64s]:
@@ -604,25 +567,22 @@ def _identity(tokens: FlatTokens) -> str:
     return sha256.hexdigest()
 
 
-def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[PackingIndex, bool]:
+def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[Packs, bool]:
     """The index, and whether it is mapped from *file*. It is made and kept there first if need be; without a file it is
     made in memory. Processes that make the same index at the same time write the same bytes.
     """
-    in_order = SplitDocuments if plan.split_across_pack else WholeDocuments
-    kinds: dict[Fit, type[PackingIndex]] = {"greedy": in_order, "best": ListedParts, "crop": ListedParts}
-    kind = kinds[plan.fit]
     if file is None:
-        return kind.make(tokens, plan), False
+        return Packs.make(tokens, plan), False
     if (arrays := file.load()) is not None:
-        return kind(tokens, plan, *arrays), True
-    made = kind.make(tokens, plan)
+        return Packs(tokens, plan, *arrays), True
+    made = Packs.make(tokens, plan)
     try:
         file.save(made[2:])
     except OSError as error:
         log.warning("The packing index is rebuilt each time, because it can't be kept: %s", error)
         return made, False
     arrays = file.load()
-    return (made, False) if arrays is None else (kind(tokens, plan, *arrays), True)
+    return (made, False) if arrays is None else (Packs(tokens, plan, *arrays), True)
 
 
 def best_packs(parts: Iterable[Int64s], length: int) -> tuple[Int64s, Int64s, int]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int32s, Int64s, UInt32s
+from flat_tokens.array_types import Bools, Int32s, Int64s, UInt32s
 from flat_tokens.arrays.opening import open_array
+from flat_tokens.arrays.stored import gather_all
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.json_types import JsonObject
@@ -278,8 +279,21 @@ class SplitView:
 
     def batch(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Any:
         """Rows *indices* (int64[n]), read at once and stacked: every field has the leading axis n."""
-        rows = self._read_many(self._checked(indices))
+        return self.together([(self, self._checked(indices), np.arange(len(indices)))])
+
+    def together(self, parts: Sequence[Part]) -> Any:
+        """Rows of several views that are alike, read at once and stacked."""
+        rows = self._read_many(parts)
         return rows if self._as_read else self._handed_out(rows)
+
+    def is_like(self, other: object) -> bool:
+        """Whether rows of both are read `together`."""
+        return (
+            isinstance(other, SplitView)
+            and (type(self), self.row_type, self.fields, self.framework)
+            == (type(other), other.row_type, other.fields, other.framework)
+            and self._settings() == other._settings()
+        )
 
     def described(self) -> JsonObject:
         """The method of the split that makes this view, as ``rows``, and its arguments, for JSON; of a selection also a digest of
@@ -338,10 +352,11 @@ class SplitView:
 
     def _read(self, i: int) -> Any:
         """Row *i* of ``row_type``; *i* is one of the view's."""
-        return self.row_type(*(field if field is None else field[0] for field in self._read_many(np.array([i]))))
+        rows = self._read_many([(self, np.array([i]), np.zeros(1, np.int64))])
+        return self.row_type(*(field if field is None else field[0] for field in rows))
 
-    def _read_many(self, indices: Int64s) -> Any:
-        """The rows, stacked; *indices* are of the view's."""
+    def _read_many(self, parts: Sequence[Part]) -> Any:
+        """Rows of views that are alike, stacked; their numbers are of the views'."""
         raise NotImplementedError
 
     def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
@@ -362,6 +377,10 @@ class SplitView:
         if self.framework != "numpy":
             row = self.row_type(*(array if array is None else frameworks.converted(array, self.framework) for array in row))
         return row if self.fields is None else {name: row[name] for name in self.fields}
+
+
+Part: TypeAlias = tuple[Any, Int64s, Int64s]
+"""A view, rows of it, and their places in a batch: int64[n] each."""
 
 
 def checked_length(name: str, value: int) -> int:
@@ -388,7 +407,48 @@ class MaskedTokens(LabelledFields, NamedTuple("_MaskedTokens", [("encoded", Arra
     __slots__ = ()
 
 
-class PackedView(SplitView):
+def _read_into(encoded: UInt32s, parts: Sequence[Part], ranges: Sequence[tuple[Int64s, Int64s]]) -> Iterator[Bools]:
+    """Read the *ranges* of the rows of views into the rows of *encoded*. Yields their loss mask, if there is one."""
+    reads = [(*bounds, places * encoded.shape[1]) for bounds, (_, _, places) in zip(ranges, parts, strict=True)]
+    gather_all([view.tokens.encoded_tokens for view, _, _ in parts], reads, encoded.reshape(-1))
+    if parts[0][0].tokens.loss_mask is not None:
+        mask = np.zeros(encoded.shape, np.uint8)
+        gather_all([view.tokens.loss_mask for view, _, _ in parts], reads, mask.reshape(-1))
+        yield mask != 0
+
+
+class TokenRows(SplitView):
+    """Rows of *length* neighbouring tokens each."""
+
+    row_type: type[Any] = PackedTokens
+    """`MaskedTokens` where the dataset has a loss mask."""
+
+    def __init__(self, tokens: FlatTokens, length: int, count: int, fields: Fields, framework: Framework) -> None:
+        self.length = length
+        if tokens.loss_mask is not None:
+            self.row_type = MaskedTokens
+        super().__init__(tokens, count, fields, framework)
+
+    def _starts_of(self, rows: Any) -> Any:
+        """The first token of a row, or of each of several."""
+        raise NotImplementedError
+
+    def _read(self, i: int) -> Any:
+        if self.tokens.loss_mask is not None:
+            return super()._read(i)
+        start = int(self._starts_of(i))
+        # Half the time of PackedTokens(...), which would be the dearest call here.
+        return tuple.__new__(PackedTokens, (self.tokens.encoded_tokens.read(start, start + self.length),))
+
+    def _read_many(self, parts: Sequence[Part]) -> Any:
+        encoded = room_for((sum(len(places) for _, _, places in parts), self.length))
+        return self.row_type(encoded, *_read_into(encoded, parts, [view.token_ranges(rows) for view, rows, _ in parts]))
+
+    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+        return self._starts_of(indices), np.full(len(indices), self.length)
+
+
+class PackedView(TokenRows):
     """All tokens in the order they are stored, cut every *length* tokens: one read a row.
 
     Row i is tokens ``i * (length - overlap)`` to ``+ length``. Without overlap these are the format's packed sequences,
@@ -396,9 +456,6 @@ class PackedView(SplitView):
     (Modalities' ``reuse_last_target``). The tokens of a last, shorter row are in no row. ValueError for a length below
     1, for an overlap that is not in ``0 <= overlap < length``, and, with an overlap, for fewer tokens than a row.
     """
-
-    row_type: type[Any] = PackedTokens
-    """`MaskedTokens` where the dataset has a loss mask."""
 
     def __init__(
         self, tokens: FlatTokens, length: int, *, overlap: int = 0, fields: Fields = None, framework: Framework = "numpy"
@@ -410,22 +467,10 @@ class PackedView(SplitView):
         if self.overlap and count < self.length:
             raise ValueError(f"{tokens.store.url}: {count} tokens are fewer than one row of {length}. Take a shorter.")
         self._stride = self.length - self.overlap
-        if tokens.loss_mask is not None:
-            self.row_type = MaskedTokens
-        super().__init__(tokens, max((count - self.length) // self._stride + 1, 0), fields, framework)
+        super().__init__(tokens, self.length, max((count - self.length) // self._stride + 1, 0), fields, framework)
 
-    def _read(self, i: int) -> PackedTokens | MaskedTokens:
-        start = i * self._stride
-        if self.tokens.loss_mask is not None:
-            return MaskedTokens(*(field[0] for field in gathered(self.tokens, np.array([start]), self.length)))
-        # Half the time of PackedTokens(...), which would be the dearest call here.
-        return tuple.__new__(PackedTokens, (self.tokens.encoded_tokens.read(start, start + self.length),))
-
-    def _read_many(self, indices: Int64s) -> PackedTokens | MaskedTokens:
-        return gathered(self.tokens, indices * self._stride, self.length)
-
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
-        return indices * self._stride, np.full(len(indices), self.length)
+    def _starts_of(self, rows: Any) -> Any:
+        return rows * self._stride
 
     def _settings(self) -> JsonObject:
         return {"rows": "packed", "length": self.length, "overlap": self.overlap}
@@ -436,17 +481,6 @@ class PackedView(SplitView):
 
     def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
         return (starts - self.length) // self._stride + 1, (stops - 1) // self._stride + 1
-
-
-def gathered(tokens: FlatTokens, starts: Int64s, length: int) -> PackedTokens | MaskedTokens:
-    """*length* tokens from each of *starts* on, in one read, and one of their loss mask."""
-    encoded, lengths, at = room_for((len(starts), length)), np.full(len(starts), length), np.arange(len(starts)) * length
-    tokens.encoded_tokens.gather(starts, lengths, encoded.reshape(-1), at)
-    if tokens.loss_mask is None:
-        return PackedTokens(encoded)
-    mask = np.empty((len(starts), length), np.uint8)
-    tokens.loss_mask.gather(starts, lengths, mask.reshape(-1), at)
-    return MaskedTokens(encoded, mask != 0)
 
 
 class DocumentTokens(LabelledFields, NamedTuple("_DocumentTokens", [("encoded", Array), ("length", Array)])):  # type: ignore[misc]
@@ -499,9 +533,9 @@ class DocumentsView(SplitView):
             self.row_type = MaskedDocumentTokens
         super().__init__(tokens, tokens.seq_count, fields, framework)
 
-    def _read(self, i: int) -> DocumentTokens | MaskedDocumentTokens:
+    def _read(self, i: int) -> Any:
         if self.tokens.loss_mask is not None:
-            return MaskedDocumentTokens(*(field[0] for field in self._read_many(np.array([i]))))
+            return super()._read(i)
         start, stop = self.tokens.span(i)
         length = min(stop - start, self.max_length)
         encoded = self._padding(1)[0]
@@ -512,16 +546,13 @@ class DocumentsView(SplitView):
         starts, lengths = self.tokens.bounds(indices)
         return starts, np.minimum(lengths, self.max_length)
 
-    def _read_many(self, indices: Int64s) -> DocumentTokens | MaskedDocumentTokens:
-        starts, lengths = self.token_ranges(indices)
-        encoded = self._padding(len(indices))
-        row_starts = np.arange(len(indices)) * self.max_length
-        self.tokens.encoded_tokens.gather(starts, lengths, encoded.reshape(-1), row_starts)
-        if self.tokens.loss_mask is None:
-            return DocumentTokens(encoded, lengths.astype(np.int32))
-        mask = np.zeros(encoded.shape, np.uint8)
-        self.tokens.loss_mask.gather(starts, lengths, mask.reshape(-1), row_starts)
-        return MaskedDocumentTokens(encoded, lengths.astype(np.int32), mask != 0)
+    def _read_many(self, parts: Sequence[Part]) -> Any:
+        ranges = [view.token_ranges(rows) for view, rows, _ in parts]
+        lengths = np.empty(sum(len(places) for _, _, places in parts), np.int32)
+        for (_, counts), (_, _, places) in zip(ranges, parts, strict=True):
+            lengths[places] = counts
+        encoded = self._padding(len(lengths))
+        return self.row_type(encoded, lengths, *_read_into(encoded, parts, ranges))
 
     def _settings(self) -> JsonObject:
         return {"rows": "documents", "max_length": self.max_length, "pad_id": self.pad_id}
@@ -540,7 +571,7 @@ class DocumentsView(SplitView):
         return encoded
 
 
-class BlocksView(SplitView):
+class BlocksView(TokenRows):
     """Blocks of *length* tokens by Modalities' Megatron rule: one read a row.
 
     Sequences fill a block one after another. One that goes beyond its end opens the next block, again from its first token.
@@ -551,27 +582,13 @@ class BlocksView(SplitView):
     ``starts``: int64[n], the first token of each block, computed from ``seq_starts`` alone. ValueError for a length below 1.
     """
 
-    row_type: type[Any] = PackedTokens
-    """`MaskedTokens` where the dataset has a loss mask."""
-
     def __init__(self, tokens: FlatTokens, length: int, *, fields: Fields = None, framework: Framework = "numpy") -> None:
         self.length = checked_length("length", length)
         self.starts = block_starts(tokens, self.length)
-        if tokens.loss_mask is not None:
-            self.row_type = MaskedTokens
-        super().__init__(tokens, len(self.starts), fields, framework)
+        super().__init__(tokens, self.length, len(self.starts), fields, framework)
 
-    def _read(self, i: int) -> PackedTokens | MaskedTokens:
-        start = int(self.starts[i])
-        if self.tokens.loss_mask is not None:
-            return MaskedTokens(*(field[0] for field in gathered(self.tokens, np.array([start]), self.length)))
-        return PackedTokens(self.tokens.encoded_tokens.read(start, start + self.length))
-
-    def _read_many(self, indices: Int64s) -> PackedTokens | MaskedTokens:
-        return gathered(self.tokens, self.starts[indices], self.length)
-
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
-        return self.starts[indices], np.full(len(indices), self.length)
+    def _starts_of(self, rows: Any) -> Any:
+        return self.starts[rows]
 
     def _settings(self) -> JsonObject:
         return {"rows": "blocks", "length": self.length}

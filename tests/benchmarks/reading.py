@@ -9,6 +9,7 @@ installed: `make peers`.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -265,9 +266,61 @@ def packs(bench: Bench, scratch: Path) -> Grid:
     return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens, without padding"], rows, above)
 
 
+def small_batches(scratch: Path, passes: int) -> Grid:
+    """Rows that were not read before, and packs."""
+    splits = {layout: flat_tokens.open(scratch / layout).train for layout in ("mmap", "compact")}
+    views: dict[str, Any] = {f"`{layout}`: `packed`": split.packed(LENGTH) for layout, split in splits.items()}
+    for fit in ("greedy", "best", "crop"):
+        views[f"`mmap`: `{fit}`"] = splits["mmap"].packed_documents(LENGTH, fit=fit, too_long="error" if fit == "crop" else "cut")
+    batches = {name: np.random.default_rng(2).integers(0, len(view), (200, 8)) for name, view in views.items()}
+    sides = {name: (partial(_read_batches, view.batch, batches[name]), 200) for name, view in views.items()}
+    return compared(f"Batches of 8 x {LENGTH:,} tokens:", best(sides, passes))
+
+
+def _read_batches(read: Callable[[Any], object], batches: Any) -> None:
+    for rows in batches:
+        read(rows)
+
+
+MIXTURE = """
+import sys, time, flat_tokens
+begin = time.perf_counter()
+views = [flat_tokens.open(path).train.packed(2048) for path in sys.argv[1:]]
+mixture = flat_tokens.Mixture([(view, 1 + k % 7) for k, view in enumerate(views)], 512, seed=1)
+mixture[0]
+first, best = time.perf_counter() - begin, float("inf")
+for _ in range(5):
+    used = time.process_time()
+    for step in range(20):
+        mixture[step]
+    best = min(best, (time.process_time() - used) / 20)
+print(first, best)
+"""
+
+
+def mixtures(bench: Bench, scratch: Path) -> Grid:
+    """Mixtures of copies of a small dataset."""
+    write_dataset(scratch / "small", documents(bench.size(1 << 20, 1 << 17)))
+    copies = [scratch / "many" / str(k) for k in range(bench.size(1000, 10))]
+    for path in copies:
+        shutil.copytree(scratch / "small", path)
+    rows = []
+    for count in (1, len(copies) // 10, len(copies)):
+        first, busy = map(float, run_whole(python("-c", MIXTURE, *copies[:count]), {"PYTHONPATH": str(ROOT)}).out.split())
+        rows.append([str(count), f"{first:.2f}", f"{busy * 1e3:.2f}"])
+    above = f"A mixture of several datasets, batches of {BATCH} x {LENGTH:,} tokens:"
+    return Grid(["datasets", "opened and first batch, s", "ms of a processor a batch"], rows, above)
+
+
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [*warm(scratch, passes), loader(bench, scratch), packs(bench, scratch)]
+    grids = [
+        *warm(scratch, passes),
+        loader(bench, scratch),
+        packs(bench, scratch),
+        small_batches(scratch, passes),
+        mixtures(bench, scratch),
+    ]
     bench.fresh("reading")
     return grids

@@ -530,8 +530,19 @@ def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
 
 
 def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
-    for name, length in (("packed", 8), ("documents", 5), ("blocks", 8), ("packed_documents", 20)):
-        views = [getattr(tokens, name)(length) for tokens in datasets(tmp_path / name)]
+    splits = datasets(tmp_path)
+    for name, *options in (
+        ("packed", {"length": 8}),
+        ("packed", {"length": 8, "loss_mask": True}),
+        ("packed", {"length": 8, "overlap": 1}, {"length": 8}),
+        ("documents", {"max_length": 5}),
+        ("documents", {"max_length": 5, "pad_id": 3}, {"max_length": 5, "pad_id": 4}),
+        ("blocks", {"length": 8}),
+        ("packed_documents", {"length": 20}),
+        ("packed_documents", {"length": 20, "fit": "best", "pad_to": 4}),
+        ("packed_documents", {"length": 8, "fit": "crop", "on_crop": "keep"}),
+    ):
+        views = [getattr(tokens, name)(**options[k % len(options)]) for k, tokens in enumerate(splits)]
         batch = Mixture([(view, 1) for view in views], 40, 1)[3]
         assert set(batch.source.tolist()) == {0, 1}
         for row, (k, i) in enumerate(zip(batch.source.tolist(), batch.index.tolist(), strict=True)):

@@ -63,7 +63,6 @@ def _memory_store() -> Iterator[None]:
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true of a few documents is then true of millions: every boundary between two windows is met."""
     monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 3)
-    monkeypatch.setattr(packing_index, "ENTRIES_PER_SAMPLE", 2)
     monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", 4)
 
 
@@ -586,14 +585,13 @@ def test_jax_knows_packs_as_trees() -> None:
 def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of index that are made, in order."""
     made: list[str] = []
-    for kind in (packing_index.WholeDocuments, packing_index.SplitDocuments, packing_index.ListedParts):
-        make = kind.make
+    make = packing_index.Packs.make
 
-        def counted(tokens: FlatTokens, plan: Any, make: Any = make, name: str = kind.__name__) -> Any:
-            made.append(name)
-            return make(tokens, plan)
+    def counted(tokens: FlatTokens, plan: Any) -> Any:
+        made.append(plan.fit)
+        return make(tokens, plan)
 
-        monkeypatch.setattr(kind, "make", counted)
+    monkeypatch.setattr(packing_index.Packs, "make", counted)
     return made
 
 

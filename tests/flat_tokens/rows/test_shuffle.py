@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.array_types import Int64s, UInt64s
-from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
+from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
 from tests.examples import examples
 from tests.flat_tokens.rows.test_loader import philox_swaps
 from tests.flat_tokens.test_keys import MODULUS, A, B, mix
@@ -86,13 +86,20 @@ def test_each_number_goes_where_the_documented_network_sends_it(length: int, see
     numbers = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=4))
     permutation, keys = KeyedPermutation(length), derive_keys(seed, epoch)
     assert keys.tolist() == [documented_key(seed, epoch)]
-    a, b = (int(side) for side in permutation._sides)
+    a, b = (int(side) for side in permutation.sides[:2, 0])
     assert a % 2 == 0
     assert length <= a * b < length + a
     assert math.isqrt(length - 1) <= a <= 1.25 * math.isqrt(length) + 4
     found = permutation(np.array(numbers, np.uint64), keys)
     assert found.dtype == np.uint64
     assert found.tolist() == [documented_place(x, length, (a, b), int(keys[0])) for x in numbers]
+
+
+def test_permutations_of_several_lengths_are_each_that_of_its_length() -> None:
+    lengths, keys = [1, 7, 255, 256, 100_000], derive_keys(3, np.arange(40, dtype=np.uint64))
+    which, indices = np.arange(40) % 5, np.arange(40, dtype=np.uint64) % np.array(lengths * 8, np.uint64)
+    alone = [KeyedPermutation(lengths[k])(indices[i : i + 1], keys[i : i + 1])[0] for i, k in enumerate(which)]
+    assert KeyedPermutations(lengths)(which, indices, keys).tolist() == alone
 
 
 @pytest.mark.parametrize("length", [*range(1, 40), 255, 256, 8191, 8192, 8193, 65_537, 1_000_003])
