@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
+from flat_tokens.batch import LOSS_MASK
 from flat_tokens.columns import columns_of
 from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import (
@@ -357,49 +357,32 @@ def check_objects(
                     yield f"{stored.key} has {now.digest_text} instead of {stored.digest_text}"
 
 
-def check_split(split: FlatTokens, seen: Seen | None = None) -> Iterator[str]:
-    """Every sentence of the format that one flat-tokens array breaks."""
-    name = split.store.url
-    previous = np.uint64(0)
-    for entries in _blocks(split.seq_starts.length, split.seq_starts.read, seen):
-        joined = np.concatenate([[previous], entries])
-        if (joined[1:] < joined[:-1]).any():
+def check_split(split: FlatTokens, seen: Seen | None = None, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    """Every sentence of the format that sequences ``start:stop`` of one flat-tokens array break, in one pass."""
+    name, stop, largest = split.store.url, split.seq_count if stop is None else stop, 0
+    add = seen or (lambda _: None)
+    for first in range(start, max(stop, start + 1), BLOCK_TOKENS):
+        last = min(first + BLOCK_TOKENS, stop)
+        entries = split.seq_starts.read(first, last + 1)
+        if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
             yield f"{name}/seq_starts decreases"
             return
-        previous = entries[-1]
-    if (begin := int(split.seq_starts.read(0, 1)[0])) != 0:
-        yield f"{name}/seq_starts begins with {begin} instead of 0"
-        return
-    # First tokens of the non-empty sequences: an entry at the end of the tokens marks no start.
-    starts = _blocks(split.seq_starts.length, split.seq_starts.read)
-    marks = (np.unique(entries[entries < split.token_count]) for entries in starts)
-    ahead = np.empty(0, np.uint64)
-    start, max_token_id = 0, 0
-    for block in _blocks(split.token_count, split.slice, seen):
-        stop = start + len(block)
-        while (not len(ahead) or ahead[-1] < stop) and (more := next(marks, None)) is not None:
-            ahead = np.concatenate([ahead, more])
-        here, ahead = ahead[ahead < stop], ahead[ahead >= stop]
-        marked = np.flatnonzero(block & np.uint32(1)).astype(np.uint64) + np.uint64(start)
-        if not np.array_equal(marked, np.unique(here)):
-            wrong = np.setxor1d(marked, here)[0]
-            yield f"{name}: token {wrong} is marked as a start where seq_starts says otherwise, or the reverse"
-            return
-        max_token_id = max(max_token_id, int(block.max()) >> 1)
-        start = stop
-    if max_token_id > split.max_token_id:
-        yield f"{name}: token id {max_token_id} is above max_token_id {split.max_token_id}"
-    if split.loss_mask is not None:
-        for place, block in enumerate(_blocks(split.loss_mask.length, split.loss_mask.read, seen)):
-            if (wrong_ones := np.flatnonzero(block > 1)).size:
-                token = place * BLOCK_TOKENS + int(wrong_ones[0])
-                yield f"{split.loss_mask.store.url}: token {token} has {block[wrong_ones[0]]}, but the mask is 1 or 0"
+        add((len(entries) - (last < stop)) * ENTRY_BYTES)
+        for begin in range(int(entries[0]), int(entries[-1]), BLOCK_TOKENS):
+            end = min(begin + BLOCK_TOKENS, int(entries[-1]))
+            block, mask = split.slice(begin, end), split.mask(begin, end)
+            marked = np.flatnonzero(block & np.uint32(1)).astype(np.uint64) + np.uint64(begin)
+            # First tokens of the sequences that have one
+            here = np.unique(entries[slice(*np.searchsorted(entries, np.array([begin, end], np.uint64)))])
+            if not np.array_equal(marked, here):
+                wrong = np.setxor1d(marked, here)[0]
+                yield f"{name}: token {wrong} is marked as a start where seq_starts says otherwise, or the reverse"
                 return
-
-
-def _blocks(length: int, read: Any, seen: Seen | None = None) -> Iterator[AnyArray]:
-    for start in range(0, length, BLOCK_TOKENS):
-        block = read(start, min(start + BLOCK_TOKENS, length))
-        yield block
-        if seen is not None:
-            seen(block.nbytes)
+            if (wrong_ones := np.flatnonzero(mask > 1)).size:
+                token = begin + int(wrong_ones[0])
+                yield f"{name}/{LOSS_MASK}: token {token} has {mask[wrong_ones[0]]}, but the mask is 1 or 0"
+                return
+            largest = max(largest, int(block.max()) >> 1)
+            add(block.nbytes + (mask.nbytes if split.loss_mask is not None else 0))
+    if largest > split.max_token_id:
+        yield f"{name}: token id {largest} is above max_token_id {split.max_token_id}"

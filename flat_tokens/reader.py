@@ -337,14 +337,13 @@ class Dataset:
         """The bytes that each token id stands for: int32[highest id + 1]. Special tokens have 0, as ids without a token have.
 
         Loss in bits per byte is the sum of the losses of tokens with bytes, over the sum of their bytes and ln 2.
-        FileNotFoundError for tokens from elsewhere, and for a dataset that an earlier release built; ValueError if the record is
-        damaged.
+        FileNotFoundError for tokens from elsewhere; ValueError if the record is damaged.
         """
         try:
             return read_token_bytes(self.store, self.manifest).lengths
         except NO_OBJECT as error:
             raise FileNotFoundError(
-                f"{self.store.url}: has no {BYTES_RECORD}: its tokens are from elsewhere, or an earlier release built it. "
+                f"{self.store.url}: has no {BYTES_RECORD}: its tokens are from elsewhere. "
                 "flat_tokens.vocabulary.token_bytes has the bytes of a tokenizer by its name."
             ) from error
 

@@ -241,31 +241,9 @@ class StoredArray:
             return found
         out = np.empty(len(indices), self.numpy_dtype)
         if self._is_mapped:
-            self._take_mapped(indices, out)
-        else:
-            self._take_of_chunks(indices, np.arange(len(indices)), out)
-        return out
-
-    def _take_mapped(self, indices: Int64s, out: AnyArray) -> None:
-        """Items of mapped files, a file at a time. Those of files that cannot be mapped are read with their chunks."""
-        objects, firsts = np.divmod(indices, self._object_length)
-        order = np.argsort(objects, kind="stable")
-        edges = np.flatnonzero(np.diff(objects[order], prepend=-1, append=-1)).tolist()
-        rest = []
-        for begin, end in itertools.pairwise(edges):
-            where = order[begin:end]
-            i = int(objects[where[0]])
-            if (mapped := self._words.get(i) or self._map_words(i)) is None:
-                rest.append(where)
-                continue
-            mapped.used = clock.now
-            out[where] = mapped.content[firsts[where] + firsts[where] // self._chunk_length]
-        if rest:
-            self._take_of_chunks(indices, np.concatenate(rest), out)
-
-    def _take_of_chunks(self, indices: Int64s, places: Int64s, out: AnyArray) -> None:
-        """Item ``indices[k]`` goes to ``out[k]``, for each k of *places*."""
-        order = places[np.argsort(indices[places], kind="stable")]
+            _gather_mapped([self], indices, np.ones_like(indices), out, np.arange(len(indices)))
+            return out
+        order = np.argsort(indices, kind="stable")
         chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
         groups = {
@@ -275,6 +253,7 @@ class StoredArray:
         for (i, c), items in self._chunks(list(groups), keep=True):
             where = groups[i, c]
             out[where] = items[indices[where] - (i * self._object_length + c * self._chunk_length)]
+        return out
 
     def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         """Many ranges at once: items ``starts[k]`` and the ``lengths[k]`` from there on go to ``out[at[k]:]``.
@@ -293,7 +272,8 @@ class StoredArray:
                 self._gather_blocks(starts, starts + lengths, out, at)
             return
         if not self._is_mapped:
-            self._read_ranges([one for k in range(len(starts)) for one in self._range(starts, lengths, at, k)], out)
+            ranges = zip(starts.tolist(), (starts + lengths).tolist(), at.tolist(), strict=True)
+            self._read_ranges([one for start, stop, place in ranges for one in self._by_object(start, stop, place)], out)
             return
         _gather_mapped([self], starts, lengths, out, at)
 
@@ -323,11 +303,6 @@ class StoredArray:
         for first, stop in itertools.pairwise(edges):
             ranges, its = found[:, first:stop], numbers[first:stop]
             yield int(objects[its[0]]), ranges if len(its) >= MANY_RANGES else ranges.tolist(), its
-
-    def _range(self, starts: Int64s, lengths: Int64s, at: Int64s, k: int) -> list[ItemRange]:
-        """Range *k* of many as ranges of objects."""
-        start = int(starts[k])
-        return self._by_object(start, start + int(lengths[k]), int(at[k]))
 
     def _copy(self, copies: list[Copies], out: AnyArray) -> None:
         """Copy words of mapped files to their places in *out*."""

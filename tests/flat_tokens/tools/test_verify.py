@@ -114,7 +114,7 @@ def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path: Path
     write_dataset(tmp_path / "data", [batch._replace(max_token_id=8)])
     found = [verified(capsys, str(tmp_path / "data"), "--sample", f"{n}/3", "--documents", "0") for n in (1, 2, 3)]
     assert [status for status, _ in found] == [0, 0, 1]
-    assert found[2][1]["faults"] == ["train: token id 9 is above max_token_id 8"]
+    assert found[2][1]["faults"] == [f"{tmp_path}/data/train: token id 9 is above max_token_id 8"]
 
 
 def test_a_pointer_to_nothing_is_a_fault(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
