@@ -109,6 +109,13 @@ def read_gathered(array: Any, start: int, stop: int, out: AnyArray | None = None
     return found
 
 
+def take_gathered(array: Any, indices: Int64s) -> AnyArray:
+    """The items at *indices* of such an array: dtype[n]. The method ``take`` of its class."""
+    found, places = np.empty(len(indices), array.numpy_dtype), np.arange(len(indices))
+    array.gather(indices, np.ones_like(places), found, places)
+    return found
+
+
 def gather_all(arrays: Sequence[Any], reads: Sequence[tuple[Int64s, Int64s, Int64s]], out: AnyArray) -> None:
     """Ranges of each of *arrays*, stored or virtual, go to *out*: starts, lengths and places, int64[n] each, as of `gather`."""
     mapped = [array for array in arrays if isinstance(array, StoredArray) and array._is_mapped]
@@ -239,10 +246,9 @@ class StoredArray:
         if self._is_small:
             found: AnyArray = self._small_array(indices, indices + 1)[indices]
             return found
-        out = np.empty(len(indices), self.numpy_dtype)
         if self._is_mapped:
-            _gather_mapped([self], indices, np.ones_like(indices), out, np.arange(len(indices)))
-            return out
+            return take_gathered(self, indices)
+        out = np.empty(len(indices), self.numpy_dtype)
         order = np.argsort(indices, kind="stable")
         chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))

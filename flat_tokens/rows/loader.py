@@ -112,11 +112,6 @@ def views_of(view: Any, epochs: Int64s) -> list[tuple[Any, Int64s]]:
     return [(view.of_epoch(epoch), np.flatnonzero(epochs == epoch)) for epoch in different]
 
 
-def batch_of(view: Any, rows: Int64s, epochs: Int64s) -> Any:
-    """Rows of a view, each as it is in its epoch: int64[n], int64[n]."""
-    return joined([(one, rows[where], where) for one, where in views_of(view, epochs)], are_alike=isinstance(view, SplitView))
-
-
 def joined(parts: Sequence[Part], *, are_alike: bool) -> Any:
     """Rows of views as a batch. *are_alike*: the rows of the views can be read together."""
     if len(parts) == 1:
@@ -614,8 +609,12 @@ class ShuffledLoader(ByStep):
         return np.flatnonzero(dealt(costs, np.diff(bounds)) == self.process_index)
 
     def reads(self, step: SupportsIndex) -> Reads:
-        rows, epochs = self.indices(step), self._epochs(step)
-        return [(view, rows[where]) for view, where in views_of(self.view, epochs)]
+        return [(view, rows) for view, rows, _ in self._parts(step)]
+
+    def _parts(self, step: SupportsIndex) -> list[Part]:
+        """The view as it is in each epoch of a step, its rows, and the places of these in the batch."""
+        rows = self.indices(step)
+        return [(view, rows[where], where) for view, where in views_of(self.view, self._epochs(step))]
 
     def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         asked = checked_rows(rows, len(self._view_of(source)))
@@ -637,4 +636,4 @@ class ShuffledLoader(ByStep):
         """The batch of a step, as the view gives it. IndexError if there is no such step."""
         if not getattr(self.view, "has_epochs", False):
             return self.view.batch(self.indices(step))
-        return batch_of(self.view, self.indices(step), self._epochs(step))
+        return joined(self._parts(step), are_alike=isinstance(self.view, SplitView))

@@ -166,7 +166,6 @@ class Mixture(ByStep):
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         first = self.views[0]
         self._are_alike = isinstance(first, SplitView) and all(first.is_like(view) for view in self.views)
-        self._have_epochs = any(getattr(view, "has_epochs", False) for view in self.views)
         self._lengths = np.array([len(view) for view in self.views])
         self._permutations = KeyedPermutations(self._lengths.tolist())
         samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
@@ -216,11 +215,7 @@ class Mixture(ByStep):
     def _parts(self, draw: tuple[Int64s, Int64s, dict[int, Int64s], Int64s]) -> list[Part]:
         """The views that a step reads, as they are in each epoch, their rows, and the places of these in the batch."""
         _, rows, where, epochs = draw
-        found = []
-        for k, its in where.items():
-            views = views_of(self.views[k], epochs[its]) if self._have_epochs else [(self.views[k], slice(None))]
-            found += [(view, rows[its[some]], its[some]) for view, some in views]
-        return found
+        return [(view, rows[its[n]], its[n]) for k, its in where.items() for view, n in views_of(self.views[k], epochs[its])]
 
     def drawn(self, step: int) -> Int64s:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""

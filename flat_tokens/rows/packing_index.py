@@ -361,9 +361,7 @@ class Packs(NamedTuple):
             first = np.searchsorted(stops, documents, side="right")
             counts = np.searchsorted(self.firsts[:-1], documents, side="right") - first
             return np.repeat(np.arange(len(documents)), counts), ranges(first, counts)
-        # Few are looked for among all, many in an order of all.
-        few = np.isin(self.documents, documents) if len(documents) < 16 else None
-        some = np.arange(len(self.documents)) if few is None else np.flatnonzero(few)
+        some = np.flatnonzero(np.isin(self.documents, documents))
         some = some[np.argsort(self.documents[some], kind="stable")]
         first, stop = (np.searchsorted(self.documents[some], documents, side=side) for side in ("left", "right"))
         of = np.repeat(np.arange(len(documents)), stop - first)

@@ -290,8 +290,7 @@ class SplitView:
         """Whether rows of both are read `together`."""
         return (
             isinstance(other, SplitView)
-            and (type(self), self.row_type, self.fields, self.framework)
-            == (type(other), other.row_type, other.fields, other.framework)
+            and (self.row_type, self.fields, self.framework) == (other.row_type, other.fields, other.framework)
             and self._settings() == other._settings()
         )
 

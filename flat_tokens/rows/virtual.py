@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt8s, UInt32s, UInt64s
-from flat_tokens.arrays.stored import StoredArray, read_gathered
+from flat_tokens.arrays.stored import StoredArray, read_gathered, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.documents import stored_keys
@@ -68,10 +68,11 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     begin, end = starts[some], (starts + lengths)[some]
     # document with tokens -> whether it does not begin where the one before it ends
     first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
-    encoded = _SelectedTokens(tokens, tokens.encoded_tokens, begin[first], np.append(entries[some[first]], entries[-1]))
+    runs = begin[first], np.append(entries[some[first]], entries[-1])
+    encoded = _SelectedTokens(tokens, tokens.encoded_tokens, *runs)
     made: Any = {"encoded_tokens": encoded, "seq_starts": StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store)}
     if tokens.loss_mask is not None:
-        made["loss_mask"] = encoded.beside(tokens.loss_mask)
+        made["loss_mask"] = _SelectedTokens(tokens, tokens.loss_mask, *runs)
     return replace(tokens, numbers=numbers, **made)
 
 
@@ -129,15 +130,9 @@ class _SelectedTokens:
         self.split, self._array, self._sources, self._begins = split, array, sources, begins
         self.length, self.store, self.numpy_dtype = int(begins[-1]), array.store, array.numpy_dtype
 
-    def beside(self, array: StoredArray) -> _SelectedTokens:
-        """The same places of another array."""
-        return _SelectedTokens(self.split, array, self._sources, self._begins)
-
     read = read_gathered
 
-    def take(self, indices: Int64s) -> AnyArray:
-        run = np.searchsorted(self._begins, indices, side="right") - 1
-        return self._array.take(indices - self._begins[run] + self._sources[run])
+    take = take_gathered
 
     def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
         of, within, stored, counts = self._stored(starts, lengths)
@@ -304,11 +299,7 @@ class _MiddleTokens:
         return _MiddleTokens(self._array, self._tokens, self._all, self.fim, epoch if self.fim.each_epoch else 0)
 
     read = read_gathered
-
-    def take(self, indices: Int64s) -> AnyArray:
-        found = np.empty(len(indices), self.numpy_dtype)
-        self.gather(indices, np.ones(len(indices), np.int64), found, np.arange(len(indices)))
-        return found
+    take = take_gathered
 
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
         if self.fim.cuts == "characters":  # whole fragments

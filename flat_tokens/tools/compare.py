@@ -95,8 +95,7 @@ def token_bytes_of(corpus: Corpus) -> TokenBytes:
         return read_token_bytes(corpus.store, corpus.manifest)
     except NO_OBJECT as error:
         raise ValueError(
-            f"{corpus.url}: has no record of the bytes of its tokens: they are from elsewhere. "
-            "Build it again at another output"
+            f"{corpus.url}: has no record of the bytes of its tokens: they are from elsewhere. Build it again at another output"
         ) from error
 
 
