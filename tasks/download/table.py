@@ -173,10 +173,8 @@ def remember_files(root: Store, sources: tuple[Source, ...], slice_bytes: int, c
     for cut in cuts:
         if cut.file.found is not None and may_be_known(cut.file.found, begun_ns):
             of_source.setdefault(cut.file.source, []).append(cut)
-    for index, mine in of_source.items():
-        key, data = table_key(sources[index]), _as_bytes(mine, slice_bytes)
-        if not _has(root, key, data):
-            _put(root, key, data)
+    made = {table_key(sources[index]): _as_bytes(mine, slice_bytes) for index, mine in of_source.items()}
+    _put(root, {key: data for key, data in made.items() if not _has(root, key, data)})
 
 
 def may_be_known(found: FoundFile, begun_ns: int) -> bool:
@@ -196,17 +194,20 @@ def forget_file(root: Store, source: Source, name: str) -> None:
     key = table_key(source)
     if (rows := _read(root, key)) is not None:
         kept = [number for number, one in enumerate(_texts_of(rows.column("name"))) if one != name]
-        _put(root, key, _stored(rows.take(_numbers(kept))))
+        _put(root, {key: _stored(rows.take(_numbers(kept)))})
 
 
-def _put(root: Store, key: str, data: bytes) -> None:
-    """Write a table, one process of this machine at a time. What killed ones have left of theirs is removed."""
+def _put(root: Store, tables: dict[str, bytes]) -> None:
+    """Write tables by their keys, one process of this machine at a time. What killed ones have left of theirs is removed."""
+    if not tables:
+        return
     if root.is_local:
         make_directory(Path(root.root))
     with pointer_lock(root):
         for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, FILES)) if root.is_local else ():
             root.remove(f"{FILES}/{name}")
-        root.put(key, data)
+        for key, data in tables.items():
+            root.put(key, data)
 
 
 def _has(root: Store, key: str, data: bytes) -> bool:

@@ -23,7 +23,7 @@ import flat_tokens, sys
 train = flat_tokens.open(sys.argv[1]).train
 flat_tokens.ShuffledLoader(train.packed(128), batch_size=8, seed=0)[0]
 """
-MISSING = 1
+MISSING = 2
 """Exit status of a command whose configuration is not there."""
 
 
