@@ -63,14 +63,17 @@ def cut(batches: Iterable[TextBatch]) -> Iterator[Segments]:
     byte_count = 0
     for batch in batches:
         ends, byte_count = _ends(batch, byte_count)
-        stop = int(ends[-1]) if len(ends) else 0
-        if stop:
-            # (batch, document) -> (what is given, document): those that were begun come first
-            before = sum(len(part.texts) for part in begun)
-            yield Segments(_joined([*begun, batch.part(0, stop)]), ends + before)
-            begun = []
-        if stop < len(batch.texts):
-            begun.append(batch.part(stop, len(batch.texts)))
+        at = 0
+        # The segment that was begun is joined alone: the others are not copied.
+        for some in (ends[:1], ends[1:]) if begun else (ends,):
+            if len(some):
+                stop = int(some[-1])
+                documents = _joined([*begun, batch.part(at, stop)])
+                # (batch, document) -> (what is given, document): those that were begun come first
+                yield Segments(documents, some + len(documents.texts) - stop)
+                begun, at = [], stop
+        if at < len(batch.texts):
+            begun.append(batch.part(at, len(batch.texts)))
     if begun:
         last = _joined(begun)
         yield Segments(last, np.array([len(last.texts)]))
