@@ -89,7 +89,7 @@ test-newest: $(STAMP) ## Run fast tests of the library with the newest versions 
 	python=$${PYTHON_NEWEST:-$$(.ci/newest-python)}; test -n "$$python" || exit 0; \
 	$(BIN)/uv venv --quiet --clear --no-python-downloads --python "$$python" $(NEWEST) && \
 	$(BIN)/uv pip install --quiet --upgrade --python $(NEWEST)/bin/python \
-		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra endorsements --extra pages \
+		--requirements pyproject.toml --extra formats --extra tokenizers --extra stores --extra signatures --extra pages \
 		pytest pytest-timeout pytest-xdist hypothesis pydantic awkward && \
 	$(NEWEST)/bin/python -m pytest --numprocesses logical --maxprocesses 8 -m "not slow" $(VERSIONS_TESTS)
 

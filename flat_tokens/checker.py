@@ -40,11 +40,10 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.options import at_least, one_of, whole_number
 from flat_tokens.reader import FlatTokens, open_root, open_split
-from flat_tokens.stores import endorsing
-from flat_tokens.stores.endorsing import ENDORSED, Endorsement
+from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import json_object, read_json, read_record
-from flat_tokens.stores.signing import SIGNATURE
+from flat_tokens.stores.signing import SIGNATURE, Statement
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
@@ -109,7 +108,7 @@ def verify(
     """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'
     metadata and last entries. ``full``: also every object's digest and every sentence of the format, token by token.
     *watch* is called with the progress, by one thread at a time. *key*: the file of a public ed25519 key, by whose owner the
-    version has to be endorsed; then *number* is the least that the pointer's may be, such as one seen before.
+    version has to be signed; then *number* is the least that the pointer's may be, such as one seen before.
 
     A dataset without a manifest (another writer's) is checked against the format alone. DamagedError, a ValueError, names
     up to ten faults; FileNotFoundError if there is no published dataset; ValueError for another level, or a *number* without
@@ -118,16 +117,16 @@ def verify(
     one_of("level", level, get_args(Level))
     threads = at_least(1, "threads", threads)
     if number is not None and key is None:
-        raise ValueError(f"number is {number!r}, but nothing says who endorsed it: give key, too")
+        raise ValueError(f"number is {number!r}, but nothing says who signed it: give key, too")
     number = None if number is None else whole_number("number", number)
-    public = endorsing.public_key_in(os.fspath(key)) if key is not None else None
+    public = signing.public_key_in(os.fspath(key)) if key is not None else None
     root = Store.at(path_or_url)
     store, published = open_root(root)
     faults: list[str] = []
     seen = adding_up(watch, bytes_to_check(store) if level == "full" and watch else 0, faults)
     seen(0)
-    endorsed = iter(()) if public is None else check_endorsed(root, store, public, number)
-    found = itertools.chain(endorsed, check_published(root, store, published["zarr_format"], level, threads, seen))
+    signed = iter(()) if public is None else check_signed(root, store, public, number)
+    found = itertools.chain(signed, check_published(root, store, published["zarr_format"], level, threads, seen))
     for fault in itertools.islice(found, MAX_PROBLEMS):
         faults.append(fault)
         seen(0)
@@ -206,36 +205,36 @@ def check_published(
             yield str(error)
 
 
-def check_endorsed(root: Store, store: Store, public: Any, number: int | None = None) -> Iterator[str]:
-    """Faults of a version's endorsements by a public key: whoever has the private one did not make it, or did not let ``latest``
-    name it as the move of that number; or a later move is known. *number*: the least that the pointer's may be.
+def check_signed(root: Store, store: Store, public: Any, number: int | None = None) -> Iterator[str]:
+    """Faults of what a key says of a version: whoever has the private one did not make it, or did not let ``latest`` name it as
+    the move of that number; or a later move is known. *number*: the least that the pointer's may be.
     """
     if not store.exists(MANIFEST):
-        yield f"{store.url} has no {MANIFEST}, so that nothing endorses it"
+        yield f"{store.url} has no {MANIFEST}, so that nothing signs it"
         return
     digest = store.digest(MANIFEST, "sha256").digest
-    mine = [said for said in _endorsed(store, public) if said.manifest_sha256 == digest]
+    mine = [said for said in _statements(store, public) if said.sha256 == digest]
     if not mine:
-        yield f"{store.path(MANIFEST)} is not endorsed by this key"
+        yield f"{store.path(MANIFEST)} is not signed by this key"
     elif root.exists(POINTER):
         yield from _check_number(root, mine, public, number)
     elif number is not None:
         yield f"{root.url} has no {POINTER}, whose number could be compared with {number}. Name the output itself"
 
 
-def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number: int | None) -> Iterator[str]:
+def _check_number(root: Store, mine: Sequence[Statement], public: Any, number: int | None) -> Iterator[str]:
     pointer = read_json(root, POINTER)
     version, now = pointer.get("version"), pointer.get("sequence")
-    numbers = sorted({said.number for said in mine if said.version == version and said.kind != "made"})
+    numbers = sorted({said.number for said in mine if said.name == version and said.kind != "record"})
     if now not in numbers:
         known = ", ".join(map(str, numbers)) or "none"
-        yield f"{POINTER} has version {version} as number {now}, but those that the key endorsed of it are {known}"
+        yield f"{POINTER} has version {version} as number {now}, but those that the key signed of it are {known}"
         return
     paths = root.ask("ls", VERSIONS, detail=False)
     names = sorted(name for path in paths if (name := posixpath.basename(path.rstrip("/"))) != version)
     for name in names:
-        later = [said for said in _endorsed(root / VERSIONS / name, public) if said.kind == "latest" and said.number > now]
-        if any(said.version == name for said in later):
+        later = [said for said in _statements(root / VERSIONS / name, public) if said.kind == "latest" and said.number > now]
+        if any(said.name == name for said in later):
             high = max(said.number for said in later)
             yield f"{POINTER} is number {now}, but version {name} became the latest as number {high}: an earlier one was put back"
             return
@@ -243,11 +242,9 @@ def _check_number(root: Store, mine: Sequence[Endorsement], public: Any, number:
         yield f"{POINTER} is number {now}, but number {number} is known: an earlier one was put back"
 
 
-def _endorsed(store: Store, public: Any) -> list[Endorsement]:
-    """The endorsements of a version by a key."""
-    with contextlib.suppress(*NO_OBJECT):
-        return endorsing.endorsements_in(read_record(store, MANIFEST + ENDORSED, endorsing.MOST_BYTES), public)
-    return []
+def _statements(store: Store, public: Any) -> list[Statement]:
+    """The statements of a key about a version."""
+    return list(signing.statements_in(store.signatures(MANIFEST), public))
 
 
 def _check_pointer(root: Store, store: Store, level: Level) -> Iterator[str]:
@@ -345,7 +342,7 @@ def check_objects(
             yield f"{stored.key} is missing"
         elif (size := found[stored.key]) != stored.size:
             yield f"{stored.key} has {size} bytes instead of {stored.size}"
-    besides |= {key + ending for key in besides for ending in (SIGNATURE, ENDORSED)}
+    besides |= {key + SIGNATURE for key in besides}
     for key in sorted(set(found) - {stored.key for stored in expected} - besides):
         yield f"{key} is not in the manifest"
     if level == "full":

@@ -1,7 +1,7 @@
 """Credentials of stores that are not ambient, and keys that sign: in a Secret block of Prefect's, of which runs know the name.
 
 The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``, and the keys
-as ``{"signing": {"keys": "...", "private_key": "..."}}``. Its name is in the environment of the runs, which is set by who
+as ``{"signing": {"keys": "..."}}``. Its name is in the environment of the runs, which is set by who
 registers the deployments, not by who starts a run. What it holds stays in the process: it is in no parameter, log line, manifest
 or digest.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 from prefect.blocks.system import Secret
 
-from flat_tokens.stores import endorsing, signing
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import SCHEMES
 from tasks.locations import CREDENTIALS
 
@@ -34,14 +34,12 @@ def credentials() -> Iterator[None]:
         return
     options, before = options_of(name), dict(fsspec.config.conf)
     held = options.pop("signing", None)
-    keys, key, where = signing.keys(), endorsing.private_key(), f"the block {name}"
-    if held is not None and ("keys" in held or "private_key" not in held):
-        keys = signing.keys_of(str(held.get("keys")), where)
-    if held is not None and "private_key" in held:
-        key = endorsing.private_key_of(str(held["private_key"]).encode(), where)
+    keys = signing.keys() if held is None else str(held.get("keys")).encode()
+    if held is not None:
+        signing.keys_of(keys, f"the block {name}")
     fsspec.config.conf.update({protocol: {**before.get(protocol, {}), **given} for protocol, given in options.items()})
     try:
-        with signing.using(keys), endorsing.using(key):
+        with signing.using(keys):
             yield
     finally:
         for protocol in options:

@@ -418,7 +418,7 @@ class Store:
     def sign(self, key: str, data: bytes) -> None:
         """Sign what a record is, or is to be, if a key is set and such records are signed."""
         if place := signing.place_of(self.path(key)):
-            self.put(key + signing.SIGNATURE, signing.with_signature(self.signatures(key), place, data))
+            self.put(key + signing.SIGNATURE, signing.with_statement(self.signatures(key), signing.of_record(place, data)))
 
     def signatures(self, key: str) -> bytes:
         """The lines of signatures next to a record; empty if there are none."""

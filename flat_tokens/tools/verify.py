@@ -18,9 +18,9 @@ from flat_tokens.checker import (
     Checked,
     adding_up,
     bytes_to_check,
-    check_endorsed,
     check_objects,
     check_published,
+    check_signed,
     check_split,
 )
 from flat_tokens.extras import pa
@@ -31,8 +31,7 @@ from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
-from flat_tokens.stores import endorsing, signing
-from flat_tokens.stores.endorsing import ENDORSED, Endorsement
+from flat_tokens.stores import signing
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
 from flat_tokens.text.rows import prompt_and_completion
@@ -126,23 +125,18 @@ def run(options: argparse.Namespace) -> int:
         if options.key is not None or options.number is not None or options.sign:
             raise ValueError("--forgotten compares no signature: give --key, --number or --sign without it")
         return _run_forgotten(options)
-    private = endorsing.private_key() if options.sign else None
-    if options.sign and not (options.full and (signing.keys() or private)):
-        raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE} or {endorsing.PRIVATE_KEY_FILE}")
+    if options.sign and not (options.full and signing.keys()):
+        raise ValueError(f"--sign needs --full, and a key in {signing.KEY_FILE}")
     if options.number is not None and options.key is None:
-        raise ValueError("--number is about what a key endorses: give --key, too")
-    public = endorsing.public_key_in(options.key) if options.key is not None else None
-    with terminal.progress("verify", options.quiet) as watch, signing.using(() if options.sign else signing.keys()):
+        raise ValueError("--number is about what a key signed: give --key, too")
+    public = signing.public_key_in(options.key) if options.key is not None else None
+    with terminal.progress("verify", options.quiet) as watch, signing.using(b"" if options.sign else signing.keys()):
         faults = list(itertools.islice(check(options, watch, public), MAX_PROBLEMS + 1))
     if options.sign and not faults:
         root = Store.at(options.path)
-        with signing.using(()):
+        with signing.using(b""):
             store = resolve(root)
-        for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
-            if there.exists(key):
-                there.sign(key, there.read(key))
-        if private is not None:
-            endorse(root, store, private)
+        sign(root, store)
     found: JsonObject = {"path": options.path, "level": level}
     documents: JsonObject = {}
     if not faults:
@@ -194,7 +188,7 @@ def lines(found: JsonFacts) -> Iterator[str]:
 
 def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None, public: Any = None) -> Iterator[str]:
     """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
-    *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be endorsed.
+    *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be signed.
     """
     root = Store.at(options.path)
     if options.format in (None, FLAT_TOKENS):
@@ -209,7 +203,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
             if "max_token_id" not in metadata["attributes"]:
                 seen = adding_up(watch, bytes_to_check(store)) if options.full and watch else None
                 if public is not None:
-                    yield from check_endorsed(root, store, public, options.number)
+                    yield from check_signed(root, store, public, options.number)
                 yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
                     yield from _check_sample(store, options)
@@ -217,7 +211,7 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
                     yield from _check_documents(store)
                 return
     if public is not None:
-        yield f"{options.path} is not a version of a dataset: only these are endorsed"
+        yield f"{options.path} is not a version of a dataset: only these are signed"
         return
     try:
         corpus = arguments.corpus_of(options)
@@ -229,17 +223,17 @@ def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None
     yield from _check_other(corpus, options)
 
 
-def endorse(root: Store, store: Store, key: Any) -> None:
-    """Endorse a version that was checked, and, where *root* is the output whose latest it is, that."""
-    version, digest = posixpath.basename(store.root), store.digest(MANIFEST, "sha256").digest
-    said = [Endorsement("made", 0, version, digest)]
-    if root.exists(POINTER) and (pointer := read_json(root, POINTER))["version"] == version:
-        said += [Endorsement(kind, pointer["sequence"], version, digest) for kind in ("offered", "latest")]
-    beside = MANIFEST + ENDORSED
-    lines = store.read(beside) if store.exists(beside) else b""
-    for one in said:
-        lines = endorsing.with_endorsement(lines, one, key)
-    store.put(beside, lines)
+def sign(root: Store, store: Store) -> None:
+    """Sign the records of a version that was checked, and, where *root* is the output whose latest it is, that."""
+    for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
+        if there.exists(key):
+            there.sign(key, there.read(key))
+    if root.exists(POINTER) and (pointer := read_json(root, POINTER))["version"] == posixpath.basename(store.root):
+        lines = store.signatures(MANIFEST)
+        for kind in ("offered", "latest"):
+            said = signing.Statement(kind, pointer["sequence"], pointer["version"], pointer["manifest_sha256"])
+            lines = signing.with_statement(lines, said)
+        store.put(MANIFEST + signing.SIGNATURE, lines)
 
 
 def _is_recognised(options: argparse.Namespace) -> bool:

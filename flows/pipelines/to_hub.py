@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from flat_tokens.manifest import MANIFEST, read_manifest, splits_of
-from flat_tokens.stores.endorsing import ENDORSED
 from flat_tokens.stores.records import read_record
+from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools.corpus import BESIDE
@@ -33,7 +33,7 @@ from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
 OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/", "staging/", "lock"))
 """State of an export, which names a place of this machine."""
 
-ROOT_OBJECTS = (MANIFEST, MANIFEST + ENDORSED, BYTES_RECORD, *MARKERS, ".zattrs")
+ROOT_OBJECTS = (MANIFEST, MANIFEST + SIGNATURE, BYTES_RECORD, *MARKERS, ".zattrs")
 """Objects of a version that its manifest does not list."""
 
 PARQUET_CARD = """\

@@ -110,7 +110,7 @@ class _Here(logging.Handler):
         logging.getLogger(record.name).handle(record)
 
 
-def _begin(counts: Any, records: Any, conf: dict[str, Any], keys: tuple[bytes, ...], processes: int) -> None:
+def _begin(counts: Any, records: Any, conf: dict[str, Any], keys: bytes, processes: int) -> None:
     """Make a new process ready for work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals it, too: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -33,7 +33,7 @@ from tasks.output.staging import entries
 GRAIN_NS = 2_000_000_000
 """The coarsest clock of a file system, in nanoseconds. A file that was touched within it may be written to without a trace."""
 MAGIC = b"flat-tokens files 1\n"
-HALF_WRITTEN = re.compile(r"\..+\.table(\.hmac)?\.\w+\.part")
+HALF_WRITTEN = re.compile(r"\..+\.table(\.ed25519)?\.\w+\.part")
 TEXTS, NUMBERS = (
     ("name", "immutable", "content", "format", "line_ends"),
     ("size", "mtime", "ctime", "inode", "text_size", "packed"),

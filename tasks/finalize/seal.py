@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,8 +20,6 @@ from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
-from flat_tokens.stores import endorsing
-from flat_tokens.stores.endorsing import ENDORSED, Endorsement
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
 from flat_tokens.tools.evaluation import names_of_sets
@@ -90,11 +87,6 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
     manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)
     store.put(MANIFEST, manifest)
-    if (key := endorsing.private_key()) is not None:
-        made = Endorsement("made", 0, target.name, hashlib.sha256(manifest).hexdigest())
-        record = MANIFEST + ENDORSED
-        lines = store.read(record) if store.exists(record) else b""  # of another process that builds the same
-        store.put(record, endorsing.with_endorsement(lines, made, key))
     check_version(store, objects, totals, verify_level)
     commit(store, LAYOUTS[target.layout])
     for repeats in (repeats for part, _ in shards for repeats in part.repeats):

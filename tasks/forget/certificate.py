@@ -9,7 +9,6 @@ from typing import Any
 
 from flat_tokens import __version__
 from flat_tokens.forgotten import DIRECTORY, STEP, WINDOW, Forgotten
-from flat_tokens.stores import endorsing
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import markup
 from flat_tokens.tools.terminal import plural
@@ -53,9 +52,6 @@ def write_certificate(root: Store, certificate: dict[str, Any]) -> None:
     """Write a certificate and its page, signed where a key is set. A second time, it replaces what was there."""
     key = certificate_key(certificate["id"])
     data = (json.dumps(certificate, indent=2, ensure_ascii=False) + "\n").encode()
-    if (private := endorsing.private_key()) is not None:
-        signature = private.sign(b"flat-tokens forgotten\0" + data).hex()
-        root.put(key + endorsing.ENDORSED, f"{signature}\n".encode())
     root.put(key.removesuffix(".json") + ".html", page(certificate, hashlib.sha256(data).hexdigest()).encode())
     root.put(key, data)
 

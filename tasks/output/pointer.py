@@ -13,16 +13,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.forgotten import check_list, read_forgotten
 from flat_tokens.manifest import LINK, MANIFEST, POINTER, check_pointer
-from flat_tokens.stores import endorsing, signing
-from flat_tokens.stores.endorsing import ENDORSED, Endorsement
+from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.retry import persist, status_of
+from flat_tokens.stores.signing import SIGNATURE, Kind, Statement
 from flat_tokens.stores.store import Store
 from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, PINS, RUNS, check_places, version_key, version_store
 from tasks.output.staging import entries
@@ -33,7 +33,7 @@ FORMER_KEPT = 100
 MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
 """The object that is written last and makes a directory a dataset, in either version of zarr."""
 
-HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.(jsonl?|html)(\.hmac)?\.\w+\.part)")
+HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.(jsonl?|html)(\.ed25519)?\.\w+\.part)")
 
 
 class Former(NamedTuple):
@@ -159,12 +159,12 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
                 found = read_forgotten(root)
                 check_list(root, before.forgotten and before.forgotten._asdict(), found)
                 now = now._replace(forgotten=ForgottenList(len(found.digests), found.sha256) if found.sha256 else None)
-                endorse_move(root, now)
+                say_of_move(root, now, "offered")  # a kill before the next statement raises no alarm
             if now == before or swap(root, POINTER, seen, now.json()):
                 break
         assert now.version is not None
         _link_latest(root, now.version)
-        endorse_moved(root, now)
+        say_of_move(root, now, "latest")
     if not root.is_local and now != before and not is_dataset(root, now.version):
         # Without a lock that all machines share, it may have been collected a moment ago. The collection looks at the pointer
         # when it has taken the marker away, so that one of the two sees the other.
@@ -175,43 +175,21 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
     return now
 
 
-def endorse_move(root: Store, now: Pointer) -> None:
-    """Endorse what the pointer is about to be, where a private key is set. PermissionError where this key has not endorsed the
-    version when it was made: anybody may have put it there.
-    """
-    if (key := endorsing.private_key()) is None:
+def say_of_move(root: Store, now: Pointer, *kinds: Kind) -> None:
+    """Sign that the pointer is about to be this, or is, next to the manifest of its version. Without a key, nothing is said."""
+    if not signing.keys() or now.version is None or now.manifest_sha256 is None:
         return
-    assert now.version is not None
-    assert now.manifest_sha256 is not None
-    mine = endorsing.endorsements_in(read_if_there(root, _endorsed_key(now.version)) or b"", key.public_key())
-    if all((said.version, said.manifest_sha256) != (now.version, now.manifest_sha256) for said in mine):
-        raise PermissionError(
-            f"{version_store(root, now.version).url}: was not endorsed by this key when it was made. Where nobody else can "
-            "write, check and endorse it: flat-tokens verify PATH --full --sign"
-        )
-    _endorse(root, Endorsement("offered", now.sequence, now.version, now.manifest_sha256), key)
+    beside = f"{version_key(now.version)}/{MANIFEST}{SIGNATURE}"
+    for kind in kinds:
+        _sign(root, beside, Statement(kind, now.sequence, now.version, now.manifest_sha256))
 
 
-def endorse_moved(root: Store, now: Pointer) -> None:
-    """Endorse what the pointer is, where it was offered: by this process, or one that was killed then."""
-    if (key := endorsing.private_key()) is None or now.version is None or now.manifest_sha256 is None:
-        return
-    lines = read_if_there(root, _endorsed_key(now.version)) or b""
-    mine = endorsing.endorsements_in(lines, key.public_key())
-    offered, moved = (Endorsement(kind, now.sequence, now.version, now.manifest_sha256) for kind in ("offered", "latest"))
-    if offered in mine and moved not in mine:
-        _endorse(root, moved, key)
-
-
-def _endorsed_key(version: str) -> str:
-    return f"{version_key(version)}/{MANIFEST}{ENDORSED}"
-
-
-def _endorse(root: Store, endorsement: Endorsement, key: Any) -> None:
+def _sign(root: Store, beside: str, said: Statement) -> None:
+    """Add a statement to those next to a record, to which other processes may add theirs."""
     while True:
-        seen = look(root, _endorsed_key(endorsement.version))
-        data = endorsing.with_endorsement(seen.data or b"", endorsement, key)
-        if swap(root, _endorsed_key(endorsement.version), seen, data):
+        there = look(root, beside)
+        lines = signing.with_statement(there.data or b"", said)
+        if lines == there.data or swap(root, beside, there, lines):
             return
 
 
@@ -280,9 +258,7 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
         root.put(key, data)
         return True
     if place := signing.place_of(root.path(key)):  # signed first, next to what other processes are about to write
-        beside = key + signing.SIGNATURE
-        while not swap(root, beside, there := look(root, beside), signing.with_signature(there.data or b"", place, data)):
-            pass
+        _sign(root, key + SIGNATURE, signing.of_record(place, data))
     tried = False
 
     def try_once() -> bool:

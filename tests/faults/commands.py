@@ -34,6 +34,7 @@ from tasks.output.staging import Workspace
 from tasks.shards.index import read_index
 from tests.faults.cases import CASES, Case, Words
 from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
+from tests.keys import key_file
 
 ORDINARY_USER = 65534
 """nobody, on every Linux; trials run as this user besides root."""
@@ -43,7 +44,7 @@ HANGS_AFTER = 60.0
 
 Facts = dict[str, str]
 CERTIFICATE = re.compile(r"forgotten/\d{8}T\d{6}-[0-9a-f]{8}(?=\.)")
-KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.(json|table(\.hmac)?))?$")
+KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.(json|table(\.ed25519)?))?$")
 """What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another. A packed
 file that cannot be read with others is unpacked alone, and noted.
 """
@@ -101,7 +102,7 @@ def fact_of(name: str, data: bytes) -> str:
         return json.dumps({**value, "requests": requests, "pending": bool(value["pending"])})
     if "forgotten/CERTIFICATE" in name:
         return "certificate"
-    if base == "latest.json.hmac" or ("origins" in directories.split("/") and base.endswith(".hmac")):
+    if base == "latest.json.ed25519" or ("origins" in directories.split("/") and base.endswith(".ed25519")):
         return "signature"  # of times, too: readers check it
     if base == "held.json" or {"origins", "pins"} & set(directories.split("/")):
         return re.sub(r'"(at|looked_up|stamp|location)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
@@ -247,8 +248,7 @@ class Bench:
         shutil.rmtree(self.here, ignore_errors=True)
         self.here.mkdir()
         if case.signed:
-            (self.here / "keys").write_text("5a" * 32)
-            (self.here / "keys").chmod(0o600)
+            key_file(self.here / "keys")
         case.prepare(self.here, lambda *words: self._must(case, *words))
         shutil.copytree(self.here, self._template_of(case), symlinks=True)
         words = case.words(self.here)

@@ -751,8 +751,8 @@ def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
         verify(tmp_path / "dataset")
 
 
-def test_a_number_that_no_key_endorses_is_refused(dataset: Path) -> None:
+def test_a_number_that_no_key_signs_is_refused(dataset: Path) -> None:
     """It would be passed over, and an earlier version would be right."""
     for number in (3, "3"):
-        with pytest.raises(ValueError, match=r"^number is '?3'?, but nothing says who endorsed it: give key, too"):
+        with pytest.raises(ValueError, match=r"^number is '?3'?, but nothing says who signed it: give key, too"):
             verify(dataset, number=number)  # type: ignore[arg-type]

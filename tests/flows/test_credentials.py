@@ -21,6 +21,7 @@ from tasks.config import BuildConfig
 from tasks.locations import CREDENTIALS
 from tests.faults.stores import BUCKETS
 from tests.flows.asked import ask
+from tests.keys import KEY
 
 HIDDEN = "hidden-in-the-block-7Qz"
 
@@ -75,7 +76,7 @@ def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(buc
         ("secret/odd", HIDDEN, "does not hold a JSON object"),
         ("secret/odd", [HIDDEN], "does not hold a JSON object"),
         ("secret/odd", {"s3": HIDDEN}, "does not hold a JSON object"),
-        ("secret/odd", {"signing": {"keys": HIDDEN}}, "the block secret/odd has no keys of 64 or more hexadecimal digits"),
+        ("secret/odd", {"signing": {"keys": HIDDEN}}, "the block secret/odd has no ed25519 keys in PEM alone"),
         (
             "secret/odd",
             {"ftp": {"password": HIDDEN}},
@@ -96,7 +97,7 @@ def test_what_is_no_such_block_is_told_without_what_it_holds(
 
 def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They sign in all threads of a run, and nobody is told them."""
-    key = HIDDEN.encode().hex() + "ab" * 16
+    key = KEY.decode()
     Secret(value={"signing": {"keys": key}}).save("odd", overwrite=True)
     monkeypatch.setenv(CREDENTIALS, "secret/odd")
     (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
@@ -104,12 +105,13 @@ def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest
     told_ = {"output": f"{tmp_path}/out", "tokenizer": "bytes", "name": "signed-by-block", "source": source}
     build_dataset(BuildConfig.model_validate(told_))
     assert verify_dataset(f"{tmp_path}/out", "full")["seq_count"] == 1
-    assert signing.keys() == ()
-    with signing.using((bytes.fromhex(key),)):
+    assert signing.keys() == b""
+    with signing.using(KEY):
         assert flat_tokens.open(tmp_path / "out").train.store is not None
     assert "signing" not in fsspec.config.conf
-    assert key not in told()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    secret = KEY.splitlines()[1]
+    assert secret.decode() not in told()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
 def test_options_that_were_there_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:

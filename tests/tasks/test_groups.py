@@ -25,6 +25,7 @@ from tasks.groups import (
 from tasks.output.paths import GROUPS
 from tasks.output.staging import attempt
 from tasks.progress import meter
+from tests.keys import KEY, OTHER
 from tests.made import docs_of, publish_docs
 
 WRITTEN = {"objects": [["train/encoded_tokens/c/0", 12, "ab"]], "max_token_id": 7}
@@ -186,19 +187,19 @@ def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
 
 def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(tmp_path: Path) -> None:
     root, mine = Store.at(tmp_path / "out"), group(tmp_path)
-    with signing.using((b"k" * 32,)):
+    with signing.using(KEY):
         digest = put_group(root, mine)
         assert read_group(root, digest) == mine
     with pytest.raises(ValueError, match=f"the build signs, but .* has no key. Set {signing.KEY_FILE} on every worker"):
         read_group(root, digest)
     with (
-        signing.using((b"another" * 8,)),
+        signing.using(OTHER),
         pytest.raises(ValueError, match=r"group\.json: the signature next to it is of something"),
     ):
         read_group(root, digest)
     with reporting(root, mine, "plain") as results:
         results += [WRITTEN, WRITTEN]
-    with signing.using((b"k" * 32,)):
+    with signing.using(KEY):
         with reporting(root, mine, "signed") as results:
             results += [WRITTEN, WRITTEN]
         assert read_report(root, digest, "plain") is None

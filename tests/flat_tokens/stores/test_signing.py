@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import shutil
 from pathlib import Path
 
@@ -15,23 +13,17 @@ from flat_tokens import TokenBatch
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store
+from tests.keys import KEY, OTHER, key_file, pem, public_pem
 
-KEY, OTHER = "00112233445566778899aabbccddeeff" * 2, "f" * 64
 PLACE = "versions/v1/manifest.json"
 
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with one key, which the environment names."""
-    path = tmp_path / "keys"
-    path.write_text(KEY + "\n")
-    path.chmod(0o600)
+    path = key_file(tmp_path / "keys")
     monkeypatch.setenv(signing.KEY_FILE, str(path))
     return path
-
-
-def using_keys(*keys: str) -> tuple[bytes, ...]:
-    return tuple(map(bytes.fromhex, keys))
 
 
 def write_dataset(path: Path) -> Path:
@@ -40,13 +32,16 @@ def write_dataset(path: Path) -> Path:
     return path
 
 
-def test_a_signature_is_an_hmac_of_the_place_and_the_bytes(tmp_path: Path, key: Path) -> None:
-    """The literal is from: printf 'flat-tokens record\\0versions/v1/manifest.json\\0{}' | openssl dgst -sha256 -mac hmac ..."""
+def test_a_signature_is_of_the_place_and_the_digest(tmp_path: Path, key: Path) -> None:
+    """The literal is from: openssl pkeyutl -sign -rawin -in F, of a file of the words of the line with a zero between two."""
     store = Store.at(tmp_path / "out")
     store.put(PLACE, b"{}")
-    literal = "5f8c29294a0185340eef72e295dd8385cb00d3757355fbe91c560070592504b0"
-    assert (tmp_path / "out" / f"{PLACE}.hmac").read_text() == f"{literal}  {PLACE}\n"
-    assert literal == hmac.new(bytes.fromhex(KEY), f"flat-tokens record\0{PLACE}\0{{}}".encode(), hashlib.sha256).hexdigest()
+    digest = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    literal = (
+        "f548a3192fef97c96db28b5abf137e66450b9cb105e94668d21e98d6c6ed3db9"
+        "ca09b3418c0f5aa8c6d75108a76ab508ef55e312b85b2d66e596ba9a0f9ab604"
+    )
+    assert (tmp_path / "out" / f"{PLACE}.ed25519").read_text() == f"{literal} record 0 {PLACE} {digest}\n"
     assert read_record(store, PLACE) == b"{}"
 
 
@@ -71,10 +66,10 @@ def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_pat
     with pytest.raises(ValueError, match=f"{path}: the signature next to it is of something else, or by another key") as refused:
         read_record(store, name)
     assert "flat-tokens verify PATH --full --sign" in str(refused.value)
-    Path(f"{path}.hmac").unlink()
+    Path(f"{path}.ed25519").unlink()
     with pytest.raises(ValueError, match=f"{path}: is not signed"):
         read_record(store, name)
-    with signing.using(()):
+    with signing.using(b""):
         assert read_record(store, name) == b'{"a": 2}'
 
 
@@ -94,9 +89,9 @@ def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path: Path, 
     store.put(of, b"{}")
     (tmp_path / at).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / at).write_bytes(b"{}")
-    line = (tmp_path / f"{of}.hmac").read_text()
+    line = (tmp_path / f"{of}.ed25519").read_text()
     for forged in (line, line.replace(of, at)):
-        (tmp_path / f"{at}.hmac").write_text(forged)
+        (tmp_path / f"{at}.ed25519").write_text(forged)
         with pytest.raises(ValueError, match="is of something else"):
             read_record(store, at)
 
@@ -129,13 +124,15 @@ def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path: Path, 
 def test_the_first_key_signs_and_all_are_accepted(tmp_path: Path, key: Path) -> None:
     store = Store.at(tmp_path / "out")
     store.put(PLACE, b"{}")
-    with signing.using(using_keys(OTHER, KEY)):
+    with signing.using(OTHER + public_pem(KEY)):
         assert read_record(store, PLACE) == b"{}"
         store.sign(PLACE, b"{}")
-    for one in (KEY, OTHER):
-        with signing.using(using_keys(one)):
+    for one in (KEY, OTHER, public_pem(OTHER)):
+        with signing.using(one):
             assert read_record(store, PLACE) == b"{}"
-    with signing.using(using_keys("e" * 64)), pytest.raises(ValueError, match="by another key"):
+    with signing.using(public_pem(OTHER)), pytest.raises(PermissionError, match="are public: they check records and sign none"):
+        store.put(PLACE, b"{}")
+    with signing.using(pem("ee" * 32)), pytest.raises(ValueError, match="by another key"):
         read_record(store, PLACE)
 
 
@@ -150,24 +147,40 @@ def test_a_kill_between_signature_and_record_leaves_the_former_record_readable(t
 
 def test_the_file_of_signatures_stays_small_and_a_spoilt_one_is_mended(tmp_path: Path, key: Path) -> None:
     store = Store.at(tmp_path)
-    for number in range(100):
+    for number in range(110):
         store.put("latest.json", b"%d" % number)
-    assert store.size("latest.json.hmac") <= 4096
-    (tmp_path / "latest.json.hmac").write_bytes(b"\xff" * 10_000)
+    assert store.size("latest.json.ed25519") < signing.MOST_BYTES
+    (tmp_path / "latest.json.ed25519").write_bytes(b"\xff" * 10_000)
     with pytest.raises(ValueError, match="is of something else"):
         read_record(store, "latest.json")
     store.put("latest.json", b"100")
     assert read_record(store, "latest.json") == b"100"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "secret", "ab" * 31, f"{KEY}\nshort", "zz" * 32])
-def test_a_file_without_keys_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    (tmp_path / "keys").chmod(0o600)
-    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
-    with pytest.raises(PermissionError, match="openssl rand -hex 32") as refused:
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (b"", "has no ed25519 keys in PEM alone"),
+        (b"\n", "has no ed25519 keys in PEM alone"),
+        (b"ab" * 32, "has no ed25519 keys in PEM alone"),
+        (KEY + b"secret", "has no ed25519 keys in PEM alone"),
+        (KEY.replace(b"MC4", b"MC5"), "has a key that cannot be read"),
+        (b"ssh-ed25519 secret", "has a key that cannot be read"),
+    ],
+)
+def test_a_file_without_keys_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, cause: str
+) -> None:
+    monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys", text)))
+    with pytest.raises(PermissionError, match=f"{cause}.*openssl genpkey -algorithm ed25519 -out KEY") as refused:
         flat_tokens.open(write_dataset(tmp_path / "data"))
-    assert not text.strip() or text.split()[-1] not in str(refused.value).replace("openssl rand", "")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_former_setting_of_a_private_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAT_TOKENS_PRIVATE_KEY_FILE", "key")
+    with pytest.raises(PermissionError, match=f"Name its file in {signing.KEY_FILE}"):
+        signing.keys()
 
 
 def test_a_key_that_cannot_be_read_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +199,7 @@ def test_without_a_key_nothing_is_signed_and_signed_datasets_open(
     assert flat_tokens.verify(path, "full").seq_count == 2
     other = write_dataset(tmp_path / "unsigned")
     files = [sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()) for root in (path, other)]
-    assert files[0] == sorted([*files[1], "manifest.json.hmac"])
+    assert files[0] == sorted([*files[1], "manifest.json.ed25519"])
     assert all((path / name).read_bytes() == (other / name).read_bytes() for name in files[1])
 
 
@@ -203,7 +216,7 @@ def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path: Path, key:
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o604, 0o640])
 def test_a_key_file_that_others_may_read_or_write_is_not_used(key: Path, mode: int) -> None:
-    signing._keys_in.cache_clear()
+    signing._text_in.cache_clear()
     key.chmod(mode)
     with pytest.raises(PermissionError, match=r"can be read or written by others.* chmod 600 "):
         signing.keys()

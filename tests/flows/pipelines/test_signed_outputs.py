@@ -37,6 +37,7 @@ from tests.faults.support import (
     write_notes,
 )
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.keys import KEY, OTHER, key_file
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -44,10 +45,9 @@ NOW = Policy(keep_versions=1, grace_days=0)
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A key that the environment names."""
-    (tmp_path / "keys").write_text("5a" * 32 + "\n")
-    (tmp_path / "keys").chmod(0o600)
-    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
-    return str(tmp_path / "keys")
+    path = str(key_file(tmp_path / "keys"))
+    monkeypatch.setenv(signing.KEY_FILE, path)
+    return path
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
     monkeypatch.delenv(signing.KEY_FILE)
     plain = digests(all_that_writes({**settings, "output": str(tmp_path / "plain")}, tmp_path))
     told_times = ("runs/", "pins/", "origins/", "latest.json")
-    beside = {name for name in signed if name.endswith(".hmac")}
+    beside = {name for name in signed if name.endswith(".ed25519")}
     same = {name: digest for name, digest in signed.items() if name not in beside and not name.startswith(told_times)}
     assert same == {name: digest for name, digest in plain.items() if not name.startswith(told_times)}
     records = {
@@ -88,7 +88,7 @@ def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
         if name.endswith(("manifest.json", "token_bytes.json", "receipt.json"))
         or name.startswith(("latest", "origins", "_cache/index/"))
     }
-    assert beside == {f"{name}.hmac" for name in records - beside}
+    assert beside == {f"{name}.ed25519" for name in records - beside}
     assert len(beside) > 4
 
 
@@ -97,7 +97,7 @@ def test_everything_that_is_read_of_a_signed_output_is_signed(settings: Settings
     assert flat_tokens.verify(out, "full").object_count > 4
     assert [read_origin(Store.at(out), version.version) is not None for version in list_versions(Store.at(out))].count(True)
     assert build_here(settings).path == flat_tokens.open(out).path
-    with signing.using((b"another key" * 3,)):
+    with signing.using(OTHER):
         for read in (flat_tokens.open, flat_tokens.verify, lambda path: list_versions(Store.at(path))):
             with pytest.raises(
                 ValueError, match=r"latest\.json: the signature next to it is of something else, or by another key"
@@ -142,11 +142,11 @@ def test_shards_from_before_the_key_are_told_and_made_again(
         first = build_here({**settings, "output": str(tmp_path / "other")})
     (tmp_path / "out").mkdir()
     shutil.copytree(tmp_path / "other" / "_cache", tmp_path / "out" / "_cache")
-    with signing.using((b"k" * 32,)):
+    with signing.using(KEY):
         again = build_here(settings)
     assert sum("receipt.json: is not signed" in message for message in caplog.messages) == first.slices
     signed = version_digests(tmp_path / "out", again.version)
-    del signed["manifest.json.hmac"], signed["token_bytes.json.hmac"]
+    del signed["manifest.json.ed25519"], signed["token_bytes.json.ed25519"]
     assert signed == version_digests(tmp_path / "other", first.version)
 
 
@@ -163,7 +163,7 @@ def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, k
     pointer = json.loads((tmp_path / "out" / "latest.json").read_bytes())
     pointer["manifest_sha256"] = Store.at(version).digest("manifest.json", "sha256").digest
     (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
-    with signing.using(()):
+    with signing.using(b""):
         assert flat_tokens.verify(tmp_path / "out", "full").object_count > 4  # nobody sees it without a key
     with pytest.raises(ValueError, match=r"latest\.json: the signature"):
         flat_tokens.open(tmp_path / "out")
@@ -179,7 +179,7 @@ def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_
 ) -> None:
     """No signature tells which of two pointers is the newer one: docs/operations/signatures.md says so."""
     first = build_here(settings)
-    earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.hmac")}
+    earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.ed25519")}
     build_here({**settings, "split_seed": 1})
     for name, data in earlier.items():
         (tmp_path / "out" / name).write_bytes(data)
@@ -201,17 +201,16 @@ def test_what_was_made_without_a_key_is_adopted_after_a_full_check(
 ) -> None:
     out = str(tmp_path / "out")
     first = build_here(settings)
-    (tmp_path / "keys").write_text("5a" * 32)
-    (tmp_path / "keys").chmod(0o600)
+    key_file(tmp_path / "keys")
     assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 2  # no key
     monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
     status, told = run_verify(out, capsys=capsys)
     assert status == 2
     assert f"{out}/latest.json: is not signed" in told
     assert run_verify(out, "--sign", capsys=capsys)[0] == 2  # only after a full check
-    before = {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".hmac")}
+    before = {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".ed25519")}
     assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 0
-    assert {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".hmac")} == before
+    assert {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".ed25519")} == before
     assert flat_tokens.open(out).path == first.path
     again = build_here({**settings, "split_seed": 1})
     assert f"The index of version {first.version} is not used" in caplog.text
@@ -223,23 +222,27 @@ def test_what_is_damaged_is_not_adopted(
 ) -> None:
     first = build_here(settings)
     (Path(first.path) / "README.md").write_text("changed")
-    with signing.using((b"k" * 32,)):
+    with signing.using(KEY):
         monkeypatch.setenv(signing.KEY_FILE, "unused")
         assert run_verify(str(tmp_path / "out"), "--full", "--sign", capsys=capsys)[0] == 1
-    assert not list((tmp_path / "out").rglob("*.hmac"))
+    assert not list((tmp_path / "out").rglob("*.ed25519"))
 
 
 def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings: Settings, key: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = build_here(settings)
     second = build_here({**settings, "split_seed": 1})
-    orphans = ["origins/0123.json.hmac", f"_cache/files/{'0' * 64}.cut.json.hmac", f"_cache/{'0' * 64}/receipt.json.hmac"]
+    orphans = [
+        "origins/0123.json.ed25519",
+        f"_cache/files/{'0' * 64}.cut.json.ed25519",
+        f"_cache/{'0' * 64}/receipt.json.ed25519",
+    ]
     for name in orphans:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("orphan")
     collect(Store.at(out), NOW, delete=True)
     assert not (out / "versions" / first.version).exists()
-    beside = {path.relative_to(out).as_posix() for path in out.rglob("*.hmac")}
+    beside = {path.relative_to(out).as_posix() for path in out.rglob("*.ed25519")}
     needed = [
         "latest.json",
         f"_cache/index/{second.version}.json",
@@ -247,7 +250,7 @@ def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings
         f"versions/{second.version}/token_bytes.json",
         f"origins/{second.version}.json",
     ]
-    assert beside == {f"{name}.hmac" for name in needed if (out / name).exists()}
+    assert beside == {f"{name}.ed25519" for name in needed if (out / name).exists()}
     assert len(beside) >= 4
 
 
@@ -269,8 +272,10 @@ def test_object_stores_are_signed_as_disks_are(
     collect(Store.at(url), NOW, delete=True)
     assert flat_tokens.open(url).train.token_count > 0
     here = build_here({**settings, "layout": "mmap"})
-    assert version_digests(tmp_path / "out", here.version) == {
-        name: Store.at(first.path).digest(name, "sha256").digest for name, _ in Store.at(first.path).listing()
+    local, remote = version_digests(tmp_path / "out", here.version), Store.at(first.path)
+    del local["manifest.json.ed25519"]  # it tells of moves, of which the other has more
+    assert local == {
+        name: remote.digest(name, "sha256").digest for name, _ in remote.listing() if name != "manifest.json.ed25519"
     }
     root = Store.at(url)
     root.fs.pipe_file(root.path("latest.json"), root.read("latest.json") + b" ")

@@ -283,7 +283,7 @@ def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_pa
     """With the next table that is written. Files that are being fetched stay."""
     files = tmp_path / "out" / "_cache" / "files"
     files.mkdir(parents=True)
-    for name in (f".{'a' * 64}.table.0123abcd.part", f".{'a' * 64}.table.hmac.0123abcd.part", ".other.json.0123abcd.part"):
+    for name in (f".{'a' * 64}.table.0123abcd.part", f".{'a' * 64}.table.ed25519.0123abcd.part", ".other.json.0123abcd.part"):
         (files / name).write_bytes(b"half")
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
     chosen = Source(name="x", path=str(tmp_path / "x.jsonl"))

@@ -24,6 +24,7 @@ from tasks.output.history import read_history
 from tasks.output.pointer import Seen, manifest_digest, move, read_pointer
 from tasks.output.versions import list_versions, roll_back
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.keys import key_file
 
 
 class At:
@@ -191,9 +192,7 @@ def test_a_record_that_is_none_is_named(at: At) -> None:
 
 
 def test_with_a_key_the_record_of_what_waits_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "keys").write_text("5a" * 32 + "\n")
-    (tmp_path / "keys").chmod(0o600)
-    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
+    monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys")))
     at = At(str(tmp_path / "out"), tmp_path)
     told = at.root.read("held.json")
     (tmp_path / "out" / "held.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
