@@ -131,7 +131,8 @@ def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64
         # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
         left, right = right, np.minimum(moved, moved - side)
         side, other = other, side
-    return left * b + right
+    joined: UInt64s = left * b + right
+    return joined
 
 
 def _network_back(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
@@ -148,7 +149,8 @@ def _network_back(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> U
         # Above 2**63 where it wrapped around: there side must be added.
         left, right = np.minimum(moved, moved + side), left
         side, other = other, side
-    return left * b + right
+    joined: UInt64s = left * b + right
+    return joined
 
 
 def reference_permutation(seed: int, n: int) -> Int64s:

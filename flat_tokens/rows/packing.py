@@ -251,7 +251,7 @@ class PackedDocumentsView(SplitView):
         _fill(np.arange(rows) * length + filled, length - filled, *written)
         if self._plan.pad_to > 1:
             _fill(parts.at + parts.counts, parts.lengths - parts.counts, *written[:2])
-        fields = (tokens, labels, input_pos, document_ids, parts.document_range)
+        fields: tuple[Any, ...] = (tokens, labels, input_pos, document_ids, parts.document_range)
         if len(views) > 1:
             order = np.argsort(np.concatenate([places for _, _, places in views]))
             fields = tuple(field if field is None else field[order] for field in fields)
@@ -265,7 +265,7 @@ class PackedDocumentsView(SplitView):
         """
         shape = len(parts.splits) - 1, self.length
         encoded, labels = room_for(shape), room_for(shape, np.int64) if with_labels else None
-        cuts = running_sums([len(one.at) for one in found])
+        cuts = running_sums(np.array([len(one.at) for one in found]))
         reads = [(one.starts, one.counts, parts.at[cuts[k] : cuts[k + 1]]) for k, one in enumerate(found)]
         gather_all([view.tokens.encoded_tokens for view, _, _ in views], reads, encoded.reshape(-1))
         ids = encoded.view(np.int32)

@@ -387,7 +387,7 @@ def packs_together(found: Sequence[Parts], length: int) -> Parts:
     """The parts of the packs of several views, one view's after another's."""
     if len(found) == 1:
         return found[0]
-    rows = running_sums([len(one.splits) - 1 for one in found]) * length
+    rows = running_sums(np.array([len(one.splits) - 1 for one in found])) * length
     splits = running_sums(np.concatenate([np.diff(one.splits) for one in found]))
     _, *rest = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
     joined = Parts(splits, *rest)

@@ -273,7 +273,9 @@ def small_batches(scratch: Path, passes: int) -> Grid:
     for fit in ("greedy", "best", "crop"):
         views[f"`mmap`: `{fit}`"] = splits["mmap"].packed_documents(LENGTH, fit=fit, too_long="error" if fit == "crop" else "cut")
     batches = {name: np.random.default_rng(2).integers(0, len(view), (200, 8)) for name, view in views.items()}
-    sides = {name: (partial(_read_batches, view.batch, batches[name]), 200) for name, view in views.items()}
+    sides: dict[str, tuple[Callable[[], object], int]] = {
+        name: (partial(_read_batches, view.batch, batches[name]), 200) for name, view in views.items()
+    }
     return compared(f"Batches of 8 x {LENGTH:,} tokens:", best(sides, passes))
 
 
