@@ -8,9 +8,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import os
 from binascii import a2b_base64
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -30,34 +30,43 @@ def packages_with(name: str) -> list[str]:
     return [package for package, (_, files) in PACKAGES.items() if file in files]
 
 
-@lru_cache(maxsize=16)
-def packaged_encoding(tiktoken: Any, name: str) -> Any | None:
-    """The ``tiktoken.Encoding`` of an installed package's file; None if none has the file that tiktoken expects."""
+IN_ORDER = (
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+)
+"""Digests of the files of cl100k_base, o200k_base and r50k_base: their lines are in order, as in ``Ranks.file``."""
+
+
+def published(tiktoken: Any, name: str) -> dict[str, Any] | None:
+    """The settings of an encoding, with its file for its ranks. None if the file is not on this machine, or not in order."""
     constructor = tiktoken.registry.ENCODING_CONSTRUCTORS[name]
     if not isinstance(constructor, FunctionType):
         return None
-    # Copies of tiktoken's functions that get their ranks here. Patterns and special tokens are those of the installed release.
-    names = {**constructor.__globals__, "load_tiktoken_bpe": _ranks, "data_gym_to_mergeable_bpe_ranks": _no_ranks}
+    # Copies of tiktoken's functions that get files here. Patterns and special tokens are those of the installed release.
+    names = {**constructor.__globals__, "load_tiktoken_bpe": _data, "data_gym_to_mergeable_bpe_ranks": _data}
     for other, function in constructor.__globals__.items():
         if isinstance(function, FunctionType) and function.__globals__ is constructor.__globals__:
             names[other] = FunctionType(function.__code__, names)
     try:
-        return tiktoken.Encoding(**FunctionType(constructor.__code__, names)())
+        settings: dict[str, Any] = FunctionType(constructor.__code__, names)()
     except FileNotFoundError:
         return None
+    return settings
 
 
-def _no_ranks(**_: object) -> dict[bytes, int]:
-    raise FileNotFoundError("no package has the two files of gpt2")
+def ranks_in(file: bytes) -> dict[bytes, int]:
+    """The ranks of a published file by their tokens."""
+    return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, file.splitlines()) if token}
 
 
-def _ranks(url: str, expected_hash: str | None = None) -> dict[bytes, int]:
-    """Ranks by token, of the file that is at *url*. FileNotFoundError if no installed package has it."""
-    name = url.rpartition("/")[2]
-    for path in _directories():
-        for file, unpack in ((path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
+def _data(url: str = "", expected_hash: str = "", **_: object) -> bytes:
+    """The file that is at *url*, of an installed package or as tiktoken keeps it. FileNotFoundError if it is not here."""
+    name, kept = url.rpartition("/")[2], hashlib.sha1(url.encode()).hexdigest()  # noqa: S324  as tiktoken names it
+    for path in (Path(os.environ.get("TIKTOKEN_CACHE_DIR", "")), *_directories()) if expected_hash in IN_ORDER else ():
+        for file, unpack in ((path / kept, bytes), (path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
             if data := _file(file, unpack, expected_hash):
-                return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, data.splitlines()) if token}
+                return data
     raise FileNotFoundError(name)
 
 

