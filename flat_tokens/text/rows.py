@@ -624,26 +624,28 @@ Span = tuple[int, int]
 
 class Outline(NamedTuple):
     """How files of a format are cut and read without most of their bytes. Each ends with a footer, its length in 4 bytes, and
-    ``end``: a file that has these alone can be cut. ``to_read``: the spans that reading a range needs in addition.
+    ``end``. ``heads``: the spans that say where columns are in a range, or in the file. A file that has these alone can be cut.
+    ``to_read``: the spans that reading a range needs in addition.
     """
 
     end: bytes
     to_read: Callable[[TextFile, Range], Iterator[Span]]
+    heads: Callable[[TextFile, Range | None], Iterator[Span]] = lambda file, part: iter(())
 
 
 class SourceFormat(NamedTuple):
     """A format of source files.
 
     ``ranges`` checks a file and cuts it into ranges of about this many bytes of text. ``read`` yields the rows of a range.
-    ``rows_before`` counts the rows of the file before a range. ``holding`` yields ranges that hold all of some rows, each
-    with its first row; without it the whole file is one range. ``columns``: the names of a file's columns, None where it does not
-    tell; without it files have none. ``outline``: of a format that is read by ranges of bytes.
+    ``rows_before`` counts the rows of the file before a range; None if these are not here. ``holding`` yields ranges
+    that hold all of some rows, each with its first row; without it the whole file is one range. ``columns``: the names of the
+    columns, None where a file does not tell; without it files have none. ``outline``: of a format that is read by ranges.
     """
 
     endings: tuple[str, ...]
     ranges: Callable[[TextFile, int], Iterator[Range]]
     read: Callable[[TextFile, Range], Iterator[Rows]]
-    rows_before: Callable[[TextFile, Range], int]
+    rows_before: Callable[[TextFile, Range], int | None]
     begins: tuple[bytes, ...] = ()
     holding: Callable[[TextFile, Any], Iterator[tuple[Range, int]]] | None = None
     columns: Callable[[TextFile], Sequence[str] | None] = lambda file: ()

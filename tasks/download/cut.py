@@ -186,7 +186,9 @@ def _brought(
     spans = dict[int, tuple[SourceFile, list[Span]]]()
     for number, part in enumerate(parts):
         source, found = sources[part.file.source], _there(part.file)
-        if is_by_ranges(part.file, workspace) and (outline := stack.enter_context(outlined(found, source, _files(workspace)))):
+        if is_by_ranges(part.file, workspace) and (
+            outline := stack.enter_context(outlined(found, source, _files(workspace), part))
+        ):
             spans[number] = outline, spans_of(part, outline._replace(partitions=part.file.partitions), source)
     whole = [part.file for number, part in enumerate(parts) if number not in spans]
     more = sum(stop - start for _, some in spans.values() for start, stop in some)

@@ -1,4 +1,4 @@
-"""Parquet files in a store, over HTTP or on the hub, read by ranges of bytes: their outline to cut them, and what a
+"""Parquet and Arrow files in a store, over HTTP or on the hub, read by ranges of bytes: their outline to cut them, and what a
 slice needs of them. Each range is checked to be of the version that was found.
 """
 
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from flat_tokens.extras import pa
 from flat_tokens.stores.answers import bounded, check_encoding
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.store import PART_BYTES, Store
@@ -75,8 +76,10 @@ def version_read(file: SourceFile) -> str:
 
 
 @contextlib.contextmanager
-def outlined(found: FoundFile, source: Source, files: Path) -> Iterator[SourceFile | None]:
-    """A file with the outline of a remote one, in its places, until the block ends. None where the file has to be fetched."""
+def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | None = None) -> Iterator[SourceFile | None]:
+    """A file with the outline of a remote one, in its places, until the block ends: enough to cut it, or to know what *part*
+    needs. None where the file has to be fetched.
+    """
     outline, kind = outline_of(found), named_format(found.name)
     if outline is None or kind is None or found.size is None or source.format not in ("auto", kind):
         yield None
@@ -91,10 +94,12 @@ def outlined(found: FoundFile, source: Source, files: Path) -> Iterator[SourceFi
             os.truncate(path, start)
             with path.open("ab") as opened:
                 opened.write(end)
-        except NoRangesError as error:
+            spans = list(outline.heads(text_file(file, source, DocumentPolicy()), part and range_of(part)))
+        except (NoRangesError, pa.ArrowException) as error:
             logger.info("%s is fetched as a whole: %s", found.uri, error)
             yield None
             return
+        fetch_spans(found, spans, path)
         yield file._replace(stamp=stamp(os.fspath(path)), found=found)
 
 

@@ -333,6 +333,8 @@ def row_name(slice_: Slice, source: Source, row: int) -> str:
                 break
             row -= count
     before = FORMATS[part.file.format].rows_before(text_file(part.file, source, policy), range_of(part))
+    if before is None:
+        return f"{part.file.name}, row {row} from record batch {part.start} on"
     row += before
     # Editors count lines from 1, the dataset's table of documents counts rows from 0.
     return f"{part.file.name}, " + (f"line {row + 1} (row {row})" if part.file.format == "jsonl" else f"row {row}")

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
@@ -29,7 +30,7 @@ from tests.faults.stores import BUCKETS, Bucket
 
 PACKAGES = ("s3fs", "aiobotocore", "moto")
 DOCUMENTS = 200
-KINDS = ("parquet",)
+KINDS = ("parquet", "arrow")
 WIDE = ["table", "`keep_files`", "file", "two columns", "fetched", "on the disk at the end", "time"]
 FILE_COUNTS, FILE_BYTES = (200, 2_000), 4_000
 
@@ -72,7 +73,10 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, keep: bool | str, scratc
     others = {f"c{number}": numbers.integers(1 << 60, 1 << 61, rows) for number in range(498)}
     table = pa.table({"text": [f"{row} " + "salt wind " * (row % 60) for row in range(rows)], "id": np.arange(rows), **others})
     path = scratch / f"wide.{kind}"
-    pq.write_table(table, path, row_group_size=rows // 4)
+    if kind == "arrow":
+        feather.write_feather(table, path, compression="uncompressed", chunksize=rows // 4)
+    else:
+        pq.write_table(table, path, row_group_size=rows // 4)
     if not Store.at(bucket.url).has(path.name):
         Store.at(bucket.url).upload(path.name, path)
     place = scratch / f"wide-{kind}-{keep}"

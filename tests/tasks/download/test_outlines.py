@@ -50,6 +50,10 @@ def wide(seed: int = 0) -> pa.Table:
 
 
 def write(path: Path, table: pa.Table) -> None:
+    if path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, max_chunksize=500)
+        return
     pq.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
 
 
@@ -88,10 +92,10 @@ def left_in(config: BuildConfig) -> list[Path]:
     return files_in(Path(str(config.scratch)))
 
 
+@pytest.mark.parametrize("name", ["w.parquet", "w.arrow"])
 @pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), ("gs", "")], indirect=["bucket"])
-def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str) -> None:
+def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
-    name = "w.parquet"
     write(tmp_path / name, wide())
     data = (tmp_path / name).read_bytes()
     put(bucket, name, data)
@@ -135,21 +139,22 @@ def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_pat
     assert files_in(tmp_path / "scratch") == []
 
 
-def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stand_in_hub: StandInHub) -> None:
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stand_in_hub: StandInHub, ending: str) -> None:
     """Also on the hub, whose files are pinned to a commit; one that has gone is an error that names it."""
-    write(tmp_path / "w.parquet", wide())
-    data = (tmp_path / "w.parquet").read_bytes()
-    commit = stand_in_hub.commit("org/text", {f"{number}.parquet": data for number in range(3)})
+    write(tmp_path / f"w.{ending}", wide())
+    data = (tmp_path / f"w.{ending}").read_bytes()
+    commit = stand_in_hub.commit("org/text", {f"{number}.{ending}": data for number in range(3)})
     config = settings(tmp_path / "hub", {"hub": {"path": "org/text"}}, slice_bytes=1 << 27)
     documents = built(config)[1]
-    assert documents == sorted(3 * built(settings(tmp_path / "local", str(tmp_path / "w.parquet")))[1])
+    assert documents == sorted(3 * built(settings(tmp_path / "local", str(tmp_path / f"w.{ending}")))[1])
     assert left_in(config) == []
     here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
     cuts = [look_into(found, config.sources, 1 << 30, here) for found in resolve_source(config.sources[0], 0).files]
     (slice_,) = slices_of(cuts, 1 << 30)
-    Path(stand_in_hub.root, "datasets/org/text/commits", commit, "1.parquet").unlink()
+    Path(stand_in_hub.root, "datasets/org/text/commits", commit, f"1.{ending}").unlink()
     tasks.download.outlines._of_outline.cache_clear()
-    with pytest.raises(ValueError, match=r"1\.parquet changed while the build read it"), lent(slice_, config.sources, here):
+    with pytest.raises(ValueError, match=f"1.{ending} changed while the build read it"), lent(slice_, config.sources, here):
         pass
 
 
