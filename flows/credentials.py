@@ -17,10 +17,10 @@ import fsspec
 from prefect.blocks.system import Secret
 
 from flat_tokens.stores import signing
-from flat_tokens.stores.store import SCHEMES
+from flat_tokens.stores.store import REMOTE
 from tasks.locations import CREDENTIALS
 
-PROTOCOLS = (*SCHEMES[:-1], "signing")
+PROTOCOLS = (*REMOTE[:-1], "signing")
 
 
 @contextlib.contextmanager

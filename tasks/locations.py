@@ -23,8 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flat_tokens.stores.answers import SlowError
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, named_roots
-from flat_tokens.stores.store import AZURE, azure_setting
-from flat_tokens.stores.store import SCHEMES as REMOTE
+from flat_tokens.stores.store import AZURE, REMOTE, azure_setting
 
 OF_CREDENTIALS = [
     ipaddress.ip_network(named) for named in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::/32", "fd20:ce::/32")
@@ -48,7 +47,9 @@ WITHOUT_SECRETS = rf"^(?!\s*{_USER})(?!\s*{_PARAMETER})(?!\s*{_QUERY})"
 """For JSON schemas: Prefect's server refuses secrets by it before it stores a run."""
 _UP = re.compile(r"(^|[/\\])\.\.?(;[^/\\]*)?([/\\]|$)")
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?!0*$)\d{1,5})?")
-_HUB_REVISION = re.compile(r"^((?:(?:datasets|spaces)/|(?!datasets/|spaces/))[^/@]+/[^/@]+)@(?:refs/(?:convert|pr)/[^/]+|[^/]*)")
+_HUB_REVISION = re.compile(
+    r"^((?:(?:datasets|spaces)/|(?!datasets/|spaces/|buckets/))[^/@]+/[^/@]+)@(?:refs/(?:convert|pr)/[^/]+|[^/]*)"
+)
 
 
 def plain_location(location: str) -> str:

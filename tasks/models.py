@@ -72,7 +72,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 def version_of(info: dict[str, Any]) -> str | None:
     """A store's name for an object's content, which changes whenever the content does."""
-    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id"):
+    for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id", "xet_hash"):
         if info.get(name):
             return f"{name}:{info[name]}"
     return None

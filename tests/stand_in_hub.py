@@ -27,6 +27,7 @@ Kind = Literal["datasets", "models"]
 API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?")
 WRITE = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit|tag)/(?P<revision>[^/]+)")
 BATCH = re.compile(r"/datasets/[^/]+/[^/]+\.git/info/lfs/objects/batch")
+BUCKET = re.compile(r"/(?:api/)?buckets/(?P<bucket>[^/]+/[^/]+)(?:/(?P<verb>[a-z-]+)(?:/(?P<rest>.+))?)?")
 LARGE = 1000
 """Files of so many bytes lie in the store for large files."""
 RESOLVE = re.compile(r"/(?:(?P<kind>datasets)/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
@@ -63,6 +64,8 @@ class StandInHub:
     """Content of the store for large files, by sha256."""
     made: dict[str, str] = field(default_factory=dict)
     """For whom repositories were made, by name."""
+    buckets: dict[str, dict[str, tuple[str, bytes]]] = field(default_factory=dict)
+    """Files of buckets by their paths: digest and content."""
     messages: list[str] = field(default_factory=list)
     """Of commits, in order."""
     faults: list[Fault] = field(default_factory=list)
@@ -106,6 +109,9 @@ class StandInHub:
         if method == "PUT" and path.startswith("/large/"):
             self.large[path.rpartition("/")[2]] = body
             return Answer(200)
+        if match := BUCKET.fullmatch(path):
+            recursive = "recursive=true" in parts.query.lower()
+            return self._bucket(match["bucket"], match["verb"], match["rest"] or "", body, recursive)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/refs", path):
             return self._refs(match[1])
         if path == "/api/validate-yaml":
@@ -119,6 +125,26 @@ class StandInHub:
             kind, repo, revision, name = match.group("kind") or "models", *map(unquote, match.group("repo", "revision", "path"))
             return self._file(kind, repo, revision, name)
         return _missing("EntryNotFound")
+
+    def _bucket(self, bucket: str, verb: str | None, rest: str, body: bytes, recursive: bool) -> Answer:
+        if bucket not in self.buckets:
+            return _missing("RepoNotFound")
+        files = self.buckets[bucket]
+        told = {
+            path: {"type": "file", "path": path, "size": len(content), "xetHash": digest}
+            for path, (digest, content) in files.items()
+        }
+        match verb:
+            case None:
+                return _json(
+                    {"id": bucket, "private": False, "createdAt": "2026-01-01T00:00:00.000Z", "size": 0, "totalFiles": 0}
+                )
+            case "tree":
+                found = self._tree(told, rest, recursive)
+                return found if found.status == 200 else _json([])
+            case "paths-info":
+                return _json([told[path] for path in json.loads(body)["paths"] if path in told])
+        return Answer(200, files[rest][1], {"Accept-Ranges": "bytes"}) if rest in files else _missing("EntryNotFound")
 
     def _write(self, path: str, body: bytes) -> Answer:
         if match := WRITE.fullmatch(path):
@@ -179,17 +205,18 @@ class StandInHub:
             return commit
         files = self._files(kind, repo, commit)
         if verb == "tree":
-            return self._tree(files, unquote(directory), query.get("recursive", ["false"])[0].lower() == "true")
+            told = {path: _entry(path, file) for path, file in files.items()}
+            return self._tree(told, unquote(directory), query.get("recursive", ["false"])[0].lower() == "true")
         if verb == "paths-info":
             return _json([_entry(path, files[path]) for path in form.get("paths", []) if path in files])
         siblings = [{"rfilename": path} for path in files]
         gated = "manual" if repo in self.gated else False
         return _json({"_id": commit[:24], "id": repo, "sha": commit, "private": False, "gated": gated, "siblings": siblings})
 
-    def _tree(self, files: dict[str, Path], directory: str, recursive: bool) -> Answer:
+    def _tree(self, files: dict[str, dict[str, Any]], directory: str, recursive: bool) -> Answer:
         prefix = f"{directory}/" if directory else ""
         entries: dict[str, dict[str, Any]] = {}
-        for path, file in files.items():
+        for path, entry in files.items():
             if not path.startswith(prefix):
                 continue
             parts = path[len(prefix) :].split("/")
@@ -202,7 +229,7 @@ class StandInHub:
                     "path": folder,
                 }
             if recursive or len(parts) == 1:
-                entries[path] = _entry(path, file)
+                entries[path] = entry
         return _json(list(entries.values())) if entries or not directory else _missing("EntryNotFound")
 
     def _file(self, kind: str, repo: str, revision: str, path: str) -> Answer:

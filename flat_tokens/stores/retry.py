@@ -30,6 +30,7 @@ PASSING = {
     "botocore": {"HTTPClientError", "IncompleteReadError", "ResponseParserError"},
     "gcsfs": {"ChecksumError"},
     "httpx": {"TransportError"},
+    "httpx2": {"TransportError"},
     "requests": {"ChunkedEncodingError", "ConnectionError", "ContentDecodingError", "Timeout"},
     "urllib3": {"ProtocolError", "TimeoutError"},
 }
@@ -37,8 +38,11 @@ PASSING = {
 
 
 UNIDENTIFIED = {
-    *("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
     "ClientAuthenticationError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
 }
 """Errors of the same: no credentials were found."""
 CREDENTIALS = {
@@ -111,7 +115,7 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
     *what*, where the store never answered; PermissionError, naming it too, where it forbids or no credentials are found; other
     errors as they are, at once.
     """
-    names = CREDENTIALS.get(what.partition("://")[0].replace("s3a", "s3").replace("gcs", "gs").replace("abfss", "abfs"))
+    names = CREDENTIALS.get(what.partition("://")[0].replace("abfss", "abfs"))
     where = f" ({names})" if names else ""
 
     def give_up(error: Exception, failures: int) -> Exception:

@@ -43,7 +43,7 @@ CONNECTIONS = 64
 SIZES_AT_ONCE = 16
 """Objects of a remote store whose sizes are asked for together."""
 AZURE = ("az", "abfs", "abfss")
-SCHEMES = ("http", "https", "gs", "gcs", "s3", "s3a", *AZURE, "hf", "memory")
+REMOTE = ("http", "https", "gs", "gcs", "s3", "s3a", *AZURE, "hf", "memory")
 """Stores that are read next to local files. Drivers of others may run, or request, what a name says."""
 LAST_BYTES = {"s3", "gs", "http", "https"}
 """Protocols whose clients read the last bytes of an object without knowing its size. That of Azure does not."""
@@ -390,8 +390,8 @@ class Store:
         self.fs.invalidate_cache()
         if not self.is_local:
             found = self.ask("find", detail=True, withdirs=False)
-            if isinstance(found, list):  # as the client of Azure answers if the root is an object
-                found = {self.root: self.info("")}
+            # A list is what the client of Azure answers if the root is an object.
+            found = found if isinstance(found, dict) else {self.root: self.info("")}
             yield from ((path[prefix:], info) for path, info in found.items())
             return
         for directory, below, names in os.walk(self.root, onerror=_tell):  # fsspec leaves out what it cannot look up

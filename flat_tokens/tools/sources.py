@@ -26,7 +26,7 @@ from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import followed, lent
-from flat_tokens.stores.store import SCHEMES, Store
+from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to_large
@@ -126,14 +126,14 @@ class Locator:
 
 def place_below(base: str, name: str) -> str | None:
     """The path, without links, or the URL of the file with a name that a dataset says, below a place; the place itself for an
-    empty name. None where that leads out of the place, to what is not a regular file, or to a store that is not in `SCHEMES`.
+    empty name. None where that leads out of the place, to what is not a regular file, or to a store that is not in `REMOTE`.
     """
     if "::" in base + name or name.startswith("/") or ".." in name.split("/"):
         return None
     scheme, is_url, rest = base.rpartition("://")
     if is_url and scheme not in ("file", "local"):
         key = quote(name) if scheme in ("http", "https") else name
-        return "/".join(filter(None, (base.rstrip("/"), key))) if scheme in SCHEMES else None
+        return "/".join(filter(None, (base.rstrip("/"), key))) if scheme in REMOTE else None
     try:
         root = followed(os.path.expanduser(rest))
         place = real_path(os.path.join(root, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections import Counter
@@ -52,15 +51,14 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: st
             found.add(parent)
             parent = posixpath.dirname(parent)
     directories = sorted(found, key=lambda directory: (directory.count("/"), directory))
-    if store.is_local:
-        tables = list(map(_local_table, directories))
-    else:
-        known = {} if listed is None else _tables_among(paths)
-        directories = [one for one in directories if listed is None or not f"{one}/".startswith(f"{listed}/") or one in known]
-        asked = directories[:DIRECTORIES_ASKED]
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
-            tables = list(asking.map(lambda directory: known.get(directory) or _remote_table(store, directory), asked))
-    for directory, table in zip(directories, tables, strict=False):
+    known = {} if listed is None else _tables_among(paths)
+    if listed is not None:
+        directories = [one for one in directories if not f"{one}/".startswith(f"{listed}/") or one in known]
+    asked = directories if store.is_local else directories[:DIRECTORIES_ASKED]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
+        each = map if store.is_local else asking.map
+        tables = list(each(lambda directory: known.get(directory) or _table_in(store, directory), asked))
+    for directory, table in zip(asked, tables, strict=True):
         if table is not None:
             raise ValueError(
                 f"{source.called}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
@@ -79,20 +77,7 @@ def _tables_among(paths: Sequence[str]) -> dict[str, Table]:
     return found
 
 
-def _local_table(directory: str) -> Table | None:
-    for table in TABLES:
-        log = os.path.join(directory, table.log)
-        try:
-            if kind_of(readable(log)) == "directory" and (
-                not table.entry or any(name.endswith(table.entry) for name in os.listdir(log))
-            ):
-                return table
-        except (OSError, ValueError):
-            continue  # nobody may look there
-    return None
-
-
-def _remote_table(store: Store, directory: str) -> Table | None:
+def _table_in(store: Store, directory: str) -> Table | None:
     for table in TABLES:
         log = Store(posixpath.join(directory, table.log), store.fs)
         try:
@@ -106,6 +91,8 @@ def _remote_table(store: Store, directory: str) -> Table | None:
     return None
 
 
+NOTES = ("README", "LICENSE", "CHANGELOG", "DATASET_INFO")
+"""How the names of files begin that describe data."""
 SAVED = ("state.json", "dataset_info.json")
 """Files that ``Dataset.save_to_disk`` of the library datasets adds to its data."""
 SAVED_SPLITS = "dataset_dict.json"
@@ -150,20 +137,14 @@ def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]
     if len({kind for _, kind, _ in listed}) < 2:
         return
     for name, kind, size in listed:
-        of_format.setdefault(kind, {})[name] = 0 if _is_note(name) else size
-    if len(of_format) > 1:
-        found = ", ".join(f"{kind} ({list(names)[-1]})" for kind, names in sorted(of_format.items()))
-        most = max(of_format.values(), key=lambda names: sum(names.values()))
-        data = [name for name, size in most.items() if size] or list(most)
-        raise ValueError(
-            f"{source.called} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
-            f"them, such as {_pattern(source, data)}; give another format a source of its own."
-        )
-
-
-def _is_note(name: str) -> bool:
-    """Whether a file describes data, by its name."""
-    return _base(name).upper().startswith(("README", "LICENSE", "CHANGELOG", "DATASET_INFO"))
+        of_format.setdefault(kind, {})[name] = 0 if _base(name).upper().startswith(NOTES) else size
+    found = ", ".join(f"{kind} ({list(names)[-1]})" for kind, names in sorted(of_format.items()))
+    most = max(of_format.values(), key=lambda names: sum(names.values()))
+    data = [name for name, size in most.items() if size] or list(most)
+    raise ValueError(
+        f"{source.called} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
+        f"them, such as {_pattern(source, data)}; give another format a source of its own."
+    )
 
 
 def _base(name: str) -> str:

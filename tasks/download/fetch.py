@@ -24,11 +24,11 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
-from tasks.download.hub import fetch_hub
+from tasks.download.hub import BUCKETS, check_requests, fetch_hub
 from tasks.download.sources import TIMEOUT, fetching, naming
 from tasks.download.tables import TABLE, write_rows
 from tasks.locations import checked_session, readable
-from tasks.models import FoundFile, SourceFile, Stamp, digest_of, version_of
+from tasks.models import FoundFile, SourceFile, digest_of, version_of
 from tasks.output.paths import STAGING
 from tasks.output.staging import attempt, sweep
 from tasks.text.files import changed_meanwhile, stamp
@@ -76,8 +76,9 @@ def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) ->
     # A file that became a link meanwhile is another one, too.
     if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
         raise ValueError(changed_meanwhile(found.name))
-    now = stamp(os.fspath(here)) if ending else before
-    file = _as_file(found, Path(real_path(here)), sha256, detect_format(_head(here), found.name, source.file_format), now)
+    now, real = stamp(os.fspath(here)) if ending else before, real_path(here)
+    kind, size = detect_format(_head(here), found.name, source.file_format), os.path.getsize(real)
+    file = SourceFile(found.source, found.name, size, sha256, kind, real, found.split, now, found)
     return file._replace(line_ends="crlf") if may_be_crlf(source, file.format) and _has_crlf(here) else file
 
 
@@ -92,15 +93,10 @@ def _has_crlf(path: Path) -> bool:
     before = b""
     with open_plain(path) as file:
         while block := file.read(LOOK_BYTES):
-            if b"\r" in (seen := before + block) and b"\r\n" in seen:
+            if b"\r\n" in before + block:
                 return True
             before = block[-1:]
     return False
-
-
-def _as_file(found: FoundFile, path: Path, sha256: str, kind: FileFormat, stamped: Stamp = ()) -> SourceFile:
-    size = path.stat().st_size
-    return SourceFile(found.source, found.name, size, sha256, kind, os.fspath(path), found.split, stamped, found)
 
 
 @contextlib.contextmanager
@@ -137,13 +133,15 @@ def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
 def check_remote(found: FoundFile) -> None:
     """ValueError where a remote file may not be read."""
     readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
+    if found.uri.startswith("hf://"):
+        check_requests()
 
 
 def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
     if not (is_table := found.uri.startswith(TABLE)):
         check_remote(found)
-    if found.uri.startswith(("hf://", "datasets://")):
+    if found.uri.startswith(("hf://", "datasets://")) and not found.uri.startswith(BUCKETS):
         return fetch_hub(found, files)
     note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
     with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
@@ -273,6 +271,7 @@ def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of an object from *start* on, by several requests; it is checked before the first and after the last."""
     store = Store.at(found.uri)
     for last in (False, True):
+        store.fs.invalidate_cache()
         if found.immutable and version_of(store.info("")) != found.immutable:
             raise ValueError("it changed after the build had found it. Run the build again.")
         if not last:

@@ -38,6 +38,8 @@ PACKED = (".zip", ".tar", ".tgz", ".bz2", ".xz", ".lz4", ".7z", ".rar")
 """Archives and compressions that ``datasets`` unpacks and this service does not."""
 INDIFFERENT = ("name", "version", "data_dir", "data_files", "description", "features", "columns", "batch_size", "chunksize")
 """Settings of a configuration that change nothing about the texts in its files."""
+BUCKETS = "hf://buckets/"
+"""How the URLs of buckets begin. They are read as other stores are, their files pinned by their digests."""
 PATHS_AT_ONCE = 500
 ROWS_AT_ONCE = 1000
 BYTES_AT_ONCE = 32 << 20
@@ -102,8 +104,6 @@ def fetch_hub(found: FoundFile, directory: Path) -> Path:
     from huggingface_hub import hf_hub_download, parse_hf_uri
 
     place = parse_hf_uri(found.uri)
-    if place.type == "bucket":
-        raise ValueError(f"{found.uri}: buckets are not read here; name a dataset or model repository")
     cache = directory.with_name("hub") if STAGING in directory.parts else None
     hub: dict[str, Any] = {"repo_type": place.type, "endpoint": os.environ.get("HF_ENDPOINT"), "cache_dir": cache}
     download = partial(hf_hub_download, place.id, place.path_in_repo, revision=place.revision, **hub)
@@ -324,10 +324,7 @@ def ask(
     def passes(error: Exception) -> bool:
         return not isinstance(error, UnsuitableError) and (_may_pass(error) or isinstance(error, passing))
 
-    client = _utilities().get_session()  # one of all threads
-    if _check_request not in client.event_hooks["request"]:
-        ours = {"request": _check_request, "response": _bound_answer}
-        client.event_hooks = {event: [*hooks, ours[event]] for event, hooks in client.event_hooks.items()}
+    check_requests()
     tell = teller(logger, what, lambda error: _brief(_telling(error)))
     try:
         return retry(call, TRIES, tell, passes=passes, asked_wait=_asked_wait)
@@ -341,6 +338,14 @@ def ask(
         message = f"{what}: {_brief(_telling(error))}. {then}" if then else _explained(error, what, revision, may_pass)
         fault = (worn_out if may_pass else ValueError)(message)
     raise fault  # outside of the handler: the libraries' long traces are for the debug log
+
+
+def check_requests() -> None:
+    """Have all that this process asks of the hub checked, also by fsspec's client of it."""
+    client = _utilities().get_session()  # one of all threads
+    if _check_request not in client.event_hooks["request"]:
+        ours = {"request": _check_request, "response": _bound_answer}
+        client.event_hooks = {event: [*hooks, ours[event]] for event, hooks in client.event_hooks.items()}
 
 
 def _check_request(request: Any) -> None:

@@ -30,7 +30,7 @@ def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:
         parts = [FileRange(file, *one) for one in ranges]
         is_small = len(parts) == 1 and SMALL_PART * parts[0].text_bytes <= slice_bytes
         own = parts[0].text_bytes + entry_bytes if is_small else 0
-        if run and (not is_small or size + own > slice_bytes or not _alike(run[0], parts[0])):
+        if run and (not is_small or size + own > slice_bytes or _run_of(run[0]) != _run_of(parts[0])):
             yield Slice(tuple(run))
             run, size = [], 0
         if not is_small:
@@ -47,9 +47,9 @@ def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:
         yield Slice(tuple(run))
 
 
-def _alike(one: FileRange, other: FileRange) -> bool:
-    """Whether two files may be in one run."""
-    return (one.file.source, one.file.format, one.file.split) == (other.file.source, other.file.format, other.file.split)
+def _run_of(part: FileRange) -> tuple[object, ...]:
+    """The source, format and split that the files of a run share."""
+    return part.file.source, part.file.format, part.file.split
 
 
 def _draw(digest: str) -> float:

@@ -20,7 +20,7 @@ from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
 from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
-from tasks.download.hub import fetch_hub
+from tasks.download.hub import BUCKETS, fetch_hub
 from tasks.download.sources import naming
 from tasks.download.tables import TABLE
 from tasks.locations import readable_directory
@@ -166,11 +166,11 @@ def _from_store(pack: Sequence[FoundFile], files: Path, digests: Sequence[str]) 
         check_remote(found)
     kept = [_kept(files, digest) for digest in digests] or [None] * len(pack)
     left = [found for found, raw in zip(pack, kept, strict=True) if raw is None]
-    protocol = pack[0].uri.partition("://")[0]
-    if protocol in ("hf", "datasets"):
-        fetched = _one_by_one(partial(_from_hub, files=files), left)
-    elif protocol in ("http", "https"):
+    uri = pack[0].uri
+    if uri.startswith(("http://", "https://", BUCKETS)):
         fetched = _one_by_one(_from_server, left)
+    elif uri.startswith(("hf://", "datasets://")):
+        fetched = _one_by_one(partial(_from_hub, files=files), left)
     else:
         fetched = _at_once(left)
     for raw in kept:

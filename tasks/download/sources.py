@@ -25,7 +25,7 @@ from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of
 from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
-from tasks.download.hub import resolve_hub
+from tasks.download.hub import check_requests, resolve_hub
 from tasks.download.tables import resolve_table
 from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
 from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of, version_of
@@ -268,6 +268,8 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         raise ValueError(f"{source.called}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
     magic = MAGIC - set("?" if http else "")  # after a question mark stands a query
     store = Store.at(url)
+    if url.startswith("hf://"):
+        check_requests()
     path = store.root
     store.fs.invalidate_cache()  # what a process listed before may have changed since
     hidden_too, listed = False, None
@@ -285,7 +287,9 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             base, infos, hidden_too = posixpath.dirname(urlsplit(url).path), [_http_info(url)], True
         elif (info := store.info(""))["type"] == "directory":
             base, listed = path, path.rstrip("/")
-            infos = [info for info in store.ask("find", detail=True).values() if not _stands_for_directory(info, listed)]
+            # Consoles of stores make an object for an empty directory: of no bytes, with its name, or one that ends with a slash.
+            found = store.ask("find", detail=True).values()
+            infos = [one for one in found if one.get("size") or (not str(one["name"]).endswith("/") and one["name"] != listed)]
         else:
             base, infos, hidden_too = posixpath.dirname(path), [info], True
     except FileNotFoundError as error:
@@ -309,12 +313,6 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             content = f"sha256:{large['sha256']}"
         immutable = version_of(info)
         yield FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=immutable, content=content)
-
-
-def _stands_for_directory(info: dict[str, Any], listed: str) -> bool:
-    """Whether an object is what consoles of stores make for an empty directory: no bytes, and a name that ends with a slash."""
-    name = str(info["name"])
-    return not info.get("size") and (name.endswith("/") or name == listed)
 
 
 def _remote_pattern_base(store: Store) -> tuple[str, str]:

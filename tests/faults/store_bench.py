@@ -156,8 +156,8 @@ CASES = {
 
 def protocols() -> tuple[str, ...]:
     """The stores that there is an emulator of: those of Google Cloud Storage and Azure come with the peers."""
-    there = {"s3": True, "gs": importlib.util.find_spec("gcp_storage_emulator"), "abfs": AZURITE.exists()}
-    return tuple(protocol for protocol, found in there.items() if found)
+    there = {"gs": importlib.util.find_spec("gcp_storage_emulator"), "abfs": AZURITE.exists()}
+    return tuple(protocol for protocol in BUCKETS if there.get(protocol, True))
 
 
 PAIRS: dict[str, tuple[Callable[[Path, str, Do], None], tuple[Callable[[Path, str], Words], ...]]] = {

@@ -61,7 +61,10 @@ def test_a_sample(names: str, under: str, every: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "under", "every"),
-    [("stores", "build, s3|gc, gs", 40), ("together", "two different builds, s3|gc and the build of a new version, gs", 50)],
+    [
+        ("stores", "build, s3|gc, gs|refresh, abfs", 40),
+        ("together", "two different builds, s3|gc and the build of a new version, gs", 50),
+    ],
 )
 def test_a_sample_on_stores(name: str, under: str, every: int) -> None:
     assert [flaw for flaw in campaign(name, "--under", under, "--every", str(every)) if not flaw["known"]] == []

@@ -19,7 +19,9 @@ import pytest
 
 import tasks.download.hub
 from tasks.config import HubDataset, Source, TokenizerConfig
+from tasks.download.fetch import fetch_file
 from tasks.download.hub import fetch_hub, resolve_hub
+from tasks.download.sources import resolve_source
 from tasks.models import PinnedSource
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.stand_in_hub import StandInHub, environment, stand_in_hub_fixture  # noqa: F401
@@ -365,6 +367,21 @@ def test_files_named_by_path_are_fetched_too(stand_in_hub: StandInHub, tmp_path:
     gone = file._replace(uri=f"{file.uri}.gone")
     with pytest.raises(ValueError, match="dataset org/name has no such file"):
         fetch_hub(gone, tmp_path)
+
+
+def test_files_of_a_bucket_are_pinned_by_their_digests(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+    """A bucket has no revisions: a file that changes after it was found is an error that names it."""
+    names = ["deep/three.jsonl", "one.jsonl", "two.jsonl"]
+    files = stand_in_hub.buckets["org/texts"] = {f"a/{name}": (name, name.encode()) for name in names}
+    source = Source(path="hf://buckets/org/texts/a")
+    found = resolve_source(source, 0).files
+    assert [(file.name, file.immutable) for file in found] == [(name, f"xet_hash:{name}") for name in names]
+    assert Path(fetch_file(found[1], (source,), tmp_path).location).read_bytes() == b"one.jsonl"
+    files["a/two.jsonl"] = ("other", b"other one")
+    with pytest.raises(
+        OSError, match=r"hf://buckets/org/texts/a/two\.jsonl cannot be fetched .*: it changed after the build had found"
+    ):
+        fetch_file(found[2], (source,), tmp_path)
 
 
 def test_a_tokenizer_of_the_hub_is_pinned(stand_in_hub: StandInHub) -> None:
