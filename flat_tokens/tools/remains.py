@@ -27,6 +27,7 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.records import read_json
+from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.tools.terminal import plural
 
@@ -68,7 +69,7 @@ class Remains:
                 yield from (sentence(found, self._root.url) for found in self.of_version(version))
         yield from self.of_others(versions)
         for key, _ in (self._root / CACHE / "files").listing() if self._root.exists(f"{CACHE}/files") else ():
-            if key.partition(".")[0] in files and not key.removesuffix(".hmac").endswith((".json", ".table")):
+            if key.partition(".")[0] in files and not key.removesuffix(SIGNATURE).endswith((".json", ".table")):
                 yield f"{CACHE}/files/{key}: is a copy of a source file that holds forgotten documents"
 
     def _is_complete(self, version: str) -> bool:

@@ -22,6 +22,7 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.keys import document_keys
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.signing import KEY_FILE
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of, note_export, target, writing
 from flat_tokens.tools.remains import check_forgotten
@@ -42,6 +43,7 @@ from tasks.output.versions import list_versions, pin, roll_back
 from tests.examples import first_fast
 from tests.faults.support import shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.keys import key_file
 from tests.sources import Held, held
 from tests.terminal import Terminal
 
@@ -226,8 +228,9 @@ def test_masks_stay_with_their_tokens(tmp_path: Path) -> None:
     assert where(dataset.root, ["p-7"]) == set()
 
 
-def test_pinned_former_and_held_versions_get_successors(tmp_path: Path) -> None:
-    """Pins move with their notes, a rollback goes to the successor, and what waits for a person waits on."""
+def test_pinned_former_and_held_versions_get_successors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pins move with their notes, a rollback goes to the successor, and what waits for a person waits on; all of it signed."""
+    monkeypatch.setenv(KEY_FILE, str(key_file(tmp_path / "keys")))
     dataset = Dataset(tmp_path)
     one = dataset.build().version
     pin(dataset.root, one, "the paper")
