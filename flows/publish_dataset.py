@@ -33,7 +33,7 @@ def publish_dataset(
 
     Args:
         dataset: Path or URL of an output, whose latest version is published, or of a version.
-        repo: Owner and name of the repository, such as my-org/web. It is made if it is not there.
+        repo: Owner and name of the repository, such as my-org/web, or buckets/my-org/web. It is made if it is not there.
         form: Parquet with lists of token ids, or the zarr of the version as it is.
         private: For whom a repository is made; one that is there stays as it is.
         licence: As the hub names licences, such as cc-by-4.0; that of the configuration without it.

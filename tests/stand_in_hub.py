@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import re
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow as pa
 import pytest
 
 Kind = Literal["datasets", "models"]
@@ -28,6 +30,8 @@ API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<v
 WRITE = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit|tag)/(?P<revision>[^/]+)")
 BATCH = re.compile(r"/datasets/[^/]+/[^/]+\.git/info/lfs/objects/batch")
 BUCKET = re.compile(r"/(?:api/)?buckets/(?P<bucket>[^/]+/[^/]+)(?:/(?P<verb>[a-z-]+)(?:/(?P<rest>.+))?)?")
+XET = re.compile(r"/v1/(?P<verb>xorbs/default|shards)(?:/(?P<hash>\w+))?")
+"""What is asked of a store of chunks, which the client of buckets writes to: that of the hub says where it is."""
 LARGE = 1000
 """Files of so many bytes lie in the store for large files."""
 RESOLVE = re.compile(r"/(?:(?P<kind>datasets)/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
@@ -66,6 +70,10 @@ class StandInHub:
     """For whom repositories were made, by name."""
     buckets: dict[str, dict[str, tuple[str, bytes]]] = field(default_factory=dict)
     """Files of buckets by their paths: digest and content."""
+    chunks: dict[str, list[bytes]] = field(default_factory=dict)
+    """Chunks of each object of the store of chunks."""
+    xet: dict[str, bytes] = field(default_factory=dict)
+    """Content by its digest in the store of chunks."""
     messages: list[str] = field(default_factory=list)
     """Of commits, in order."""
     faults: list[Fault] = field(default_factory=list)
@@ -109,9 +117,12 @@ class StandInHub:
         if method == "PUT" and path.startswith("/large/"):
             self.large[path.rpartition("/")[2]] = body
             return Answer(200)
+        if match := XET.fullmatch(path):
+            self._put_chunks(match["hash"], body)
+            return _json({"was_inserted": True, "result": 1})
         if match := BUCKET.fullmatch(path):
             recursive = "recursive=true" in parts.query.lower()
-            return self._bucket(match["bucket"], match["verb"], match["rest"] or "", body, recursive)
+            return self._bucket(method, match["bucket"], match["verb"], match["rest"] or "", body, token, recursive)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/refs", path):
             return self._refs(match[1])
         if path == "/api/validate-yaml":
@@ -126,7 +137,17 @@ class StandInHub:
             return self._file(kind, repo, revision, name)
         return _missing("EntryNotFound")
 
-    def _bucket(self, bucket: str, verb: str | None, rest: str, body: bytes, recursive: bool) -> Answer:
+    def _bucket(self, method: str, bucket: str, verb: str | None, rest: str, body: bytes, token: str, recursive: bool) -> Answer:
+        if verb == "xet-write-token" or (method == "POST" and verb != "paths-info"):
+            if token != self.token:
+                return _json({"error": "not you"}, 403)
+            if verb == "xet-write-token":
+                return _json({"casUrl": self.url, "exp": 1 << 40, "accessToken": "t"})
+            files = self.buckets.setdefault(bucket, {})
+            if verb is None:
+                return _json({"url": f"{self.url}/buckets/{bucket}"})
+            files |= {line["path"]: (line["xetHash"], self.xet[line["xetHash"]]) for line in map(json.loads, body.splitlines())}
+            return _json({"failed": []})
         if bucket not in self.buckets:
             return _missing("RepoNotFound")
         files = self.buckets[bucket]
@@ -145,6 +166,33 @@ class StandInHub:
             case "paths-info":
                 return _json([told[path] for path in json.loads(body)["paths"] if path in told])
         return Answer(200, files[rest][1], {"Accept-Ranges": "bytes"}) if rest in files else _missing("EntryNotFound")
+
+    def _put_chunks(self, name: str | None, body: bytes) -> None:
+        """Keep an object of chunks by its *name* or, without one, the files that a list of such parts makes up."""
+        if name is not None:
+            chunks, at = list[bytes](), 0
+            while at + 8 <= len(body):  # version, packed size, kind, size
+                packed, kind, size = (int.from_bytes(body[at + a : at + b], "little") for a, b in ((1, 4), (4, 5), (5, 8)))
+                chunk = body[at + 8 : at + 8 + packed]
+                chunk = pa.decompress(chunk, size, "lz4", asbytes=True) if kind else chunk
+                if kind == 2:  # the bytes of each place among four are together
+                    ends = [-(-(size - k) // 4) for k in range(4)]
+                    streams = [chunk[sum(ends[:k]) : sum(ends[: k + 1])] for k in range(4)]
+                    chunk = bytes(streams[i % 4][i // 4] for i in range(size))
+                chunks.append(chunk)
+                at += 8 + packed
+            self.chunks[name] = chunks
+            return
+        at = 48  # after the head, 48 bytes each: a file, its parts and their proofs
+        while (digest := body[at : at + 32]) != b"\xff" * 32:
+            flags, count = struct.unpack_from("<II", body, at + 32)
+            parts = [body[start : start + 48] for start in range(at + 48, at + 48 * (count + 1), 48)]
+            content = b""
+            for part in parts:
+                first, stop = struct.unpack_from("<II", part, 40)
+                content += b"".join(self.chunks[_xet_name(part[:32])][first:stop])
+            self.xet[_xet_name(digest)] = content
+            at += 48 * (1 + count * (2 if flags >> 31 else 1) + (flags >> 30 & 1))
 
     def _write(self, path: str, body: bytes) -> Answer:
         if match := WRITE.fullmatch(path):
@@ -257,6 +305,11 @@ class StandInHub:
     def _files(self, kind: str, repo: str, commit: str) -> dict[str, Path]:
         tree = self.root / kind / repo / "commits" / commit
         return {path.relative_to(tree).as_posix(): path for path in sorted(tree.rglob("*")) if path.is_file()}
+
+
+def _xet_name(digest: bytes) -> str:
+    """A digest of the store of chunks as its clients write it."""
+    return "".join(f"{part:016x}" for part in struct.unpack("<4Q", digest))
 
 
 def _missing(code: str, headers: Mapping[str, str] | None = None) -> Answer:

@@ -76,7 +76,7 @@ def add_commands(commands: Any) -> None:
 
     publish = add_command(commands, "publish", run_publish, "publish a version on the Hugging Face hub", reports=True)
     publish.add_argument("dataset", metavar="DATASET", type=existing, help="an output, or a version of it")
-    target = "the repository; made if it is not there"
+    target = "the repository, or a bucket by buckets/ORG/NAME; made if it is not there"
     publish.add_argument("--to", nargs=2, required=True, metavar=("hub", "ORG/NAME"), help=target)
     add_fields(publish, HubRequest)
 

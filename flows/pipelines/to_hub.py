@@ -21,14 +21,14 @@ from flows.pipelines.export import export
 from flows.pipelines.publish import scratch_apart, timed
 from flows.pipelines.stages import Runner
 from tasks.config import Licence
-from tasks.derive.request import HubRequest
+from tasks.derive.request import HubRequest, place_on_hub
 from tasks.models import Model, Split
 from tasks.output.paths import version_store
 from tasks.output.pointer import MARKERS
 from tasks.output.staging import attempt
 from tasks.output.versions import Origin, at_dataset, read_origin
 from tasks.progress import meter
-from tasks.upload import CARD, DATA, ZARR, HubFile, files_below, upload
+from tasks.upload import BUCKETS, CARD, DATA, ZARR, HubFile, files_below, upload
 
 OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/", "staging/", "lock"))
 """State of an export, which names a place of this machine."""
@@ -36,7 +36,8 @@ OF_THE_RUN = tuple(f"{DATA}/{BESIDE}/{name}" for name in ("plan.json", "parts/",
 ROOT_OBJECTS = (MANIFEST, MANIFEST + SIGNATURE, BYTES_RECORD, *MARKERS, ".zattrs")
 """Objects of a version that its manifest does not list."""
 
-PARQUET_CARD = """\
+CARDS = {
+    ("parquet", False): """\
 Each row has the token ids of a document, in `input_ids`.
 
 ```python
@@ -44,8 +45,17 @@ from datasets import load_dataset
 
 dataset = load_dataset("{repo}", revision="{version}")
 ```
-"""
-ZARR_CARD = """\
+""",
+    ("parquet", True): """\
+Each row has the token ids of a document, in `input_ids`.
+
+```python
+from datasets import load_dataset
+
+dataset = load_dataset("parquet", data_files="hf://{repo}/{version}/data/train-*.parquet")
+```
+""",
+    ("zarr", False): """\
 ```python
 import flat_tokens
 from huggingface_hub import snapshot_download
@@ -53,7 +63,16 @@ from huggingface_hub import snapshot_download
 directory = snapshot_download("{repo}", repo_type="dataset", revision="{version}")
 dataset = flat_tokens.open(f"{{directory}}/zarr")
 ```
-"""
+""",
+    ("zarr", True): """\
+```python
+import flat_tokens
+
+dataset = flat_tokens.open("hf://{repo}/{version}/zarr")
+```
+""",
+}
+"""How to read a repository or, if True, a bucket, by the form of what is there."""
 
 
 class HubResult(Model):
@@ -97,24 +116,13 @@ def publish_to_hub(request: HubRequest, runner: Runner) -> HubResult:
             meter.begin("upload", sum(file.size for file in found))
             return found
 
-        note_export(store.url, f"hub, {request.form}", f"hf://datasets/{request.repo}")
+        note_export(store.url, f"hub, {request.form}", place_on_hub(request.repo))
         with timed("upload", seconds):
             upload_result = upload(
                 request.repo, files, card.encode(), version, request.private, lambda count: meter.add("upload", count, 0, 0)
             )
     meter.begin("done")
-    return HubResult(
-        url=upload_result.url,
-        version=version,
-        commit=upload_result.commit,
-        form=request.form,
-        files=upload_result.files,
-        uploaded=upload_result.uploaded,
-        byte_count=upload_result.byte_count,
-        removed=upload_result.removed,
-        was_done=upload_result.was_done,
-        seconds=seconds,
-    )
+    return HubResult(version=version, form=request.form, seconds=seconds, **upload_result._asdict())
 
 
 def own_card(store: Store) -> str:
@@ -168,10 +176,11 @@ def _licence_of(origin: Origin | None) -> str | None:
 def hub_card(card: str, request: HubRequest, version: str, licence: str | None, splits: Sequence[Split]) -> str:
     """The card of a repository: the version's own, with the head that the hub reads, and how to read what is there."""
     head = ["---", *([f"license: {licence}"] if licence else [])]
-    if request.form == "parquet":
+    of_bucket = request.repo.startswith(BUCKETS)
+    if request.form == "parquet" and not of_bucket:
         head += ["configs:", "- config_name: default", "  data_files:"]
         for split in splits:
             head += [f"  - split: {split}", f"    path: {DATA}/{split}-*"]
-    reading = (PARQUET_CARD if request.form == "parquet" else ZARR_CARD).format(repo=request.repo, version=version)
+    reading = CARDS[request.form, of_bucket].format(repo=request.repo, version=version)
     body = re.sub(r"(?<=\n## Read it\n\n).*?(?=\n## )", lambda _: reading, card, count=1, flags=re.DOTALL)
     return "\n".join([*head, "---", "", body])

@@ -126,7 +126,12 @@ class ImportRequest(Publishing):
         return self
 
 
-Repository = Annotated[str, Matching(r"^[\w.-]+/[\w.-]+\Z", "ORG/NAME")]
+Repository = Annotated[str, Matching(r"^(buckets/)?[\w.-]+/[\w.-]+\Z", "ORG/NAME or buckets/ORG/NAME")]
+
+
+def place_on_hub(repo: str) -> str:
+    """The URL of a dataset repository or a bucket."""
+    return f"hf://{repo}" if repo.startswith("buckets/") else f"hf://datasets/{repo}"
 
 
 class HubRequest(Model):
@@ -143,7 +148,7 @@ class HubRequest(Model):
     @field_validator("repo")
     @classmethod
     def within_roots(cls, repo: str) -> str:
-        writable(plain_location(f"hf://datasets/{repo}"))
+        writable(plain_location(place_on_hub(repo)))
         return repo
 
 

@@ -39,8 +39,8 @@ def built(tmp_path: Path, count: int = 30, **settings: Any) -> BuildResult:
     return build_here(settings_of(tmp_path / "out", notes, name="notes", slice_bytes=1000, **settings))
 
 
-def publish(tmp_path: Path, **settings: Any) -> HubResult:
-    request = HubRequest(dataset=str(tmp_path / "out"), repo=REPO, scratch=str(tmp_path / "scratch"), **settings)
+def publish(tmp_path: Path, repo: str = REPO, **settings: Any) -> HubResult:
+    request = HubRequest(dataset=str(tmp_path / "out"), repo=repo, scratch=str(tmp_path / "scratch"), **settings)
     with Threads(2) as runner:
         return publish_to_hub(request, runner)
 
@@ -116,6 +116,34 @@ def test_a_new_version_uploads_what_changed_and_removes_what_went(hub: StandInHu
     assert hub_manifest == json.loads((tmp_path / "out" / "versions" / second.version / "manifest.json").read_bytes())
 
 
+def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Path) -> None:
+    """It is read by the library and by datasets. What is there is not sent again, and a next version changes nothing of it."""
+    import datasets
+
+    first, bucket = built(tmp_path), "buckets/org/notes"
+    tokens = flat_tokens.open(tmp_path / "out").train
+    texts = [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+    told = publish(tmp_path, bucket, form="zarr")
+    assert told.url == f"{hub.url}/{bucket}"
+    assert publish(tmp_path, bucket, form="zarr").was_done
+    files = hub.buckets["org/notes"]
+    del files[f"{first.version}/README.md"], files[f"{first.version}/zarr/train/seq_starts/c/0"]
+    assert publish(tmp_path, bucket, form="zarr").uploaded == 1
+    old = {name: one for name, one in files.items() if name != "README.md"}
+    second = built(tmp_path, split_seed=5)
+    publish(tmp_path, bucket)
+    assert files.items() >= old.items()
+    place = f"hf://{bucket}/{first.version}/zarr"
+    assert flat_tokens.verify(place, "full").seq_count == 30
+    assert flat_tokens.open(place).train.sequence(3).tolist() == texts[3]
+    parquet = f"hf://{bucket}/{second.version}/data/train-*.parquet"
+    rows = datasets.load_dataset("parquet", data_files=parquet)["train"]["input_ids"]
+    now = flat_tokens.open(tmp_path / "out").train
+    assert rows[:] == [now.sequence(i).tolist() for i in range(now.seq_count)]
+    card = files["README.md"][1].decode()
+    assert f'data_files="{parquet}"' in card
+
+
 def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_path: Path) -> None:
     result = built(tmp_path)
     secret = tmp_path / "secret"
@@ -145,11 +173,12 @@ def test_a_card_that_the_manifest_does_not_list_is_not_published(
     assert hub.messages == []
 
 
-def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("repo", [REPO, f"buckets/{REPO}"])
+def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: str) -> None:
     built(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(ValueError, match=r"^org/notes: the hub does not let the account of HF_TOKEN write here \(status 403\)"):
-        publish(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{repo}: the hub does not let the account of HF_TOKEN write here \(status 403\)"):
+        publish(tmp_path, repo)
 
 
 @pytest.mark.parametrize("repo", ["notes", "org/notes/more", "../notes", "org/no tes"])
