@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import json
@@ -312,25 +311,6 @@ def test_the_largest_token_id() -> None:
     assert pack.labels.tolist() == [2**31 - 1, 0, 2**31 - 1, -100]
 
 
-@pytest.mark.parametrize("options", VIEWS)
-def test_a_view_is_a_sequence(options: dict[str, Any]) -> None:
-    view = in_memory(LENGTHS).packed_documents(6, **options)
-    rows = packs_of(view)
-    assert len(rows) == len(view) >= 4
-    assert [packs_of([view[i - len(view)]])[0] for i in range(len(view))] == rows  # type: ignore[arg-type]
-    for wrong in (len(view), -len(view) - 1):
-        with pytest.raises(IndexError, match=f"there is no row {wrong}; there are {len(view)}"):
-            view[wrong]
-    picked = [3, 0, -1, 0]
-    items, batch = view.__getitems__(picked), view.batch(np.array(picked))
-    assert isinstance(batch, PackedDocuments)
-    assert packs_of(items) == [rows[i] for i in picked]  # type: ignore[arg-type]
-    for name in NAMES:
-        assert batch[name].tolist() == [item[name].tolist() for item in items]
-        assert all(item[name].base is not None for item in items)  # rows of one array
-    assert [lengths.tolist() for lengths in batch.seq_lens] == [rows[i].seq_lens for i in picked]
-
-
 def test_a_pack_goes_by_names_numbers_and_as_a_dict() -> None:
     pack = in_memory(LENGTHS).packed_documents(6)[0]
     tokens, labels, *_ = pack
@@ -344,17 +324,6 @@ def test_a_pack_goes_by_names_numbers_and_as_a_dict() -> None:
     with pytest.raises(KeyError, match="there is no field 'token'; there are tokens, labels"):
         pack["token"]
     assert packs_of([pickle.loads(pickle.dumps(pack))]) == packs_of([pack])  # type: ignore[arg-type]
-
-
-def test_fields_make_plain_dicts() -> None:
-    view = in_memory(LENGTHS).packed_documents(6, fields=["labels", "tokens"])
-    assert {name: array.tolist() for name, array in view[0].items()} == {
-        "labels": [1, 2, 3, -100, -100, -100],
-        "tokens": [1, 2, 3, 0, 0, 0],
-    }
-    assert [list(row) for row in view.__getitems__([0, 1])] == [["labels", "tokens"]] * 2
-    with pytest.raises(ValueError, match="'masks'"):
-        in_memory(LENGTHS).packed_documents(6, fields=["masks"])
 
 
 @pytest.mark.parametrize(
@@ -457,14 +426,6 @@ def test_an_index_takes_memory_for_its_result_alone() -> None:
     assert peak(too_long="cut") < 2 * 8 * 50_000 + window
 
 
-@pytest.mark.parametrize("options", VIEWS)
-def test_threads_share_a_view(options: dict[str, Any]) -> None:
-    view = in_memory(LENGTHS * 15).packed_documents(6, **options)
-    expected = packs_of(view)
-    with ThreadPoolExecutor(4) as pool:
-        assert packs_of(pool.map(view.__getitem__, range(len(view)))) == expected  # type: ignore[arg-type]
-
-
 def _tokens_of(view: PackedDocumentsView, i: int) -> list[int]:
     return view[i].tokens.tolist()  # type: ignore[no-any-return]
 
@@ -476,8 +437,6 @@ def test_other_processes_take_a_view(tmp_path: Path) -> None:
     wanted = [_tokens_of(view, 1) for view in made]
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         assert list(pool.map(_tokens_of, made, [1] * len(made), timeout=60)) == wanted
-    for view in made:
-        assert packs_of(pickle.loads(pickle.dumps(view))) == packs_of(copy.deepcopy(view)) == packs_of(view)
 
 
 # Attention

@@ -255,12 +255,17 @@ def train(tmp_path: Path) -> FlatTokens:
     return split(tmp_path, EXAMPLE)
 
 
-def three_views(train: FlatTokens, **settings: Any) -> list[Any]:
-    return [train.packed(2, **settings), train.blocks(2, **settings), train.documents(2, **settings)]
+def three_views(train: FlatTokens) -> list[Any]:
+    return [train.packed(2), train.blocks(2), train.documents(2)]
+
+
+def all_views(train: FlatTokens) -> list[Any]:
+    packs = ({}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"})
+    return [*three_views(train), *(train.packed_documents(30, **options) for options in packs)]
 
 
 def test_rows_are_numbered_as_in_any_sequence(train: FlatTokens) -> None:
-    for view in three_views(train):
+    for view in all_views(train):
         assert lists(view[-1]) == lists(view[len(view) - 1]) == lists(list(view)[-1])
         for i in (len(view), -len(view) - 1, 2**40):
             with pytest.raises(IndexError, match=f"{train.store.url}: there is no row {i}; there are {len(view)}"):
@@ -284,7 +289,7 @@ def test_numpys_integers_number_rows(tmp_path: Path) -> None:
 
 
 def test_what_numbers_no_rows_is_refused(train: FlatTokens) -> None:
-    for view in three_views(train):
+    for view in all_views(train):
         for indices in ([0.0], [True], [[0]], 0, ["0"]):
             with pytest.raises(TypeError, match="row numbers are int64"):
                 view.batch(indices)
@@ -319,7 +324,7 @@ def test_batches_start_where_jax_takes_them_over(train: FlatTokens) -> None:
 
 
 def test_views_can_be_pickled(train: FlatTokens) -> None:
-    for view in three_views(train):
+    for view in all_views(train):
         for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
             assert [lists(row) for row in again] == [lists(row) for row in view]
 
@@ -327,7 +332,7 @@ def test_views_can_be_pickled(train: FlatTokens) -> None:
 def test_threads_share_a_view(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     train = split(tmp_path, [rng.integers(0, 100, rng.integers(0, 30)).tolist() for _ in range(200)], "compact")
-    for view in (train.packed(16), train.blocks(16), train.documents(16)):
+    for view in all_views(train):
         alone = [lists(row) for row in view]
         with ThreadPoolExecutor(8) as pool:
             together = list(pool.map(lambda i, view=view: lists(view[i]), list(range(len(view))) * 4))

@@ -16,6 +16,7 @@ from flat_tokens.checker import DamagedError
 from flat_tokens.stores import signing
 from flat_tokens.stores.signing import KEY_FILE
 from flat_tokens.stores.store import Store
+from tasks.garbage import Policy, collect
 from tasks.output import pointer as pointers
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import roll_back
@@ -23,20 +24,11 @@ from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import KEY, OTHER, key_file, public_pem
 
 
-class Keys:
-    """Two files: of a private key, and of its public one."""
-
-    def __init__(self, here: Path, name: str, text: bytes = KEY) -> None:
-        self.private = key_file(here / name, text)
-        self.public = here / f"{name}.pub"
-        self.public.write_bytes(public_pem(text))
-
-
 @pytest.fixture
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
-    made = Keys(tmp_path, "key")
-    monkeypatch.setenv(KEY_FILE, str(made.private))
-    return made
+def public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The public key of the private one that the environment names."""
+    monkeypatch.setenv(KEY_FILE, str(key_file(tmp_path / "key")))
+    return key_file(tmp_path / "key.pub", public_pem(KEY))
 
 
 def build_version(output: str, tmp_path: Path, seed: int) -> str:
@@ -45,23 +37,23 @@ def build_version(output: str, tmp_path: Path, seed: int) -> str:
     return build_here(told).version
 
 
-def check(output: str, keys: Keys, **settings: Any) -> None:
+def check(output: str, public: Path, **settings: Any) -> None:
     with signing.using(b""):
-        flat_tokens.verify(output, key=keys.public, **settings)
+        flat_tokens.verify(output, key=public, **settings)
 
 
 def test_a_stranger_checks_with_the_public_key_alone(
-    output: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(2):
         build_version(output, tmp_path, seed)
     monkeypatch.delenv(KEY_FILE)
-    check(output, keys, level="full", number=2)
+    check(output, public, level="full", number=2)
     with pytest.raises(DamagedError, match="is not signed by this key"):
-        check(output, Keys(tmp_path, "other", OTHER))
+        check(output, key_file(tmp_path / "other", public_pem(OTHER)))
 
 
-def test_an_earlier_version_that_is_put_back_is_refused(output: str, keys: Keys, tmp_path: Path) -> None:
+def test_an_earlier_version_that_is_put_back_is_refused(output: str, public: Path, tmp_path: Path) -> None:
     root = Store.at(output)
     first = build_version(output, tmp_path, 0)
     then = root.read("latest.json")
@@ -70,19 +62,19 @@ def test_an_earlier_version_that_is_put_back_is_refused(output: str, keys: Keys,
     forged = {**json.loads(then), "sequence": now["sequence"]}
     root.put("latest.json", json.dumps(forged).encode())
     with pytest.raises(DamagedError, match=f"has version {first} as number 2, but those that the key signed of it are 1"):
-        check(output, keys)
+        check(output, public)
     root.put("latest.json", then)  # as a whole
     with pytest.raises(
         DamagedError, match=r"is number 1, but version .* became the latest as number 2: an earlier one was put back"
     ):
-        check(output, keys)
+        check(output, public)
     root.remove(f"versions/{now['version']}")  # and what tells of it goes
     with pytest.raises(DamagedError, match="is number 1, but number 2 is known"):
-        check(output, keys, number=2)
+        check(output, public, number=2)
 
 
 @pytest.mark.parametrize("path", ["", "latest", "versions/{version}", "copy"])
-def test_a_number_needs_a_pointer(keys: Keys, tmp_path: Path, path: str) -> None:
+def test_a_number_needs_a_pointer(public: Path, tmp_path: Path, path: str) -> None:
     """By a version alone nobody can tell that a later one is known."""
     output = tmp_path / "out"
     version = build_version(str(output), tmp_path, 0)
@@ -90,21 +82,23 @@ def test_a_number_needs_a_pointer(keys: Keys, tmp_path: Path, path: str) -> None
     if not path:
         (output / "latest.json").unlink()
     there = output / path.format(version=version) if path else output / "latest"
-    check(str(there), keys)
+    check(str(there), public)
     with pytest.raises(DamagedError, match=r"has no latest\.json, whose number could be compared with 1"):
-        check(str(there), keys, number=1)
+        check(str(there), public, number=1)
 
 
-def test_a_rollback_is_signed_with_a_number_of_its_own(output: str, keys: Keys, tmp_path: Path) -> None:
+def test_a_rollback_is_signed_with_a_number_of_its_own(output: str, public: Path, tmp_path: Path) -> None:
     for seed in range(3):
         build_version(output, tmp_path, seed)
     for number in (4, 5):
         roll_back(Store.at(output))
-        check(output, keys, number=number)
+        check(output, public, number=number)
+    collect(Store.at(output), Policy(keep_versions=1, grace_days=0), delete=True)
+    check(output, public, number=5)
 
 
 def test_what_was_made_without_the_key_is_not_published(
-    output: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as other:
         other.delenv(KEY_FILE)
@@ -122,20 +116,20 @@ def test_what_was_made_without_the_key_is_not_published(
             with pytest.raises(ValueError, match=then):
                 build_version(output, tmp_path, 1)
     assert build_version(output, tmp_path, 1) == version
-    check(output, keys)
+    check(output, public)
 
 
-def test_a_manifest_that_was_changed_is_refused(output: str, keys: Keys, tmp_path: Path) -> None:
+def test_a_manifest_that_was_changed_is_refused(output: str, public: Path, tmp_path: Path) -> None:
     version, root = build_version(output, tmp_path, 0), Store.at(output)
     with signing.using(b""):
         root.put(f"versions/{version}/manifest.json", root.read(f"versions/{version}/manifest.json") + b"\n")
     with pytest.raises(DamagedError, match="is not signed by this key"):
-        check(output, keys)
+        check(output, public)
 
 
 @pytest.mark.parametrize("dies_at", ["swap", "say_of_move"])
 def test_a_kill_around_the_move_raises_no_false_alarm(
-    output: str, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
     build_version(output, tmp_path, 0)
     real = getattr(pointers, dies_at)
@@ -149,12 +143,12 @@ def test_a_kill_around_the_move_raises_no_false_alarm(
         patched.setattr(pointers, dies_at, die)
         with pytest.raises(KeyboardInterrupt):
             build_version(output, tmp_path, 1)
-    check(output, keys)
+    check(output, public)
     version = build_version(output, tmp_path, 1)
     assert read_pointer(Store.at(output)).version == version
-    check(output, keys, number=2)
+    check(output, public, number=2)
 
 
-def test_a_private_key_is_not_given_as_the_public_one(keys: Keys, tmp_path: Path) -> None:
+def test_a_private_key_is_not_given_as_the_public_one(public: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has a private key"):
-        flat_tokens.verify(tmp_path, key=keys.private)
+        flat_tokens.verify(tmp_path, key=tmp_path / "key")

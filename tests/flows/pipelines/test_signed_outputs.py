@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools import cli
 from flat_tokens.tools.corpus import open_corpus
-from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import derive
 from flows.pipelines.refresh import refresh
 from flows.runners.threads import Threads
@@ -36,7 +34,6 @@ from tests.faults.support import (
     version_digests,
     write_notes,
 )
-from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.keys import KEY, OTHER, key_file
 
 NOW = Policy(keep_versions=1, grace_days=0)
@@ -252,35 +249,6 @@ def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings
     ]
     assert beside == {f"{name}.ed25519" for name in needed if (out / name).exists()}
     assert len(beside) >= 4
-
-
-@pytest.mark.parametrize("where", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
-def test_object_stores_are_signed_as_disks_are(
-    where: str, settings: Settings, key: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = f"memory://{uuid.uuid4().hex}" if where == "memory" else f"{request.getfixturevalue('s3')}/out"
-    there = {**settings, "output": url, "scratch": str(tmp_path / "scratch"), "layout": "mmap"}
-
-    def build(**changed: int) -> BuildResult:
-        return build_here({**there, **changed})
-
-    first, second = build(), build(split_seed=1)
-    assert second.slices_reused == second.slices
-    assert flat_tokens.verify(url, "full").path.endswith(second.version)
-    roll_back(Store.at(url))
-    assert flat_tokens.open(url).path.endswith(first.version)
-    collect(Store.at(url), NOW, delete=True)
-    assert flat_tokens.open(url).train.token_count > 0
-    here = build_here({**settings, "layout": "mmap"})
-    local, remote = version_digests(tmp_path / "out", here.version), Store.at(first.path)
-    del local["manifest.json.ed25519"]  # it tells of moves, of which the other has more
-    assert local == {
-        name: remote.digest(name, "sha256").digest for name, _ in remote.listing() if name != "manifest.json.ed25519"
-    }
-    root = Store.at(url)
-    root.fs.pipe_file(root.path("latest.json"), root.read("latest.json") + b" ")
-    with pytest.raises(ValueError, match=r"latest\.json: the signature"):
-        flat_tokens.open(url)
 
 
 def test_the_link_latest_leads_where_the_signed_pointer_says(settings: Settings, tmp_path: Path, key: str) -> None:
