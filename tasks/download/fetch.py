@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flat_tokens.stores.answers import LEAST_BYTES, WINDOW_SECONDS, bounded, check_encoding
-from flat_tokens.stores.local import kind_of, make_directory, real_path
+from flat_tokens.stores.local import kind_of, make_directory, named_errors, real_path
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
@@ -124,7 +124,8 @@ def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
                         taken += int(lock.read_text() or 0)
                 if not taken or taken + size <= room:
                     own = stack.enter_context(halves_in(files))
-                    own.with_suffix(".lock").write_text(str(size))
+                    with named_errors(own):
+                        own.with_suffix(".lock").write_text(str(size))
                     break
             time.sleep(ROOM_SECONDS)
         yield own
