@@ -30,8 +30,8 @@ HELD = "held.json"
 LINK = "latest"
 LOCK = ".latest.lock"
 """Names below a build's output: the pointer, all versions, token shards and fetched files, what versions left out, records of
-runs, the version that
-waits for a person, and on a local disk the link to the version that the pointer names, and the lock of who writes records.
+runs, the version that waits for a person, and on a local disk the link to the version that the pointer names, and the lock of who
+writes records.
 """
 
 MANIFEST = "manifest.json"

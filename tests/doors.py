@@ -90,7 +90,7 @@ PERMITTED = {
     "tasks/download/fetch.py:_alone": LOCK,
     "tasks/download/fetch.py:_bring": OWN,
     "tasks/download/fetch.py:_settle": LOCK,
-    "tasks/download/fetch.py:room_taken": OWN,
+    "tasks/download/fetch.py:_take_room": OWN,
     "tasks/download/outlines.py:fetch_spans": OWN,
     "tasks/download/outlines.py:outlined": OWN,
     "tasks/download/hub.py:_write_parquet": OWN,

@@ -40,6 +40,8 @@ READ_AHEAD_WORDS = 8 << 20
 """Words of a mapped file fetched ahead of a read of many chunks: the next read most likely begins where it ends."""
 FEW_RANGES = 16
 """The places of more ranges are computed by operations on whole arrays, which take a while to begin."""
+FEW_READS = 64
+"""So many ranges of few blocks are read one by one, which is less work than to look at their blocks together."""
 FEW_WORDS = 2048
 """Copies of fewer words are of memory views, in half of numpy's time. For more, numpy lets other threads run meanwhile."""
 MANY_RANGES = 256
@@ -270,10 +272,9 @@ class StoredArray:
         if self._in_blocks is not None:
             if self._is_small:
                 _copy_ranges(self._small_array(starts, starts + lengths), starts, lengths, out, at)
-            elif len(starts) <= 64 and int(lengths.sum()) <= FEW_RANGES * self._block_length:
-                for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist(), strict=True):
-                    if length:
-                        self.read(start, start + length, out[place : place + length])
+            elif len(starts) <= FEW_READS and int(lengths.sum()) <= FEW_RANGES * self._block_length:
+                for start, length, place in np.stack([starts, lengths, at])[:, lengths > 0].T.tolist():
+                    self.read(start, start + length, out[place : place + length])
             else:
                 self._gather_blocks(starts, starts + lengths, out, at)
             return

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 from flat_tokens.extras import extra
-from flat_tokens.options import digits
 
 KEY_FILE = "FLAT_TOKENS_SIGNING_KEY_FILE"
 FORMER_KEY_FILE = "FLAT_TOKENS_PRIVATE_KEY_FILE"
@@ -39,6 +38,8 @@ KEYS = re.compile(rb"-----BEGIN ([A-Z ]+)-----.*?-----END \1-----|^ssh-ed25519 .
 
 Kind = Literal["record", "offered", "latest"]
 """``offered``: before the pointer moves; ``latest``: when it has."""
+
+LINE = re.compile(rf"([0-9a-f]{{128}}) ({'|'.join(get_args(Kind))}) ([0-9]{{1,18}}) (.+) ([0-9a-f]{{64}})")
 
 _used: bytes | None = None
 
@@ -131,9 +132,9 @@ def public_key_in(path: str) -> Any:
     try:
         with open(path, "rb") as file:
             found = keys_of(file.read(MOST_BYTES), f"--key {path}")
-    except (OSError, PermissionError) as error:
+    except OSError as error:
         raise ValueError(f"--key {path} cannot be read ({error.strerror})" if error.strerror else str(error)) from error
-    if found.private is not None:
+    if found.private:
         raise ValueError(f"--key {path} has a private key. Its public one is made by: openssl pkey -in KEY -pubout -out PUBLIC")
     return found.public[0]
 
@@ -181,15 +182,10 @@ def with_statement(lines: bytes, said: Statement) -> bytes:
 
 def statements_in(lines: bytes, public: Any) -> Iterator[Statement]:
     """The statements that a key has signed."""
-    for line in lines[:MOST_BYTES].splitlines():
-        signature, _, rest = line.decode(errors="replace").partition(" ")
-        about, _, sha256 = rest.rpartition(" ")
-        kind, number, name = (*about.split(" ", 2), "", "", "")[:3]
-        if kind not in get_args(Kind) or (count := digits(number)) is None:
-            continue
-        said = Statement(kind, count, name, sha256)  # type: ignore[arg-type]
-        with contextlib.suppress(Exception):  # of the library's own, or digits that are none: it is not signed
-            public.verify(bytes.fromhex(signature), said.signed())
+    for found in filter(None, map(LINE.fullmatch, lines[:MOST_BYTES].decode(errors="replace").split("\n"))):
+        said = Statement(found[2], int(found[3]), found[4], found[5])  # type: ignore[arg-type]
+        with contextlib.suppress(Exception):  # of the library's own: it is not signed
+            public.verify(bytes.fromhex(found[1]), said.signed())
             yield said
 
 

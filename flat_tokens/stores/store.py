@@ -449,10 +449,12 @@ class Store:
         if self.is_local:
             local.remove(self.root, key)
             return
-        with contextlib.suppress(FileNotFoundError):
-            self.ask("rm", key, recursive=True)
-        if "abfs" in self.protocols and self.exists(key):  # its client hides errors if an object went meanwhile
-            self.remove(key)
+        for _ in range(UPLOADS):
+            with contextlib.suppress(FileNotFoundError):
+                self.ask("rm", key, recursive=True)
+            if "abfs" not in self.protocols or not self.exists(key):  # its client hides errors if an object went meanwhile
+                return
+        raise OSError(f"{self._named(key)}: is still there, though its store was asked {UPLOADS} times to remove it")
 
     def remove_object(self, key: str) -> None:
         """Remove one object, by one request of a store. Nothing happens if there is none."""

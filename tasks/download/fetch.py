@@ -114,21 +114,26 @@ def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
     """
     make_directory(files)
     with contextlib.ExitStack() as stack:
-        while True:
-            taken = 0
-            with open(files / ".lock", "ab") as turn:
-                fcntl.flock(turn, fcntl.LOCK_EX)
-                sweep(os.fspath(files))
-                for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
-                    with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
-                        taken += int(lock.read_text() or 0)
-                if not taken or taken + size <= room:
-                    own = stack.enter_context(halves_in(files))
-                    with named_errors(own):
-                        own.with_suffix(".lock").write_text(str(size))
-                    break
+        while (own := _take_room(files, size, room, stack)) is None:
             time.sleep(ROOM_SECONDS)
         yield own
+
+
+def _take_room(files: Path, size: int, room: int, stack: contextlib.ExitStack) -> Path | None:
+    """The same, until *stack* ends; None if the bytes are not free now."""
+    taken = 0
+    with open(files / ".lock", "ab") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        sweep(os.fspath(files))
+        for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
+            with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
+                taken += int(lock.read_text() or 0)
+        if taken and taken + size > room:
+            return None
+        own = stack.enter_context(halves_in(files))
+        with named_errors(own):
+            own.with_suffix(".lock").write_text(str(size))
+        return own
 
 
 def check_remote(found: FoundFile) -> None:

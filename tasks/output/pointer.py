@@ -175,13 +175,11 @@ def move(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
     return now
 
 
-def say_of_move(root: Store, now: Pointer, *kinds: Kind) -> None:
+def say_of_move(root: Store, now: Pointer, kind: Kind) -> None:
     """Sign that the pointer is about to be this, or is, next to the manifest of its version. Without a key, nothing is said."""
-    if not signing.keys() or now.version is None or now.manifest_sha256 is None:
-        return
-    beside = f"{version_key(now.version)}/{MANIFEST}{SIGNATURE}"
-    for kind in kinds:
-        _sign(root, beside, Statement(kind, now.sequence, now.version, now.manifest_sha256))
+    if signing.keys() and now.version and now.manifest_sha256:
+        said = Statement(kind, now.sequence, now.version, now.manifest_sha256)
+        _sign(root, f"{version_key(now.version)}/{MANIFEST}{SIGNATURE}", said)
 
 
 def _sign(root: Store, beside: str, said: Statement) -> None:
