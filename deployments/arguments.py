@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 
 POOLS = {"builds": "flat-tokens", "groups": "flat-tokens-groups"}
 """Worker -> its pool."""
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
+def arguments(description: str) -> ArgumentParser:
     """The arguments of serve.py and register.py: the deployments to register."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
@@ -29,11 +29,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def _block(text: str) -> str:
     if not all(text.partition("/")):
-        raise argparse.ArgumentTypeError(f"{text!r} names no block: write TYPE/NAME, such as slack-webhook/alerts")
+        raise ArgumentTypeError(f"{text!r} names no block: write TYPE/NAME, such as slack-webhook/alerts")
     return text

@@ -5,11 +5,11 @@ refreshes it, one run at a time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -75,7 +75,7 @@ def load_flow(deployment: JsonObject) -> Flow[..., Any]:
     return load_flow_from_entrypoint(str(CHECKOUT / deployment["entrypoint"]), use_placeholder_flow=False)
 
 
-def schedule_of(options: argparse.Namespace) -> JsonObject | None:
+def schedule_of(options: Namespace) -> JsonObject | None:
     """The schedule of refreshes, as prefect.yaml writes it. None without one. ValueError if it is not a valid time."""
     if options.cron is None and options.every is None:
         return None
@@ -340,7 +340,7 @@ def automate(client: SyncPrefectClient, automation: AutomationCore) -> None:
         client.create_automation(automation)
 
 
-def wanted(options: argparse.Namespace) -> list[JsonObject]:
+def wanted(options: Namespace) -> list[JsonObject]:
     """The deployments of prefect.yaml, and one for each dataset. ValueError if a configuration file or a time is wrong."""
     when = schedule_of(options)
     of_datasets = [dataset_deployment(path, when, options.keep) for path in options.datasets]
@@ -369,7 +369,7 @@ def connected() -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def missing_blocks(client: SyncPrefectClient, options: argparse.Namespace) -> dict[str, str]:
+def missing_blocks(client: SyncPrefectClient, options: Namespace) -> dict[str, str]:
     """The blocks that the options name and the server does not have, each with what to do about it."""
     missing = {}
     for named in filter(None, (options.credentials, options.notify)):

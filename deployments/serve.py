@@ -5,7 +5,6 @@ A server or worker that ends is started again.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import secrets
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from argparse import Namespace
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -117,9 +117,7 @@ def _say(what: str) -> None:
     print(f"{what} ...", flush=True)
 
 
-def _how_to_use_it(
-    address: str, secret_file: Path, of_datasets: list[str], missing: dict[str, str], options: argparse.Namespace
-) -> str:
+def _how_to_use_it(address: str, secret_file: Path, of_datasets: list[str], missing: dict[str, str], options: Namespace) -> str:
     """The block of lines that the service prints when it has started."""
     from tasks.locations import unbound
 
@@ -144,9 +142,7 @@ def _how_to_use_it(
     return f"\nRun builds at {address} under Deployments; Ctrl-C stops everything.\n{shown}"
 
 
-def _keep_running(
-    running: dict[str, Supervised], outages: Outages, missing: dict[str, str], options: argparse.Namespace
-) -> NoReturn:
+def _keep_running(running: dict[str, Supervised], outages: Outages, missing: dict[str, str], options: Namespace) -> NoReturn:
     """Start each process again when it ends, and use missing blocks once people have made them. ValueError if a process ends
     again and again.
     """
@@ -168,7 +164,7 @@ def _keep_running(
         time.sleep(0.5)
 
 
-def _use_made_blocks(missing: dict[str, str], options: argparse.Namespace) -> dict[str, str]:
+def _use_made_blocks(missing: dict[str, str], options: Namespace) -> dict[str, str]:
     """Notify by the block of --notify if people have made it by now. Return the blocks that are still missing."""
     from deployments.register import automate, connected, missing_blocks, read_automations
 

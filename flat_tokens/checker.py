@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import posixpath
@@ -11,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -157,10 +157,10 @@ def bytes_to_check(store: Store) -> int:
     once for the format. Parts that cannot be opened are not counted.
     """
     count = 0
-    with contextlib.suppress(ValueError, FileNotFoundError):
+    with suppress(ValueError, FileNotFoundError):
         count = sum(item["size"] for item in manifest_of(store).get("objects", ()))
     for name in _splits_at(store):
-        with contextlib.suppress(ValueError, FileNotFoundError):
+        with suppress(ValueError, FileNotFoundError):
             split = open_split(store / name)
             count += split.encoded_tokens.length * TOKEN_BYTES + split.seq_starts.length * ENTRY_BYTES
             count += split.loss_mask.length if split.loss_mask else 0
@@ -336,7 +336,7 @@ def check_objects(
     found = dict(store.listing())
     for stored in expected:
         if stored.key not in found and not store.is_local:
-            with contextlib.suppress(FileNotFoundError):  # listings of object stores may lag
+            with suppress(FileNotFoundError):  # listings of object stores may lag
                 found[stored.key] = store.size(stored.key)
         if stored.key not in found:
             yield f"{stored.key} is missing"

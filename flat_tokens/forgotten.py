@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -86,11 +86,11 @@ class Forgotten:
         """Which of the documents are forgotten, where the *keys* of imported ones are of their tokens: bool[n]."""
         return self.those(keys) | self.with_text(keys)
 
-    @functools.cached_property
+    @cached_property
     def _keys(self) -> _Known:
         return _Known(self.digests, self.salt)
 
-    @functools.cached_property
+    @cached_property
     def _texts(self) -> _Known:
         return _Known(self.texts, self.salt)
 

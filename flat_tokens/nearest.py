@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def directories_below(store: Store) -> Iterator[Directory]:
     for _ in range(DEPTH + 1):
         following: list[Store] = []
         for place in level[:left]:
-            with contextlib.suppress(*NO_OBJECT, PermissionError):
+            with suppress(*NO_OBJECT, PermissionError):
                 found = directory(place)
                 yield found
                 if not found.is_dataset:
@@ -117,7 +117,7 @@ def config_output(store: Store) -> str | None:
     """The output that a build's configuration names, if *store* is such a file."""
     if not store.root.endswith((".yaml", ".yml")):
         return None
-    with contextlib.suppress(*NO_OBJECT):
+    with suppress(*NO_OBJECT):
         found = OUTPUT.search(store.read_range("", 0, CONFIG_BYTES))
         return found[1].decode(errors="replace") if found else None
     return None
@@ -127,7 +127,7 @@ def _around(store: Store) -> str:
     """The remedy where a dataset lies around a path."""
     path = posixpath.dirname(store.root)
     while path not in ("", "/"):
-        with contextlib.suppress(*NO_OBJECT, PermissionError):
+        with suppress(*NO_OBJECT, PermissionError):
             if (found := directory(replace(store, root=path))).is_dataset:
                 return f" Name the dataset around it: {found.store.url}"
         path = posixpath.dirname(path)
@@ -157,7 +157,7 @@ def _beside(store: Store) -> str:
 
 
 def _if_listed(store: Store) -> Directory | None:
-    with contextlib.suppress(*NO_OBJECT, PermissionError):
+    with suppress(*NO_OBJECT, PermissionError):
         return directory(store)
     return None
 

@@ -8,7 +8,6 @@ object per token.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import operator
@@ -16,6 +15,7 @@ import os
 import re
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -313,7 +313,7 @@ def _read(path: Path) -> bytes:
 
 def nearest_file(path: Path) -> str:
     """The file next to a missing one that has nearly its name, as a question; empty if there is none, or nobody may look."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         if name := nearest(path.name, os.listdir(path.parent)):
             return f" Did you mean {path.with_name(name)}?"
     return ""
@@ -458,7 +458,7 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
 def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> TokenizerJson | Ranks:
     """The tokenizer of a tokenizer.json, or of a tekken.json, whatever their names are."""
     definition = None
-    with contextlib.suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError):
         definition = json.loads(data)
     if isinstance(definition, dict) and isinstance(definition.get("vocab"), list) and "config" in definition:
         return _tekken(name, definition, revision)

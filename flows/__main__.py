@@ -1,10 +1,10 @@
 """``python -m flows``: the command line."""
 
 import atexit
-import contextlib
 import gc
 import os
 import sys
+from contextlib import suppress
 
 TUNABLES = "GLIBC_TUNABLES"
 C_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=3145728:glibc.malloc.trim_threshold=268435456"
@@ -50,7 +50,7 @@ def begin_with_large_pages() -> None:
         os.environ.setdefault(name, value)
     if TUNABLES not in os.environ:
         os.environ[TUNABLES] = C_MEMORY
-        with contextlib.suppress(OSError):  # it goes on as it is
+        with suppress(OSError):  # it goes on as it is
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
@@ -58,7 +58,7 @@ def end_at_once() -> None:
     """End the process, which has done all it had to do. The interpreter would first take hundreds of megabytes apart, which the
     system takes back as a whole.
     """
-    with contextlib.suppress(OSError):  # nobody reads any more: the usual way ends with that
+    with suppress(OSError):  # nobody reads any more: the usual way ends with that
         sys.stdout.flush()
         sys.stderr.flush()
         atexit._run_exitfuncs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import os
@@ -10,6 +9,7 @@ import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -195,7 +195,7 @@ def remove_version(root: Store, version: str) -> bool:
     else:
         markers = dict[str, bytes]()
         for marker in MARKERS:
-            with contextlib.suppress(*NO_OBJECT):  # or another collection was faster
+            with suppress(*NO_OBJECT):  # or another collection was faster
                 markers[marker] = root.read(f"{directory}/{marker}")
         for marker in markers:
             root.remove(f"{directory}/{marker}")
@@ -256,7 +256,7 @@ def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
     """Unfinished objects of earlier attempts that no receipt of *shards* names."""
     attempts, needed = list(names_of(root, paths.UNFINISHED)) if root.is_local else [], set[str]()
     for key in shards if attempts else ():
-        with contextlib.suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
+        with suppress(*NO_OBJECT, ValueError):  # a shard that is not trusted needs nothing
             unfinished = read_receipt(read_record(root, receipt_key(key))).unfinished
             needed |= {unfinished.attempt} if unfinished else set()
     left = (f"{paths.UNFINISHED}/{attempt}" for attempt in attempts if attempt not in needed)
@@ -281,7 +281,7 @@ def _throw_away(root: Store, key: str) -> str:
     parent, _, name = key.rpartition("/")
     trash, bin_ = f"{name}-{uuid.uuid4().hex[:8]}", f"{STAGING}/{COLLECTED}"
     while True:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             make_directory(Path(root.path(bin_)))
             named = named_errors(root.path(key))
             with directory_below(root.root, bin_) as there, directory_below(root.root, parent) as here, named:
@@ -308,7 +308,7 @@ def _remove(root: Store, item: Garbage) -> None:
         root.fs.invalidate_cache()
         root.remove(item.name)
     elif kind_of(root.path(item.name)) == "directory":
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             root.remove(_throw_away(root, item.name))
     else:
         root.remove(item.name)
@@ -336,7 +336,7 @@ def dead_staging(root: Store) -> list[Garbage]:
 
 def _is_held(lock: Path) -> bool:
     try:
-        with contextlib.suppress(FileNotFoundError), lock.open("r+b") as file:
+        with suppress(FileNotFoundError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -394,7 +394,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
         if origin := read_origin_files(root, version.version):
             uris = (found.uri for source in origin.pinned for found in source.files)
             converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
-            with contextlib.suppress(ValueError):  # settings that are refused today are not built today
+            with suppress(ValueError):  # settings that are refused today are not built today
                 tables |= {table_key(source) for source in SOURCES.validate_python(origin.config.get("sources", ()))}
     return Needs(frozenset(files), frozenset(converted), frozenset(tables))
 
@@ -435,7 +435,7 @@ def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garb
         needed = name == ".lock" or stem in needs.files or (name.endswith(".parquet") and stem in needs.converted)
         needed = needed or key.removesuffix(SIGNATURE) in needs.tables
         if name.endswith(".json") and not needed:
-            with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+            with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
                 needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in needs.files
         if not needed:
             yield from _old(root, [key], limit, "file", "no kept version was made of it")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import platform
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -155,11 +155,11 @@ def forget(root: Store, digest: str) -> None:
     """Remove a group whose results have been used."""
     root.remove(f"{GROUPS}/{digest}")
     if root.is_local:
-        with contextlib.suppress(OSError):  # others are there
+        with suppress(OSError):  # others are there
             os.rmdir(root.path(GROUPS))
 
 
-@contextlib.contextmanager
+@contextmanager
 def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
     """Report on a group every few seconds until the block ends, then how it ended. The block appends to the list the result of
     each item, in the group's order.
@@ -182,7 +182,7 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
 
     def report_again() -> None:
         # A report that does not get through is missed by nobody if the next one does.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             report()
 
     report()

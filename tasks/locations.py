@@ -6,13 +6,13 @@ what is opened.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import Annotated, Any, cast
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
@@ -260,9 +260,9 @@ def _origin(url: str) -> str:
 
 def _numbers(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """The address that a host's name is, in any way of writing it, and those of IPv4 that one of IPv6 stands for."""
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         return [ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))]
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         number = ipaddress.IPv6Address(host.strip("[]").partition("%")[0])
         value, low = int(number), ipaddress.IPv4Address(int(number) & 0xFFFFFFFF)
         if value >> 32 in (0, 0xFFFF, 0xFFFF << 16):  # compatible, mapped, translated
@@ -314,7 +314,7 @@ class _Peer:
 
     def _new_conn(self) -> Any:
         connected: Any = super()._new_conn()  # type: ignore[misc]
-        with contextlib.ExitStack() as held:
+        with ExitStack() as held:
             held.callback(connected.close)
             check_hop(*self.asked, connected.getpeername()[0])
             held.pop_all()
@@ -332,7 +332,7 @@ class _Peer:
 
     def _give_up(self) -> None:
         self.is_late = True
-        with contextlib.suppress(OSError, AttributeError):  # it has ended
+        with suppress(OSError, AttributeError):  # it has ended
             cast(socket.socket, self.sock).shutdown(socket.SHUT_RDWR)
 
 
@@ -353,7 +353,7 @@ async def checked_client(**options: Any) -> Any:
             for name in () if _origin(url) == _origin(began) else ("Authorization", "Cookie", *(options.get("headers") or ())):
                 req.headers.popall(name, None)
             connection: Any = await super().connect(req, traces, timeout)
-            with contextlib.ExitStack() as held:
+            with ExitStack() as held:
                 held.callback(connection.close)
                 if req.proxy is None:
                     check_hop(began, url, connection.transport.get_extra_info("peername")[0])

@@ -5,11 +5,11 @@ Both are written with int32 lists, from flat arrays: an Arrow list array *is* a 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import posixpath
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
@@ -314,7 +314,7 @@ class ParquetRows(ListRows):
                         raise ValueError(f"{self.path}: row group {number} has {at - first} rows, but the file says {rows}")
                 first += rows
 
-    @contextlib.contextmanager
+    @contextmanager
     def _opened(self) -> Iterator[Any]:
         # Column chunks may be far larger than memory: they are read as they are decoded.
         settings = {"pre_buffer": False, "buffer_size": READ_BUFFER_BYTES, "page_checksum_verification": True}
@@ -366,7 +366,7 @@ class ArrowRows(ListRows):
                 if first >= stop:
                     return
 
-    @contextlib.contextmanager
+    @contextmanager
     def _opened(self, mapped: bool = False) -> Iterator[tuple[Any, Iterator[Any]]]:
         """The schema, and the record batches in order."""
         with _refused_by_name(self.path, "Arrow"), _source(self.store, self.key, mapped) as source:
@@ -490,7 +490,7 @@ def _source(store: Store, key: str, mapped: bool = False) -> Any:
         return pyarrow.memory_map(path) if mapped else pyarrow.OSFile(path)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _refused_by_name(path: str, kind: str) -> Iterator[None]:
     """Turn pyarrow's errors about a file into ValueError with the file's name. The system's own errors pass."""
     try:

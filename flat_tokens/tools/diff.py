@@ -6,9 +6,9 @@ there are.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ KINDS = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
 FILE_CHANGES = {"files_added": "+", "files_removed": "-", "files_changed": "~", "files_renamed": ">"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help=arguments.ANY_DATASET)
     parser.add_argument("b", metavar="B", help=arguments.ANY_DATASET)
     parser.add_argument("--totals", action="store_true", help="compare sources, settings and totals alone, not each document")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_shared(parser, "--format", "--option")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> int:
     a, b = open_side(options.a, options), open_side(options.b, options)
     found: JsonObject = {"a": a.url, "b": b.url, "same": True, "settings": [], "sources": [], "totals": [], "documents": None}
     is_same_bytes = set(a.splits) == set(b.splits) and a.manifest.get("objects") and a.manifest == b.manifest
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.SAME if found["same"] else arguments.DIFFERENT
 
 
-def open_side(path: str, options: argparse.Namespace) -> Corpus:
+def open_side(path: str, options: Namespace) -> Corpus:
     """One of the two corpora. A format's name and options apply if it is not a flat-tokens dataset."""
     if options.format or options.option:
         with contextlib.suppress(ValueError):

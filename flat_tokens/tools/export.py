@@ -7,8 +7,6 @@ record of all files (``export.json``). A part whose files match its receipt is n
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -16,8 +14,10 @@ import os
 import posixpath
 import re
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,7 +186,7 @@ def note_export(location: str, format: str, path_or_url: str) -> None:
         if root.exists(POINTER) and all(os.access(path, os.W_OK) or not os.access(path, os.F_OK) for path in places):
             _note_locally(root, key, data)
         return
-    with contextlib.suppress(Exception):  # each store has errors of its own for who may only read
+    with suppress(Exception):  # each store has errors of its own for who may only read
         if root.exists(POINTER):
             (root / EXPORTS).put(key, data)
 
@@ -211,7 +211,7 @@ def _note_locally(root: Store, key: str, data: bytes) -> None:
         os.close(lock)
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(request: ExportRequest, store: Store) -> Iterator[None]:
     """Hold the directory of an export during the block. ValueError if something else is there, or another process writes it."""
     if store.is_local:
@@ -223,7 +223,7 @@ def writing(request: ExportRequest, store: Store) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def holding(store: Store) -> Iterator[None]:
     """Lock a local directory, and remove the staging there, also that of a killed process. ValueError if another holds it."""
     if not store.is_local:
@@ -392,20 +392,20 @@ def write(request: ExportRequest, path_or_url: str, threads: int | None = None, 
             raise
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a dataset or a build's output; a local path or a URL")
     parser.add_argument("out", metavar="OUT", help="an empty directory, or one where this export was begun")
     add_target(parser)
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: ArgumentParser) -> None:
     """Add the arguments that define an export."""
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     parser.add_argument("--split", choices=EVERY_SPLIT, help="this split alone")
     add_option_flags(parser, except_for=READING_ONLY)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> int:
     begun = time.monotonic()
     splits = None if options.split is None else (options.split,)
     with terminal.progress("examine", options.quiet) as watch:

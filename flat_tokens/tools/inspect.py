@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import itertools
 import posixpath
 import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -44,7 +44,7 @@ CONTEXT_TOKENS = 6
 OF_A_FORMAT = ("summary", "keeps", "loses")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--sequence", type=int, metavar="N", help="show sequence N of the split; -1 is the last")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> int:
     whole = options.format is None and all(getattr(options, name) is None for name in ("sequence", "find", "find_ids", "split"))
     root = Store.at(options.path)
     if whole and any(one != root for one in datasets_below(root)):
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.SAME
 
 
-def show_below(root: Store, below: list[Below], options: argparse.Namespace) -> int:
+def show_below(root: Store, below: list[Below], options: Namespace) -> int:
     """List the datasets below a directory."""
     found: list[JsonObject] = []
     rows, problems = [["path", "format", "name", "version", "tokens", "sequences"]], []
@@ -116,7 +116,7 @@ def token_ids(text: str) -> UInt32s:
     except ValueError:
         ids = []
     if not ids or not 0 <= min(ids) <= max(ids) <= MAX_TOKEN_ID:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids from 0 to {MAX_TOKEN_ID}, such as 464,2068")
+        raise ArgumentTypeError(f"{text!r} is not a list of token ids from 0 to {MAX_TOKEN_ID}, such as 464,2068")
     return np.array(ids, np.uint32)
 
 
@@ -302,7 +302,7 @@ def source_facts(source: JsonFacts) -> tuple[str, str]:
     return f"{source['from']}{revision}: {size}", ", ".join(settings)
 
 
-def show_sequence(corpus: Corpus, options: argparse.Namespace) -> int:
+def show_sequence(corpus: Corpus, options: Namespace) -> int:
     name, split = corpus.split(options.split)
     ids = split.sequence(options.sequence)
     i = options.sequence % split.seq_count
@@ -351,7 +351,7 @@ class Match(NamedTuple):
     after: str
 
 
-def show_matches(corpus: Corpus, options: argparse.Namespace) -> int:
+def show_matches(corpus: Corpus, options: Namespace) -> int:
     vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
     find: Callable[[Readable], Iterator[Match]] = partial(find_ids, needle=options.find_ids, vocabulary=vocabulary)
     if options.find is not None:

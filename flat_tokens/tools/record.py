@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,7 +39,7 @@ OF_A_SOURCE = ("samples", "epochs", "documents", "tokens", "stored_tokens", "tex
 OF_AN_EPOCH = ("rows", "documents", "tokens", "text_bytes")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN.json|DATASET", help="the ledger of a run, or a dataset or output")
     parser.add_argument(
         "--step", **arguments.COUNT, help="of a run: before step N, which a checkpoint has seen (default: to the end of the run)"
@@ -69,7 +69,7 @@ def steps(text: str) -> list[int]:
     return found
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> int:
     sizes = _sizes(options) if options.bytes else None
     forgotten = [Store.at(path) for path in options.forgotten]
     answers = _answers(options.answers) if options.answers else {}
@@ -104,7 +104,7 @@ def _step(ledger: Ledger, step: int | None) -> int:
         raise ValueError(f"{ledger.path}: the run has no end. Say --step N") from None
 
 
-def _sizes(options: argparse.Namespace) -> TokenSizes:
+def _sizes(options: Namespace) -> TokenSizes:
     """The bytes of each token id, by the tokenizer of a dataset."""
 
     def sizes(dataset: Store) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import posixpath
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class Sample(NamedTuple):
         return length * (self.number - 1) // self.parts, length * self.number // self.parts
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
     level = parser.add_mutually_exclusive_group()
     level.add_argument("--quick", action="store_true", help="existence and sizes of all objects, metadata (the default)")
@@ -115,11 +115,11 @@ def sample(text: str) -> Sample:
     except ValueError:
         number, parts = 0, 0
     if not 1 <= number <= parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 3/30: N from 1 to M")
+        raise ArgumentTypeError(f"{text!r} is not a part such as 3/30: N from 1 to M")
     return Sample(number, parts)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Namespace) -> int:
     level = "full" if options.full else "quick" if options.sample is None else "sample"
     if options.forgotten:
         if options.key is not None or options.number is not None or options.sign:
@@ -153,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
     return arguments.DIFFERENT if faults else arguments.SAME
 
 
-def _run_forgotten(options: argparse.Namespace) -> int:
+def _run_forgotten(options: Namespace) -> int:
     root = Store.at(options.path)
     with terminal.progress("verify", options.quiet) as watch:
         faults = list(
@@ -186,7 +186,7 @@ def lines(found: JsonFacts) -> Iterator[str]:
             yield f"  {terminal.plural(count, 'document')} not reachable: {reason}"
 
 
-def check(options: argparse.Namespace, watch: Callable[[Checked], object] | None = None, public: Any = None) -> Iterator[str]:
+def check(options: Namespace, watch: Callable[[Checked], object] | None = None, public: Any = None) -> Iterator[str]:
     """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
     *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be signed.
     """
@@ -236,7 +236,7 @@ def sign(root: Store, store: Store) -> None:
         store.put(MANIFEST + signing.SIGNATURE, lines)
 
 
-def _is_recognised(options: argparse.Namespace) -> bool:
+def _is_recognised(options: Namespace) -> bool:
     """Whether files that cannot be opened have a known format: then they are damaged."""
     if options.format is not None:
         return True
@@ -257,7 +257,7 @@ def _check_documents(root: Store) -> Iterator[str]:
         yield terminal.one_line(error)
 
 
-def _check_sample(root: Store, options: argparse.Namespace) -> Iterator[str]:
+def _check_sample(root: Store, options: Namespace) -> Iterator[str]:
     corpus = open_corpus(root.url)
     objects = [stored_object(item) for item in corpus.manifest.get("objects", ())]
     yield from _check_digests(corpus.store, objects, options.sample)
@@ -272,7 +272,7 @@ def _check_digests(store: Store, objects: list[StoredObject], sample: Sample) ->
             yield f"{stored.key} has {now.digest_text} instead of {stored.digest_text}"
 
 
-def _check_other(corpus: Corpus, options: argparse.Namespace) -> Iterator[str]:
+def _check_other(corpus: Corpus, options: Namespace) -> Iterator[str]:
     """Faults of a token shard, a split by itself, or another format."""
     for name, split in corpus.splits.items():
         if isinstance(split, FlatTokens) and (expected := _objects(corpus, name)):
@@ -304,7 +304,7 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
         yield terminal.one_line(error)
 
 
-def retokenize(corpus: Corpus, options: argparse.Namespace) -> tuple[int, Counter[str], list[str]]:
+def retokenize(corpus: Corpus, options: Namespace) -> tuple[int, Counter[str], list[str]]:
     """Tokenize documents of a part again, from their sources, and compare. How many gave the same tokens; how many could not be
     compared, by reason; and a sentence for each that gave others.
     """

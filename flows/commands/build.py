@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ def add_commands(commands: Any) -> None:
     retokenize.add_argument("--output", metavar="PATH", help=place)
 
 
-def run_build(options: argparse.Namespace) -> None:
+def run_build(options: Namespace) -> None:
     config = checked_config(options.config, options.set)
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
@@ -84,7 +84,7 @@ def run_build(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), summary(result))
 
 
-def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResult | None:
+def nothing_to_do(options: Namespace, config: BuildConfig) -> BuildResult | None:
     """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None where there is or may
     be something to do, and where it takes Prefect to tell the server: ``run_with_progress`` is the way of all builds.
     """
@@ -110,7 +110,7 @@ def nothing_to_do(options: argparse.Namespace, config: BuildConfig) -> BuildResu
         return result if result is not None and record(client, config, result) else None
 
 
-def run_plan(options: argparse.Namespace) -> None:
+def run_plan(options: Namespace) -> None:
     config = checked_config(options.config, options.set)
     from flows.pipelines.plan import plan  # heavy: after the configuration has been read
 
@@ -118,7 +118,7 @@ def run_plan(options: argparse.Namespace) -> None:
     show(options, made.model_dump(mode="json"), plan_text(made))
 
 
-def run_refresh(options: argparse.Namespace) -> None:
+def run_refresh(options: Namespace) -> None:
     dataset = dataset_at(options)
     policy = policy_of(options.keep, DAYS if options.days is None else options.days) if options.keep is not None else None
     if policy is None and options.days is not None:
@@ -143,7 +143,7 @@ def run_refresh(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), lines)
 
 
-def run_retokenize(options: argparse.Namespace) -> None:
+def run_retokenize(options: Namespace) -> None:
     dataset = dataset_at(options)
     tokenizers = [read_tokenizer(text) for text in options.tokenizer]
     from flows.pipelines.retokenize import BESIDE, reruns
@@ -162,7 +162,7 @@ def run_retokenize(options: argparse.Namespace) -> None:
     show(options, [result.model_dump(mode="json") for result in results], lines)
 
 
-def dataset_at(options: argparse.Namespace) -> BuildConfig | str:
+def dataset_at(options: Namespace) -> BuildConfig | str:
     """The configuration in a file, or the place of a dataset."""
     if kind_of(options.dataset) == "file":
         return checked_config(options.dataset, options.set)
@@ -171,7 +171,7 @@ def dataset_at(options: argparse.Namespace) -> BuildConfig | str:
     return str(options.dataset)
 
 
-def trusted_config(options: argparse.Namespace, dataset: str) -> BuildConfig:
+def trusted_config(options: Namespace, dataset: str) -> BuildConfig:
     """The settings in a dataset's own record (``origins/``), and what they read on standard error. ValueError unless roots bind
     that, or the user consents to it.
     """

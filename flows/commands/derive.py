@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +81,13 @@ def add_commands(commands: Any) -> None:
     add_fields(publish, HubRequest)
 
 
-def add_places(command: argparse.ArgumentParser, metavar: str, about: str) -> None:
+def add_places(command: ArgumentParser, metavar: str, about: str) -> None:
     """Add the dataset that is read and the place that is written to."""
     command.add_argument("dataset", metavar="DATASET", type=existing, help="an output, a version of it, or plain zarr")
     command.add_argument("output", metavar=metavar, help=about)
 
 
-def run_append(options: argparse.Namespace) -> None:
+def run_append(options: Namespace) -> None:
     check_output_of_append(options.output, options.datasets)
     run_request(options, "merge", [options.output, *options.datasets])
 
@@ -118,11 +118,11 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
     )
 
 
-def run_operation(options: argparse.Namespace) -> None:
+def run_operation(options: Namespace) -> None:
     run_request(options, options.command, getattr(options, "datasets", None) or [options.dataset])
 
 
-def run_request(options: argparse.Namespace, operation: str, inputs: list[str]) -> None:
+def run_request(options: Namespace, operation: str, inputs: list[str]) -> None:
     """Run an operation and print its result."""
     from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 
@@ -147,7 +147,7 @@ def run_request(options: argparse.Namespace, operation: str, inputs: list[str]) 
     show(options, result.model_dump(mode="json"), published_text(result, "published", counts, particular=not_found))
 
 
-def run_export(options: argparse.Namespace) -> None:
+def run_export(options: Namespace) -> None:
     from tasks.locations import plain_location, readable, writable
 
     splits = None if options.split is None else (options.split,)
@@ -163,7 +163,7 @@ def run_export(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), lines(result, sum(result.seconds.values())))
 
 
-def run_publish(options: argparse.Namespace) -> None:
+def run_publish(options: Namespace) -> None:
     from tasks.derive.request import HubRequest
 
     where, repo = options.to
@@ -180,7 +180,7 @@ def run_publish(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), [result.headline, *([seconds_line(result.seconds)] if result.seconds else [])])
 
 
-def run_import(options: argparse.Namespace) -> None:
+def run_import(options: Namespace) -> None:
     from tasks.derive.request import ImportRequest
 
     settings = {**given(options, ImportRequest), "options": given_options(options)}

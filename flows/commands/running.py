@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import os
 import pkgutil
 import sys
 import tomllib
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePath
@@ -114,8 +114,8 @@ EXAMPLES = {
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], Any], about: str, *, reports: bool = False
-) -> argparse.ArgumentParser:
+    commands: Any, name: str, run: Callable[[Namespace], Any], about: str, *, reports: bool = False
+) -> ArgumentParser:
     """Add a command. *reports*: it runs a pipeline, which a Prefect server watches if there is one."""
     command = add_to_program(commands, name, about, f"example:\n  {PROGRAM} {name} {EXAMPLES[name]}\n", STATUS)
     command.set_defaults(run=run, begun=False)
@@ -127,7 +127,7 @@ def add_command(
 NOT_OPTIONS = ("operation", "output", "path", "dataset", "repo", "options", "tokenizer", "vocab_sizes")
 
 
-def add_fields(command: argparse.ArgumentParser, model: type[BaseModel], *only: str, **flags: str) -> None:
+def add_fields(command: ArgumentParser, model: type[BaseModel], *only: str, **flags: str) -> None:
     """Add an option for each field of a request, or for some *only*: ``--min-tokens`` for ``min_tokens``, unless *flags* has
     another name for it. A place that is read must be there.
     """
@@ -139,7 +139,7 @@ def add_fields(command: argparse.ArgumentParser, model: type[BaseModel], *only: 
         command.add_argument(f"--{flag}", dest=name, help=about[:1].lower() + about[1:], **settings)
 
 
-def given(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
+def given(options: Namespace, model: type[BaseModel]) -> dict[str, Any]:
     """The fields of a request that the command line has."""
     return {name: value for name in model.model_fields if (value := getattr(options, name, None)) is not None}
 
@@ -149,7 +149,7 @@ R = TypeVar("R")
 
 
 def run_with_progress(
-    options: argparse.Namespace,
+    options: Namespace,
     alone: AbstractContextManager[R],
     pipeline: Callable[[R], T],
     flow: str,
@@ -163,7 +163,7 @@ def run_with_progress(
     if server:
         # The server gets every line of the tasks all the same; the terminal is for the display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    name = _name(arguments[0] if arguments else argparse.Namespace(**settings))
+    name = _name(arguments[0] if arguments else Namespace(**settings))
     has_server = server is not None
     with nullcontext() if options.quiet else display(name, sys.stderr.isatty(), has_server=has_server):
         options.begun = True

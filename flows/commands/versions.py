@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -35,9 +35,7 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     from tasks.derive.request import ForgetRequest
 
-    def add_on_output(
-        name: str, run: Callable[[argparse.Namespace], None], about: str, *, reports: bool = False
-    ) -> argparse.ArgumentParser:
+    def add_on_output(name: str, run: Callable[[Namespace], None], about: str, *, reports: bool = False) -> ArgumentParser:
         command = add_command(commands, name, run, about, reports=reports)
         command.add_argument("output", metavar="OUTPUT", type=existing, help="a build's output, or its configuration file")
         return command
@@ -73,7 +71,7 @@ def add_commands(commands: Any) -> None:
     gc.add_argument("--delete", action="store_true", help="remove it")
 
 
-def output_at(options: argparse.Namespace) -> Store:
+def output_at(options: Namespace) -> Store:
     """The output that is named, or that a configuration names. ValueError if there is none."""
     from flat_tokens.stores.store import Store
     from tasks.locations import plain_location
@@ -85,7 +83,7 @@ def output_at(options: argparse.Namespace) -> Store:
     return root
 
 
-def run_status(options: argparse.Namespace) -> None:
+def run_status(options: Namespace) -> None:
     root = output_at(options)
     from tasks.garbage import dead_staging, unfinished_bytes
     from tasks.output.leases import in_use
@@ -154,7 +152,7 @@ def _when(at: datetime | None, now: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC, {ago} ago"
 
 
-def run_versions(options: argparse.Namespace) -> None:
+def run_versions(options: Namespace) -> None:
     root = output_at(options)
     from tasks.output.versions import list_versions
 
@@ -174,7 +172,7 @@ def versions_text(versions: list[Version]) -> list[str]:
     return table(rows, "<<>><<><", indent=0)
 
 
-def run_decide(options: argparse.Namespace) -> None:
+def run_decide(options: Namespace) -> None:
     from tasks.output.held import approve, reject, who
 
     root, version, reason, by = output_at(options), options.version, options.reason, options.by
@@ -195,7 +193,7 @@ def run_decide(options: argparse.Namespace) -> None:
     show(options, facts, [decided.headline])
 
 
-def run_forget(options: argparse.Namespace) -> None:
+def run_forget(options: Namespace) -> None:
     from tasks.derive.request import ForgetRequest
 
     root = output_at(options)
@@ -227,7 +225,7 @@ def run_text(run: tuple[str, JsonObject]) -> str:
     return f"{path}: saw {count} before step {saw['before']:,}{steps}{edited}"
 
 
-def run_pin(options: argparse.Namespace) -> None:
+def run_pin(options: Namespace) -> None:
     from tasks.output.pointer import read_pointer
     from tasks.output.versions import pin
 
@@ -238,13 +236,13 @@ def run_pin(options: argparse.Namespace) -> None:
     _tell(options, {"pinned": pin(root, version, options.note)})
 
 
-def run_unpin(options: argparse.Namespace) -> None:
+def run_unpin(options: Namespace) -> None:
     from tasks.output.versions import unpin
 
     _tell(options, {"unpinned": unpin(output_at(options), options.version)})
 
 
-def run_rollback(options: argparse.Namespace) -> None:
+def run_rollback(options: Namespace) -> None:
     from tasks.output.pointer import read_pointer
     from tasks.output.versions import roll_back
 
@@ -256,11 +254,11 @@ def run_rollback(options: argparse.Namespace) -> None:
     show(options, facts, [f"latest is now {now.version} (number {now.sequence}). It was {before}{withdrawn}."])
 
 
-def _tell(options: argparse.Namespace, facts: JsonObject) -> None:
+def _tell(options: Namespace, facts: JsonObject) -> None:
     show(options, facts, [", ".join(f"{name} {value}" for name, value in facts.items())])
 
 
-def run_gc(options: argparse.Namespace) -> None:
+def run_gc(options: Namespace) -> None:
     root = output_at(options)
     policy = policy_of(options.keep, options.days)
     from tasks.garbage import collect

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import sys
+from argparse import ArgumentTypeError, Namespace
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
     add_shared(train, "--at")
 
 
-def run_vocabulary(options: argparse.Namespace) -> None:
+def run_vocabulary(options: Namespace) -> None:
     """Run the command."""
     from flat_tokens.stores.store import Store
     from flat_tokens.vocabulary import definition_file
@@ -74,7 +74,7 @@ def run_vocabulary(options: argparse.Namespace) -> None:
     )
 
 
-def run_train(options: argparse.Namespace) -> None:
+def run_train(options: Namespace) -> None:
     """Run the command."""
     from tasks.vocabularies.request import VocabularyRequest
 
@@ -116,12 +116,12 @@ def run_train(options: argparse.Namespace) -> None:
             ledger = Ledger.open(options.ledger, places=dict(options.at), trust_records=options.trust_records)
             return train_on_run(ledger, options.step, request, to, *decoding)
 
-        result = run_with_progress(options, contextlib.nullcontext(), train, flow, options.ledger)
+        result = run_with_progress(options, nullcontext(), train, flow, options.ledger)
     else:
         dataset = options.dataset
         result = run_with_progress(
             options,
-            contextlib.nullcontext(),
+            nullcontext(),
             lambda _: train_on_version(dataset, request, to, *decoding),
             flow,
             dataset,
@@ -138,13 +138,13 @@ def run_train(options: argparse.Namespace) -> None:
     show(options, result.model_dump(mode="json"), lines)
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+def settings_of(options: Namespace) -> dict[str, Any]:
     """The settings of a request that are given."""
     from tasks.vocabularies.request import VocabularyRequest
 
     try:
         sizes = tuple(whole(size) for size in options.vocab_size.split(","))
-    except argparse.ArgumentTypeError as error:
+    except ArgumentTypeError as error:
         raise ValueError(f"--vocab-size {options.vocab_size}: {error}. Write 32768, or 32768,65536") from error
     settings = {**given(options, VocabularyRequest), "vocab_sizes": sizes}
     if options.special_tokens is not None:

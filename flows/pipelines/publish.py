@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import platform
@@ -10,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,7 +256,7 @@ class Publication:
         )
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     """Use an output, from which no garbage is collected in the block; then no token is stored twice. ValueError, at once, where
     nothing can be written there. *anyway*: see ``OpenOutput``.
@@ -283,20 +283,20 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
         meter.begin("done")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _removed_if_empty(root: Store) -> Iterator[None]:
     """Where the block fails, remove the local directories that it made for an output and left empty."""
     above = [path for path in (Path(root.root), *Path(root.root).parents) if root.is_local and kind_of(path) is None]
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # the first that is not empty
+        with suppress(OSError):  # the first that is not empty
             for path in above:
                 path.rmdir()
         raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def publication(
     output: OpenOutput,
     made_of: Provenance,
@@ -313,7 +313,7 @@ def publication(
     root, named = output.root, name_of(output.root, output.forgotten, made_of, layout)
     version = named.version
     is_there = is_published(root, version, layout)
-    with contextlib.nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
+    with nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
         here = Publication(output, version, layout, workspace)
         yield here
         with timed("finalize", output.seconds):
@@ -335,7 +335,7 @@ def _check_published(root: Store, version: str) -> None:
         raise ValueError(f"{error}. Restore the version from a copy, or move {url} elsewhere and build again.") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
     """Time a stage, and show that it has begun."""
     meter.begin(name)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -79,7 +78,7 @@ def config_of(root: Store, version: str) -> BuildConfig:
         ) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def reruns(
     dataset: str | BuildConfig,
     tokenizers: Sequence[str | TokenizerConfig],

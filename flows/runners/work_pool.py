@@ -4,13 +4,13 @@ any worker of any machine. Results are read from the store; Prefect is asked who
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -190,7 +190,7 @@ class Groups:
 
     def _start_here(self, item: Any, steps: tuple[Step, ...]) -> Started:
         while len(self._here) >= self._tasks.window(steps[0].stage):
-            with contextlib.suppress(Exception):  # whoever started it asks for its result, too
+            with suppress(Exception):  # whoever started it asks for its result, too
                 self._here.popleft().result()
         self._here.append(self._tasks.start(item, *steps))
         return self._here[-1]
@@ -419,7 +419,7 @@ class Groups:
         # A termination may be that of a worker that makes place for another: the next build adopts what is under way. If it
         # was a cancellation, the hook below follows.
         if isinstance(error, Exception | KeyboardInterrupt):
-            with contextlib.suppress(*_AWAY), get_client(sync_client=True) as client:
+            with suppress(*_AWAY), get_client(sync_client=True) as client:
                 cancel_runs(client, _own_tag(), self._told)  # what has said how it ended, ends so
         if error is None:
             with ThreadPoolExecutor(READERS) as cleaners:

@@ -4,11 +4,11 @@ runs. Each run of the dataset brings it up to date.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,7 +69,7 @@ class Schedule(NamedTuple):
     when: str = ""
 
 
-@contextlib.contextmanager
+@contextmanager
 def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
     """Within a flow run: bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have *tags*."""
     logger.info("Page of the dataset: the artifact %s", page_key(name))
@@ -84,7 +84,7 @@ def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
 
 def _sequence(output: str) -> int | None:
     """The number of the pointer; None if nobody can tell."""
-    with contextlib.suppress(Exception):  # the run itself says what is wrong with the output
+    with suppress(Exception):  # the run itself says what is wrong with the output
         return read_pointer(Store.at(output)).sequence
     return None
 
@@ -222,7 +222,7 @@ def _waiting(name: str, held: Candidate) -> str:
 
 def _has_report(found: Status) -> bool:
     """Whether a report with plots is where a browser finds it. A store that cannot be asked has none to show."""
-    with contextlib.suppress(Exception):  # stores have errors of their own
+    with suppress(Exception):  # stores have errors of their own
         return found.latest is not None and Store.at(found.output).exists(REPORT)
     return False
 

@@ -4,12 +4,12 @@ None of it decides anything: where the server does not answer, the run goes on.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import PurePath
 from typing import Self, TypeVar, cast
 from uuid import UUID
@@ -57,7 +57,7 @@ OURS = ("flat_tokens", "flows", "tasks")
 """Packages whose log lines the server gets, too."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def showing_progress(name: str, tags: Iterable[str]) -> Iterator[None]:
     """Within a flow run: show what its tasks do until the block ends, under this name. *tags* are added to those of the run."""
     run = flow_run()
@@ -89,8 +89,8 @@ def state_of(results: Iterable[Published]) -> str:
 
 def dataset_name(path_or_url: str) -> str:
     """Name of the dataset at a path: from its manifest, else from the path. Errors surface when it is read."""
-    waits_are_told = logged() if FlowRunContext.get() else contextlib.nullcontext()
-    with contextlib.suppress(Exception), waits_are_told:  # stores have errors of their own
+    waits_are_told = logged() if FlowRunContext.get() else nullcontext()
+    with suppress(Exception), waits_are_told:  # stores have errors of their own
         return str(read_manifest(resolve(Store.at(path_or_url)))["provenance"]["name"])
     return PurePath(path_or_url.rstrip("/")).name or "dataset"
 
@@ -109,7 +109,7 @@ def flow_run() -> FlowRun:
     return context.flow_run
 
 
-@contextlib.contextmanager
+@contextmanager
 def logged() -> Iterator[None]:
     """Send our log lines to the server, too, each once: those of tasks as theirs, those of other threads as the run's. Of an
     outage of the server there is one line.
@@ -138,7 +138,7 @@ def logged() -> Iterator[None]:
             one.setLevel(level)
 
 
-@contextlib.contextmanager
+@contextmanager
 def alive() -> Iterator[None]:
     """Tell the automations every half minute that the run is alive, and at the end of the block that no heartbeat need follow.
     Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
@@ -147,17 +147,17 @@ def alive() -> Iterator[None]:
     run = flow_run()
     of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
     tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
-    beat = functools.partial(emit_event, "prefect.flow-run.heartbeat", of, related=tags)
+    beat = partial(emit_event, "prefect.flow-run.heartbeat", of, related=tags)
     beat()
     try:
         # The thread knows the settings and the run of this one.
-        with repeating(HEARTBEAT_SECONDS, functools.partial(contextvars.copy_context().run, beat), "heartbeat"):
+        with repeating(HEARTBEAT_SECONDS, partial(contextvars.copy_context().run, beat), "heartbeat"):
             yield
     finally:
         emit_event("flat-tokens.run.ended", of, related=tags, follows=beat())  # so the server takes the two in this order
 
 
-@contextlib.contextmanager
+@contextmanager
 def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
     """Show each stage as a progress artifact, brought up to date every few seconds from a thread of its own."""
     shown, silent = _Shown(flow_run_id, name), False
@@ -191,7 +191,7 @@ class _Shown:
 
     def __init__(self, flow_run_id: UUID, name: str) -> None:
         self._flow_run_id, self._name = flow_run_id, name
-        self._open = contextlib.ExitStack()
+        self._open = ExitStack()
         self._ids: dict[str, UUID] = {}
         self._last: dict[str, Progress] = {}
         self._ended: set[tuple[str, int]] = set()
@@ -248,7 +248,7 @@ class _Shown:
             self._ids[one.stage] = self._client.create_artifact(made).id
         self._last[one.stage] = one
 
-    @functools.cached_property
+    @cached_property
     def _client(self) -> SyncPrefectClient:
         """One for all that is shown: making one takes 20 ms of a processor."""
         return self._open.enter_context(get_client(sync_client=True))

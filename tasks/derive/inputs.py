@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION
 
 READERS = 4
-SEEN = functools.partial(meter.add, "examine")
+SEEN = partial(meter.add, "examine")
 FOREIGN = "a flat-tokens dataset without record of its documents"
 
 
@@ -124,7 +124,7 @@ def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> JsonObject
         for fault in check_split(split, SEEN):
             raise ValueError(f"{fault}. Nothing is made of a dataset that breaks the format.")
     with ThreadPoolExecutor(READERS) as readers:
-        digests = {s: readers.map(functools.partial((store / s).digest, seen=SEEN), dict(mine)) for s, mine in stored.items()}
+        digests = {s: readers.map(partial((store / s).digest, seen=SEEN), dict(mine)) for s, mine in stored.items()}
     source = _as_source(_name_of(store), {split: list(found) for split, found in digests.items()})
     digest = digest_of([file["sha256"] for file in source["files"]])
     return {"name": source["name"], "digest": digest, "sources": (source,)}
