@@ -26,6 +26,7 @@ from pydantic import (
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.columns import RESERVED
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CLUSTER, SplitName
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps import Steps, open_steps
@@ -327,13 +328,13 @@ TOKENIZERS = (
 )
 
 
-def or_name(schema: dict[str, Any]) -> None:
+def or_name(schema: JsonObject) -> None:
     """Let a schema of a tokenizer take its name alone, which is what the form asks for first."""
     name = {"type": "string", "title": "name", "minLength": 1, "pattern": WITHOUT_SECRETS}
     schema["anyOf"] = [name, {"$ref": schema.pop("$ref")}]
 
 
-def or_none(schema: dict[str, Any]) -> None:
+def or_none(schema: JsonObject) -> None:
     """Let the form show a group of settings only to who wants to change one."""
     schema["anyOf"] = [{"type": "null", "title": "as usual"}, {"$ref": schema.pop("$ref")}]
     schema["default"] = None
@@ -399,7 +400,7 @@ class EvaluationSet(TextPlace):
         """The set as a source, which is looked up, fetched and read."""
         return Source.model_validate(self.model_dump(exclude_unset=True))
 
-    def absolute(self) -> dict[str, Any]:
+    def absolute(self) -> JsonObject:
         """The settings with a local path that means the same from any directory."""
         return with_absolute(self.model_dump(mode="json", exclude_unset=True))
 
@@ -451,7 +452,7 @@ class DocumentStep(Model):
         """Whether a build has read its evaluation sets already, and says where they are."""
         return "sets_url" in (self.model_extra or {})
 
-    def absolute(self) -> dict[str, Any]:
+    def absolute(self) -> JsonObject:
         """The step with local paths that mean the same from any directory."""
         settings = self.model_dump(mode="json", exclude_unset=True)
         paths = {name: absolute(value) for name, value in settings.items() if name.endswith(PATHS) and isinstance(value, str)}
@@ -460,7 +461,7 @@ class DocumentStep(Model):
         )
         return settings | paths | sets
 
-    def asked(self) -> dict[str, Any]:
+    def asked(self) -> JsonObject:
         """The step as ``open_steps`` takes it."""
         return {"use": self.use, "name": self.name, "options": self.model_extra or {}}
 
@@ -508,7 +509,7 @@ class DocumentPolicy(Model):
         open_steps([step.asked() for step in steps])
         return steps
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """The settings besides steps, as keys and manifests have them."""
         unused = {
             name
@@ -786,7 +787,7 @@ class BuildConfig(Model):
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
 
     @property
-    def split_facts(self) -> dict[str, Any]:
+    def split_facts(self) -> JsonObject:
         """The rule by which documents go to splits, as manifests have it."""
         return {
             "validation_fraction": self.fraction,
@@ -826,7 +827,7 @@ class BuildConfig(Model):
         return {"train": 1 - sum(held_out.values()), **held_out}
 
 
-def with_absolute(source: dict[str, Any]) -> dict[str, Any]:
+def with_absolute(source: JsonObject) -> JsonObject:
     """The settings of a source with local paths that mean the same from any directory."""
     places = ("path", "chat_template", *(() if source.get("catalog") else ("table",)))
     return {**source, **{name: absolute(source[name]) for name in places if source.get(name) is not None}}

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import EVERY_SPLIT, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat
@@ -53,7 +54,7 @@ class Matching(NamedTuple):
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(kind))
 
-    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
         return {**handler(schema), "pattern": self.pattern}
 
 
@@ -70,7 +71,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def version_of(info: dict[str, Any]) -> str | None:
+def version_of(info: JsonObject) -> str | None:
     """A store's name for an object's content, which changes whenever the content does."""
     for name in ("generation", "ETag", "etag", "md5Hash", "sha256", "content-md5", "blob_id", "xet_hash"):
         if info.get(name):
@@ -244,7 +245,7 @@ class TokenShard(Model):
     """
 
     key: Name
-    inputs: dict[str, Any] = Field(description="What the key is a digest of")
+    inputs: JsonObject = Field(description="What the key is a digest of")
     objects: tuple[StoredObject, ...]
     text_bytes: int
     rows: int = Field(description="Rows or lines of the slice, blank lines included")
@@ -262,7 +263,7 @@ class TokenShard(Model):
     columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
     facts: dict[Name, FactWidth] = Field({KEY: 1, ROW: 1}, description="The schema of its rows: uint64 numbers of each fact")
     matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
-    examples: dict[str, list[dict[str, Any]]] = Field({}, description="Of each of these the first few, by their rows")
+    examples: dict[str, list[JsonObject]] = Field({}, description="Of each of these the first few, by their rows")
     file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
     unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
     published: PublishedLocation | None = Field(None, description="The published version that has the tokens")

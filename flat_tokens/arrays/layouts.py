@@ -13,6 +13,7 @@ import numpy as np
 from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays import codecs
 from flat_tokens.batch import TOKEN_ARRAYS
+from flat_tokens.json_types import JsonObject
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
 ItemType = Literal["uint8", "uint32", "uint64"]
@@ -81,7 +82,7 @@ class ArraySpec:
         blosc = {"cname": "zstd", "clevel": self.zstd_level, "blocksize": (self.block_length or 0) * self.numpy_dtype.itemsize}
         if self.zarr_format == 2:
             # Checksummed frames under the plain codec: every reader takes them, and checks them.
-            zstd: dict[str, Any] = {"id": "zstd", "level": self.zstd_level}
+            zstd: JsonObject = {"id": "zstd", "level": self.zstd_level}
             array = {
                 "zarr_format": 2,
                 "shape": [_LENGTH],
@@ -196,7 +197,7 @@ A block is what a random read decodes, an inner chunk what it asks an object sto
 """
 
 
-def group_metadata(zarr_format: Literal[2, 3], attributes: dict[str, Any]) -> dict[str, bytes]:
+def group_metadata(zarr_format: Literal[2, 3], attributes: JsonObject) -> dict[str, bytes]:
     """The metadata objects of a group, by key."""
     if zarr_format == 2:
         return {".zattrs": to_json(attributes), ".zgroup": to_json({"zarr_format": 2})}

@@ -14,6 +14,7 @@ from flat_tokens.array_types import AnyArray
 from flat_tokens.arrays import codecs, layouts
 from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES, ArraySpec, ItemType, ShardIndex
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
 
@@ -24,7 +25,7 @@ COMPRESSORS: dict[int, set[str]] = {2: {"zstd", "blosc", "gzip", "zlib", "lz4"},
 BYTE_ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
 
 
-def read_metadata(store: Store, node: Literal["array", "group"]) -> dict[str, Any]:
+def read_metadata(store: Store, node: Literal["array", "group"]) -> JsonObject:
     """The zarr metadata of an array or group, v3 or v2, with its attributes under ``attributes``. FileNotFoundError if there is
     none; ValueError if it is not metadata of such a node.
     """
@@ -68,7 +69,7 @@ def open_array(store: Store, dtype: ItemType, *, in_order: bool = False) -> Stor
     return StoredArray(store, spec, shape[0], in_order=in_order)
 
 
-def _matching_spec(metadata: dict[str, Any], dtype: ItemType) -> ArraySpec | None:
+def _matching_spec(metadata: JsonObject, dtype: ItemType) -> ArraySpec | None:
     """The specification whose metadata this is, if there is one."""
     zarr_format = metadata["zarr_format"]
     if zarr_format == 3:
@@ -101,9 +102,9 @@ def _matching_spec(metadata: dict[str, Any], dtype: ItemType) -> ArraySpec | Non
 
 
 @functools.lru_cache(64)
-def _own_metadata(spec: ArraySpec) -> dict[str, Any]:
+def _own_metadata(spec: ArraySpec) -> JsonObject:
     """The metadata of an array without items."""
-    metadata: dict[str, Any] = json.loads(next(iter(spec.metadata(0).values())))
+    metadata: JsonObject = json.loads(next(iter(spec.metadata(0).values())))
     return metadata
 
 
@@ -153,7 +154,7 @@ class ForeignSpec:
         return np.frombuffer(data, self.stored_dtype, last - first, first * itemsize - begin)
 
 
-def foreign_spec(metadata: dict[str, Any], dtype: ItemType) -> ForeignSpec:
+def foreign_spec(metadata: JsonObject, dtype: ItemType) -> ForeignSpec:
     """The specification in an array's metadata. ValueError if arrays like it are not read here, KeyError and its like if
     the metadata is not complete.
     """
@@ -169,7 +170,7 @@ def foreign_spec(metadata: dict[str, Any], dtype: ItemType) -> ForeignSpec:
     return ForeignSpec(items, items.newbyteorder("<"), length, length, "", None, codecs, delta, absent_value)
 
 
-def _delta(filters: list[dict[str, Any]], itemsize: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _delta(filters: list[JsonObject], itemsize: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
     if len(filters) != 1 or filters[0]["id"] != "delta":
         raise ValueError(f"has filters {reprlib.repr(filters)}; one delta is read here")
     types = np.dtype(filters[0]["dtype"]), np.dtype(filters[0].get("astype") or filters[0]["dtype"])
@@ -178,7 +179,7 @@ def _delta(filters: list[dict[str, Any]], itemsize: int) -> tuple[np.dtype[Any],
     return types
 
 
-def _foreign_spec_v3(metadata: dict[str, Any], dtype: np.dtype[Any]) -> ForeignSpec:
+def _foreign_spec_v3(metadata: JsonObject, dtype: np.dtype[Any]) -> ForeignSpec:
     if metadata["chunk_grid"]["name"] != "regular" or metadata.get("storage_transformers"):
         raise ValueError("has a chunk grid or storage transformers that are not read here")
     (object_length,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
@@ -199,7 +200,7 @@ def _foreign_spec_v3(metadata: dict[str, Any], dtype: np.dtype[Any]) -> ForeignS
     return ForeignSpec(dtype, stored_dtype, object_length, chunk_length, name, index, names, None, absent_value)
 
 
-def _shard_index(sharding: dict[str, Any]) -> ShardIndex:
+def _shard_index(sharding: JsonObject) -> ShardIndex:
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     location, codecs = sharding.get("index_location", "end"), sharding["index_codecs"]
     if location not in ("start", "end") or codecs not in ([little], [little, {"name": "crc32c"}]):
@@ -207,7 +208,7 @@ def _shard_index(sharding: dict[str, Any]) -> ShardIndex:
     return ShardIndex(location, len(codecs) == 2)
 
 
-def _object_name(encoding: dict[str, Any]) -> str:
+def _object_name(encoding: JsonObject) -> str:
     separator = encoding.get("configuration", {}).get("separator", "/")
     if encoding["name"] == "v2":
         return ""

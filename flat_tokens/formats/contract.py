@@ -28,12 +28,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import PurePosixPath
 from types import NoneType
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
@@ -139,7 +140,7 @@ class Options:
             elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The options by name, as JSON holds them; a `LATER` one only where it is set."""
         of_old = [one.name for one in fields(self) if not (one.metadata == LATER and getattr(self, one.name) == one.default)]
         return {name: getattr(self, name) for name in of_old}

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, read_forgotten
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
@@ -64,7 +65,7 @@ class ForgetResult(Model):
     runs_of_tokens: int = 0
     exports: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    runs: dict[str, Any] = Field({})
+    runs: JsonObject = Field({})
     certificate: str | None = None
     seconds: float = 0.0
 
@@ -203,7 +204,7 @@ def _check_source(root: Store, versions: Iterable[str], named: NamedDocuments) -
         raise ValueError(f"{root.url}: no version has a source {named.source!r}; there are {', '.join(sorted(names)) or 'none'}")
 
 
-def _begin(root: Store, plan: ToForget, runs: dict[str, Any]) -> None:
+def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
     """Record what is to be done. From now on it is done, whatever happens to this process."""
     listed = {one.version: one for one in list_versions(root)}
     files, holders = dict[tuple[str, str, str], None](), list[Holder]()
@@ -231,7 +232,7 @@ def _begin(root: Store, plan: ToForget, runs: dict[str, Any]) -> None:
     change_record(root, begun)
 
 
-def _result(root: Store, facts: dict[str, Any]) -> ForgetResult:
+def _result(root: Store, facts: JsonObject) -> ForgetResult:
     return ForgetResult(
         output=root.url,
         key_count=facts["keys"],

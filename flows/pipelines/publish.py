@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.reading import SCRATCH
@@ -75,7 +76,7 @@ class Published(Model):
     sequence: int
     was_published: bool
     layout: LayoutName
-    totals: dict[str, Any]
+    totals: JsonObject
     byte_count: int
     seconds: dict[str, float]
     text_bytes_tokenized: int = 0
@@ -169,7 +170,7 @@ class Publication:
             return None
         return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
-    def finish(self, kind: type[P], facts: dict[str, Any] | None = None, /, **particular: Any) -> P:
+    def finish(self, kind: type[P], facts: JsonObject | None = None, /, **particular: Any) -> P:
         """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
         changes = vars(self.difference).get("documents") if self.difference else None

@@ -6,8 +6,9 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
@@ -155,9 +156,7 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
     return SourcesNow(pinned, files, text, tokenizer, named)
 
 
-def outcome_before(
-    found: SourcesNow, old: dict[str, Any] | None, output: OpenOutput, held: HeldVersions | None
-) -> Outcome | None:
+def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput, held: HeldVersions | None) -> Outcome | None:
     """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. *held*: None where a person
     publishes in spite of gates. ValueError where the latest version has gone and the sources give one that was rolled back.
     """
@@ -201,7 +200,7 @@ def outcome_of(built: BuildResult) -> Outcome:
 
 
 def changes_of(
-    version: str, old: dict[str, Any] | None, built: BuildResult | None, outcome: Outcome, now: Pointer, output: OpenOutput
+    version: str, old: JsonObject | None, built: BuildResult | None, outcome: Outcome, now: Pointer, output: OpenOutput
 ) -> Changes:
     """The changes from the version that was the latest, whose manifest is *old*, to the one that the sources give."""
     root, begun = output.root, time.monotonic()

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
@@ -95,7 +96,7 @@ def nobody_builds(root: Store) -> Iterator[None]:
         yield
 
 
-def go_on_forgetting(root: Store, scratch: Path) -> dict[str, Any] | None:
+def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
     """Bring a forgetting that was begun to its end. Return its certificate; None where none was begun."""
     while (record := read_record_of(root)) is not None and record.pending is not None:
         with collecting(root) as busy:
@@ -106,7 +107,7 @@ def go_on_forgetting(root: Store, scratch: Path) -> dict[str, Any] | None:
     return None
 
 
-def finish_forgetting(root: Store, scratch: Path) -> dict[str, Any]:
+def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
     """The same in a block in which nobody builds."""
     begun = time.monotonic()
     homes = (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files"))
@@ -243,7 +244,7 @@ def _with_pending(record: ForgottenRecord, **facts: Any) -> ForgottenRecord:
     return record.model_copy(update={"pending": record.pending.model_copy(update=facts)})
 
 
-def _attest(root: Store, removed: Sequence[str], seconds: float) -> dict[str, Any]:
+def _attest(root: Store, removed: Sequence[str], seconds: float) -> JsonObject:
     """Look through everything, leave windows out that other documents have, too, write the certificate, and mark it as done."""
     record, pending = _record(root), _pending(root)
     meter.begin("verify")
@@ -292,11 +293,11 @@ def _done(record: ForgottenRecord, windows: str) -> ForgottenRecord:
     return record.model_copy(update={"pending": None, "windows": windows, "requests": requests})
 
 
-def record_run(root: Store, certificate: dict[str, Any]) -> None:
+def record_run(root: Store, certificate: JsonObject) -> None:
     """Record a forgetting among the runs of the output."""
     now = datetime.now(UTC)
     names = ("id", "by", "reason", "keys", "unknown", "same_text", "versions")
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "at": now.isoformat(),
         "host": platform.node(),
         "version": certificate["latest"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
+from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName
 from flat_tokens.tools.corpus import options_of
 from flat_tokens.where import parse
@@ -110,7 +111,7 @@ class ImportRequest(Publishing):
 
     path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
     format: str | None = Field(None, description="Where the content does not tell it")
-    options: dict[str, Any] = Field(default_factory=dict, description="Of the format, such as end_of_text")
+    options: JsonObject = Field(default_factory=dict, description="Of the format, such as end_of_text")
     tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
     validation_fraction: Share | None = Field(
         None, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
