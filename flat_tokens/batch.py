@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, Int64s, Integers, UInt8s, UInt32s, UInt64s
 
 MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""
@@ -52,7 +51,7 @@ class TokenBatch(NamedTuple):
     loss_mask: UInt8s | None = None
 
     @classmethod
-    def from_sequences(cls, sequences: Iterable[Sequence[int] | npt.NDArray[np.integer]]) -> Self:
+    def from_sequences(cls, sequences: Iterable[Sequence[int] | Integers]) -> Self:
         """Encode sequences of token ids. ValueError for an id outside 0 to 2**31 - 1."""
         arrays = [_int64(sequence) for sequence in sequences]
         tokens = np.concatenate([*arrays, np.empty(0, np.int64)])
@@ -108,7 +107,7 @@ class TokenBatch(NamedTuple):
         return np.split(self.encoded_tokens >> np.uint32(1), self.seq_starts[1:-1].astype(np.int64)) if self.seq_count else []
 
 
-def _int64(sequence: Sequence[int] | npt.NDArray[np.integer]) -> Int64s:
+def _int64(sequence: Sequence[int] | Integers) -> Int64s:
     ids = np.asarray(sequence)
     if len(ids) and ids.dtype.kind not in "iu":  # a value without an integer type in numpy is a fraction or far too large
         raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")

@@ -44,7 +44,7 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE, Statement
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
 BLOCK_TOKENS = 1 << 22
@@ -97,12 +97,12 @@ class Verification(NamedTuple):
 
 
 def verify(
-    path_or_url: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
     level: Level = "quick",
     *,
     threads: int = 2,
     watch: Watch | None = None,
-    key: str | os.PathLike[str] | None = None,
+    key: PathOrUrl | None = None,
     number: int | None = None,
 ) -> Verification:
     """Check a dataset. ``quick``: the manifest, every object's existence and size, the number of objects, the arrays'

@@ -19,7 +19,7 @@ from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checke
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store, stored_object
+from flat_tokens.stores.store import PathOrUrl, Store, stored_object
 
 FORMAT, FORMAT_VERSION = "flat-tokens-run", 2
 MAX_LEDGER_BYTES = 1 << 24
@@ -66,7 +66,7 @@ class Ledger:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathOrUrl,
         content: JsonObject,
         views: Mapping[str, View],
         places: Mapping[str, str],
@@ -77,7 +77,7 @@ class Ledger:
         self._content, self._views, self._places, self._trusted = content, dict(views), dict(places), trust_records
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], sources: Mapping[str, MixedSource], batch_size: int, seed: int = 0) -> Self:
+    def create(cls, path: PathOrUrl, sources: Mapping[str, MixedSource], batch_size: int, seed: int = 0) -> Self:
         """Begin a run and write its ledger. *sources*, *batch_size* and *seed* are those of a `Mixture`.
 
         FileExistsError if there is one already; ValueError for sources that no mixture can have.
@@ -91,7 +91,7 @@ class Ledger:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        path: PathOrUrl,
         *,
         views: Mapping[str, View] | None = None,
         places: Mapping[str, str] | None = None,

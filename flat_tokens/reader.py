@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int32s, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import Int32s, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
@@ -50,7 +50,7 @@ from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, stored_object
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 from flat_tokens.where import parse
 
@@ -120,7 +120,7 @@ class FlatTokens:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
         return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
 
-    def bounds(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+    def bounds(self, indices: Int64s) -> Int64Pair:
         """Starts and lengths of many sequences: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
         indices = np.asarray(indices, np.int64)
         if (outside := indices[(indices < 0) | (indices >= self.seq_count)]).size:
@@ -249,7 +249,7 @@ class FlatTokens:
         eos: int | None = None,
         loss_mask: bool = False,
         fim: FillInMiddle | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: PathOrUrl | None = None,
         fields: Fields = None,
         framework: Framework = "numpy",
     ) -> PackedDocumentsView:
@@ -349,9 +349,9 @@ class Dataset:
 
 
 def open(
-    path_or_url: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
     *,
-    cache: str | os.PathLike[str] | None = None,
+    cache: PathOrUrl | None = None,
     cache_bytes: int | None = None,
     read_ahead: int = READ_AHEAD_BYTES,
 ) -> Dataset:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt8s, UInt64s
 
 LAST = 0x2FA1E
 """Characters from here on are Han, words by themselves."""
@@ -211,7 +211,7 @@ def _written_out(
     return written, origin, ends[bounds]
 
 
-def _other_characters(characters: _Characters, plain: UInt8s) -> tuple[Int64s, Int64s]:
+def _other_characters(characters: _Characters, plain: UInt8s) -> Int64Pair:
     """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
     are words by themselves begin and end.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from flat_tokens.arrays.threads import share
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.manifest import MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.options import one_of
-from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
+from flat_tokens.stores.store import ObjectWriter, PathOrUrl, Store, StoredObject
 
 BYTES_AT_ONCE = 2 << 20
 """Of chunks that are written together."""
@@ -195,7 +194,7 @@ class FlatTokensWriter:
 
 
 def write_dataset(
-    path_or_url: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
     train: Iterable[TokenBatch],
     validation: Iterable[TokenBatch] = (),
     *,

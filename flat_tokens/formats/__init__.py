@@ -8,7 +8,6 @@ This is the list of formats, and the recognition of a path's format by its conte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.manifest import EVERY_SPLIT, SplitName, splits_at
 from flat_tokens.reader import open_root, open_split, resolve
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
 
 __all__ = [
     "FLAT_TOKENS",
@@ -60,7 +59,7 @@ class Opened(NamedTuple):
     splits: Mapping[SplitName, Readable]
 
 
-def open_any(path_or_url: str | os.PathLike[str], format: str | None = None, options: Any = None) -> Opened:
+def open_any(path_or_url: PathOrUrl, format: str | None = None, options: Any = None) -> Opened:
     """Open a dataset of any format: a directory, a file, or the prefix that several files share.
 
     The format is recognised by its content; formats without a recognisable content have to be named. *options* are an
@@ -104,7 +103,7 @@ def check_format(format: object, known: Collection[str]) -> None:
         raise ValueError(f"there is no format {format!r}; there are {', '.join(known)}")
 
 
-def source(path_or_url: str | os.PathLike[str]) -> Splits:
+def source(path_or_url: PathOrUrl) -> Splits:
     """The splits of a dataset, as an export takes them. FileNotFoundError if there is no dataset."""
     store, _ = open_root(Store.at(path_or_url))
     return {split: open_split(store / split) for split in splits_at(store)}

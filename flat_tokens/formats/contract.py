@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 import posixpath
 import re
 from collections import deque
@@ -39,7 +38,7 @@ from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, file_at
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at
 
 EXPORT_RECORD = ".export/export.json"
 """The record of a finished export, next to its files."""
@@ -90,7 +89,7 @@ class Files(NamedTuple):
     keys: tuple[str, ...]
 
     @classmethod
-    def at(cls, path_or_url: str | os.PathLike[str]) -> Self:
+    def at(cls, path_or_url: PathOrUrl) -> Self:
         """The files at a path or URL: all below a directory, one file, or those that begin with a prefix and a dot.
 
         FileNotFoundError if there are none, but for an export of no sequence. Hidden files are left out.

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, token_ranges
@@ -198,7 +198,7 @@ class IndexedDocuments:
             entries = contract.checked_entries(self.split, start, min(start + STARTS_AT_A_TIME, self.stop))
             yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
 
-    def bounds(self, base: int = 0, width: int = 1) -> Iterator[tuple[Int64s, Int64s]]:
+    def bounds(self, base: int = 0, width: int = 1) -> Iterator[Int64Pair]:
         """Starts and ends of the documents in bytes, with tokens of *width* bytes from byte *base* on: int64 arrays, in order."""
         for lengths in self.lengths():
             ends = base + np.cumsum(lengths * width)

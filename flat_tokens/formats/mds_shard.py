@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.rows.views import running_sums
@@ -226,7 +226,7 @@ def _samples_of(shard: Shard) -> Samples:
     return Samples(offsets, begins + shapes, running_sums(lengths).astype(np.uint64), types)
 
 
-def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> tuple[Int64s, Int64s]:
+def _lengths(held: Int64s, width: Int64s, has_shape: bool) -> Int64Pair:
     """The number of tokens, of *width* bytes, in columns of this many bytes, -1 if that is impossible, and of the bytes
     before.
     """

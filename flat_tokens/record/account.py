@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.views import SplitView, read_starts
 from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
 
 FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
 MOST_VALUES = 1000
@@ -81,7 +80,7 @@ def record_of_run(
 
 
 def record_of_dataset(
-    path: str | os.PathLike[str] | Store,
+    path: PathOrUrl | Store,
     *,
     columns: Sequence[str] | None = None,
     sizes: TokenSizes | None = None,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.array_types import Int64s, Integers, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.frameworks import Fields, Framework
@@ -118,7 +117,7 @@ class BucketedLoader(ByStep):
         bucket, documents = self._draw(step)
         return self._views[bucket].batch(documents)
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
+    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         self._view_of(source)
         asked, steps = checked_rows(rows, len(self._bucket)), self._steps_before(before)
         epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))

@@ -25,9 +25,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.array_types import Int64s, Integers
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.ahead import ReadAhead, Reads, budget_of
@@ -41,11 +40,11 @@ def checked_seed(value: SupportsIndex) -> int:
     return seed
 
 
-Asked: TypeAlias = SupportsIndex | Sequence[int] | npt.NDArray[np.integer]
+Asked: TypeAlias = SupportsIndex | Sequence[int] | Integers
 """A number, or several: int64[n]."""
 
 
-def checked_rows(rows: npt.NDArray[np.integer], count: int) -> Int64s:
+def checked_rows(rows: Integers, count: int) -> Int64s:
     """Numbers of rows: int64[n]. TypeError for others than whole ones, IndexError if one is not below *count*."""
     rows = whole_numbers("row numbers are", rows)
     if (outside := np.flatnonzero((rows < 0) | (rows >= count))).size:
@@ -273,7 +272,7 @@ class ByStep:
             raise ValueError(f"source is {source!r}, but this loader has one view, without a name: leave it out")
         return self.view
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
+    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         """Which of *rows* each visit is of, int64[n], and the visits, in any order."""
         raise NotImplementedError
 
@@ -616,7 +615,7 @@ class ShuffledLoader(ByStep):
         rows = self.indices(step)
         return [(view, rows[where], where) for view, where in views_of(self.view, self._epochs(step))]
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
+    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         asked = checked_rows(rows, len(self._view_of(source)))
         steps, streams = self._steps_before(before), self._stream.granularity
         end = min(self.start + steps * self.batch_size, self._total or math.inf)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, Integers
 from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.loader import ByStep, View, Visits, check_view, checked_rows, checked_seed, joined, views_of
@@ -60,7 +59,7 @@ class SampledView:
         other.__dict__.update(self.__dict__, view=self.view.of_epoch(epoch))
         return other
 
-    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+    def rows_of(self, documents: Int64s) -> Int64Pair:
         """As of the whole view, of the rows that are in the sample."""
         of, rows = self.view.rows_of(documents)
         numbers = self._permutation.inverse(rows.view(np.uint64), self._key).view(np.int64)
@@ -191,7 +190,7 @@ class Mixture(ByStep):
         phase = bisect_right(self._first_steps, step) - 1
         return self._first_samples[phase] + (step - self._first_steps[phase]) * self._phases[phase].batch_size
 
-    def indices(self, step: SupportsIndex) -> tuple[Int64s, Int64s]:
+    def indices(self, step: SupportsIndex) -> Int64Pair:
         """The samples a step has on this host: their sources and their rows in those, int64[rows] each."""
         source, rows, *_ = self._draw(step)
         return source, rows
@@ -292,7 +291,7 @@ class Mixture(ByStep):
     def _view_of(self, source: str | None) -> View:
         return self.views[self._number_of(source)]
 
-    def _visits(self, rows: npt.NDArray[np.integer], before: int | None, source: str | None) -> tuple[Int64s, Visits]:
+    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         k, steps = self._number_of(source), self._steps_before(before)
         length = len(self.views[k])
         asked = checked_rows(rows, length)

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.array_types import Int64Pair, Int64s, UInt64s
 from flat_tokens.keys import A, B, mix
 from flat_tokens.options import at_least
 
@@ -248,7 +248,7 @@ class _SequentialStream:
     def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         return (np.arange(last - first) + (start + first) % self.epoch_length) % self.epoch_length
 
-    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
+    def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         return np.zeros_like(rows), epochs * self.epoch_length + rows
 
 
@@ -268,7 +268,7 @@ class _ShuffledStream:
             epochs = later + np.uint64(epoch)
         return self._permutation(positions, derive_keys(self._seed, epochs)).view(np.int64)
 
-    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
+    def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         within = self._permutation.inverse(rows.view(np.uint64), derive_keys(self._seed, epochs.view(np.uint64)))
         return np.zeros_like(rows), epochs * self.epoch_length + within.view(np.int64)
 
@@ -321,7 +321,7 @@ class _ReferenceStream:
             at += count
         return found.reshape(-1)[first - begin * share : last - begin * share]
 
-    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
+    def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         streams, block_rows = self._order.streams, self._order.sequences_per_read_block
         buffer_blocks = self._order.read_blocks_per_shuffle_buffer
         stream, place = np.zeros_like(rows), np.full_like(rows, -1)
@@ -368,7 +368,7 @@ class _BlockStream:
         slot, row = np.divmod(line + np.where(line >= end_of_short, self._short_by, 0), self._block_rows)
         return self._permutation(slot.view(np.uint64), keys).view(np.int64) * self._block_rows + row
 
-    def places(self, rows: Int64s, epochs: Int64s) -> tuple[Int64s, Int64s]:
+    def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         keys, end_of_short = self._blocks_of(epochs)
         block, row = np.divmod(rows, self._block_rows)
         line = self._permutation.inverse(block.view(np.uint64), keys).view(np.int64) * self._block_rows + row
@@ -386,7 +386,7 @@ class _BlockStream:
         ends = (self._permutation.inverse(short, keys).view(np.int64) + 1) * self._block_rows - self._short_by
         return keys[which], ends[which]
 
-    def _shuffled(self, stream: Int64s, epoch: Int64s, place: Int64s, permuted: Permuted) -> tuple[Int64s, Int64s]:
+    def _shuffled(self, stream: Int64s, epoch: Int64s, place: Int64s, permuted: Permuted) -> Int64Pair:
         """Places in an epoch's part of a stream -> where their buffer begins, and their places in its permutation."""
         in_larger = self._larger * (self._buffer_rows + 1)
         is_larger = place < in_larger

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.array_types import Int64Pair, Int64s
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
@@ -199,7 +199,7 @@ class PackedDocumentsView(SplitView):
     def _coverage(self) -> tuple[Covered, int | None, int]:
         return self._index.coverage(), None, len(self) * self.length
 
-    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+    def rows_of(self, documents: Int64s) -> Int64Pair:
         """The packs with tokens of *documents*: int64[k], which of the documents, in order, and int64[k], the pack."""
         _, lengths = self.tokens.bounds(documents)
         of, packs = self._index.packs_of(documents)
@@ -220,7 +220,7 @@ class PackedDocumentsView(SplitView):
         costs: Int64s = np.diff(squared) + (self.length - np.diff(sums)) ** 2
         return costs
 
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+    def token_ranges(self, indices: Int64s) -> Int64Pair:
         parts = self.parts(indices)
         return parts.starts, parts.counts
 

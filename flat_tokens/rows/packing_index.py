@@ -10,7 +10,6 @@ import heapq
 import io
 import json
 import logging
-import os
 import posixpath
 from bisect import bisect_right
 from collections import deque
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s
 from flat_tokens.manifest import dataset_of, read_manifest
 from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
-from flat_tokens.stores.store import Store, stored_object
+from flat_tokens.stores.store import PathOrUrl, Store, stored_object
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -226,7 +225,7 @@ class _Filling:
             room = 0 if is_cut else room - size * each
         return taken, room, is_cut
 
-    def rows(self) -> tuple[Int64s, Int64s]:
+    def rows(self) -> Int64Pair:
         """How many pieces each row has, int64[rows], and their numbers, row by row: int64[n]."""
         start, step, each, row, rows, place = np.array(self._fills, np.int64).reshape(-1, 6).T
         # fill -> its parts of rows -> pieces
@@ -354,7 +353,7 @@ class Packs(NamedTuple):
         at = sums[:-1] + np.repeat(np.arange(len(packs)) * plan.length - sums[splits[:-1]], np.diff(splits))
         return Parts(splits, documents, offsets, padded, document_range, starts, lengths, at)
 
-    def packs_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+    def packs_of(self, documents: Int64s) -> Int64Pair:
         """The packs that have parts of *documents*: int64[k], which of the documents, and int64[k], the pack."""
         if self.plan.fit == "greedy":
             stops = self.firsts[1:] + (self.offsets[1:] > 0) if len(self.offsets) else self.firsts[1:]
@@ -402,7 +401,7 @@ def _whole(tokens: FlatTokens, plan: Plan) -> Int64s:
     return first_documents(starts, plan.length, plan.max_packs, tokens.store.url)
 
 
-def _split(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s]:
+def _split(tokens: FlatTokens, plan: Plan) -> Int64Pair:
     """``firsts`` and ``offsets`` of documents in order that are split."""
     found, first = [np.empty((2, 0), np.int64)], 0
     for entries in read_starts(tokens):
@@ -503,7 +502,7 @@ class IndexFile(NamedTuple):
     key: bytes
 
     @classmethod
-    def at(cls, cache: str | os.PathLike[str], tokens: FlatTokens, plan: Plan) -> Self:
+    def at(cls, cache: PathOrUrl, tokens: FlatTokens, plan: Plan) -> Self:
         """The file in the directory *cache*, or next to the dataset. ValueError if that is not a local path."""
         beside = posixpath.dirname(tokens.store.root) + ".packing"
         store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
@@ -621,7 +620,7 @@ def _of_size(parts: Iterable[Int64s], size: int) -> Iterator[Int64s]:
         yield rest
 
 
-def best_fit(lengths: Int64s, length: int) -> tuple[Int64s, Int64s]:
+def best_fit(lengths: Int64s, length: int) -> Int64Pair:
     """Fill packs with the longest parts that fit, one pack after another. *lengths*: int64[n], each 1 to *length*. The packs as
     (``firsts``: int64[packs + 1], ``order``: int64[n]): pack k holds parts ``order[firsts[k]:firsts[k + 1]]``. Packs are in
     the order of their first parts, and so are a pack's parts.

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.array_types import Int32s, Int64s, UInt64s
+from flat_tokens.array_types import Int32s, Int64Pair, Int64s, UInt64s
 from flat_tokens.arrays.threads import Recent, share
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
 from flat_tokens.rows.schedule import Edit, Schedule
@@ -236,7 +236,7 @@ class Dealt(NamedTuple):
     rank: Int32s
 
 
-def _windows(block: int, counts: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+def _windows(block: int, counts: Int64s, first: Int64s, last: Int64s) -> Int64Pair:
     """Positions of blocks that almost surely hold the samples *first* to *last* of a source with *counts* samples in each: begin
     and length, int64[n] each. They begin where the block does or end there, whichever is nearer.
     """
@@ -285,7 +285,7 @@ class Phase:
         # the n-th sample of a source in the phase -> its place: n + shift
         self._shifts = np.array(drawn[self.sources], np.int64)
 
-    def places(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
+    def places(self, start: int, stop: int) -> Int64Pair:
         """Positions ``start:stop`` of the phase -> source and place in the source's own stream: int64[n] each."""
         source, nth = self._drawn_at(start, stop)
         return self.sources[source], nth + self._shifts[source]
@@ -376,7 +376,7 @@ class Phase:
             return derive_keys(self._seed, 0, block)
         return derive_keys(self._seed, 2, self._number, stretch, block)
 
-    def _drawn_at(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
+    def _drawn_at(self, start: int, stop: int) -> Int64Pair:
         """Positions ``start:stop`` -> source, and how many samples of it the phase has before: int64[n] each."""
         source, nth = np.empty(stop - start, np.int64), np.empty(stop - start, np.int64)
         position = start

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int32s, Int64s, UInt32s
+from flat_tokens.array_types import Bools, Int32s, Int64Pair, Int64s, Integers, UInt32s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.batch import MAX_TOKEN_ID
@@ -270,14 +270,14 @@ class SplitView:
         row = self._read(i)
         return row if self._as_read else self._handed_out(row)
 
-    def __getitems__(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int] | Integers) -> list[Any]:
         """Rows as a list, read at once, as torch's DataLoader wants them. All are slices of one array."""
         rows = self.batch(indices)
         if isinstance(rows, dict):
             return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         return [self.row_type(*row) for row in zip(*rows, strict=True)]
 
-    def batch(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Any:
+    def batch(self, indices: Sequence[int] | Integers) -> Any:
         """Rows *indices* (int64[n]), read at once and stacked: every field has the leading axis n."""
         return self.together([(self, self._checked(indices), np.arange(len(indices)))])
 
@@ -326,7 +326,7 @@ class SplitView:
         view.__dict__.update(self.__dict__, tokens=replace(self.tokens, **changed))
         return view
 
-    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+    def rows_of(self, documents: Int64s) -> Int64Pair:
         """The rows with tokens of *documents*, numbers of sequences of the split (int64[n]): int64[k], which of the documents,
         in order, and int64[k], the row. A document without a token is in no row.
         """
@@ -335,7 +335,7 @@ class SplitView:
         counts = np.where(lengths > 0, stop - first, 0)
         return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
 
-    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> Int64Pair:
         """The first row with one of the tokens ``starts:stops``, and one past the last, if there were more: int64[n] each."""
         raise NotImplementedError
 
@@ -358,11 +358,11 @@ class SplitView:
         """Rows of views that are alike, stacked; their numbers are of the views'."""
         raise NotImplementedError
 
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+    def token_ranges(self, indices: Int64s) -> Int64Pair:
         """The tokens that rows *indices* are read of: starts and lengths of ranges, int64[n] each."""
         raise NotImplementedError
 
-    def _checked(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Int64s:
+    def _checked(self, indices: Sequence[int] | Integers) -> Int64s:
         rows = whole_numbers("row numbers are", np.asarray(indices))
         if rows.size and not (-self._count <= int(rows.min()) and int(rows.max()) < self._count):
             raise IndexError(self._no_row(int(rows.min() if int(rows.max()) < self._count else rows.max())))
@@ -406,7 +406,7 @@ class MaskedTokens(LabelledFields, NamedTuple("_MaskedTokens", [("encoded", Arra
     __slots__ = ()
 
 
-def _read_into(encoded: UInt32s, parts: Sequence[Part], ranges: Sequence[tuple[Int64s, Int64s]]) -> Iterator[Bools]:
+def _read_into(encoded: UInt32s, parts: Sequence[Part], ranges: Sequence[Int64Pair]) -> Iterator[Bools]:
     """Read the *ranges* of the rows of views into the rows of *encoded*. Yields their loss mask, if there is one."""
     reads = [(*bounds, places * encoded.shape[1]) for bounds, (_, _, places) in zip(ranges, parts, strict=True)]
     gather_all([view.tokens.encoded_tokens for view, _, _ in parts], reads, encoded.reshape(-1))
@@ -443,7 +443,7 @@ class TokenRows(SplitView):
         encoded = room_for((sum(len(places) for _, _, places in parts), self.length))
         return self.row_type(encoded, *_read_into(encoded, parts, [view.token_ranges(rows) for view, rows, _ in parts]))
 
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+    def token_ranges(self, indices: Int64s) -> Int64Pair:
         return self._starts_of(indices), np.full(len(indices), self.length)
 
 
@@ -478,7 +478,7 @@ class PackedView(TokenRows):
         end, places = (self._count - 1) * self._stride + self.length if self._count else 0, self._count * self.length
         return lambda first, entries: np.diff(np.minimum(entries, end)), places, places
 
-    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> Int64Pair:
         return (starts - self.length) // self._stride + 1, (stops - 1) // self._stride + 1
 
 
@@ -541,7 +541,7 @@ class DocumentsView(SplitView):
         self.tokens.encoded_tokens.read(start, start + length, encoded[:length])
         return DocumentTokens(encoded, np.int32(length))
 
-    def token_ranges(self, indices: Int64s) -> tuple[Int64s, Int64s]:
+    def token_ranges(self, indices: Int64s) -> Int64Pair:
         starts, lengths = self.tokens.bounds(indices)
         return starts, np.minimum(lengths, self.max_length)
 
@@ -559,7 +559,7 @@ class DocumentsView(SplitView):
     def _coverage(self) -> tuple[Covered, int | None, int]:
         return lambda first, entries: np.minimum(np.diff(entries), self.max_length), None, self._count * self.max_length
 
-    def rows_of(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+    def rows_of(self, documents: Int64s) -> Int64Pair:
         """Row i is document i, an empty one's too: int64[n], int64[n]."""
         self.tokens.bounds(documents)
         return np.arange(len(documents)), documents.astype(np.int64)
@@ -603,7 +603,7 @@ class BlocksView(TokenRows):
         places = self._count * self.length
         return covered if places else lambda first, entries: np.zeros(len(entries) - 1, np.int64), places, places
 
-    def _rows_between(self, starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
+    def _rows_between(self, starts: Int64s, stops: Int64s) -> Int64Pair:
         return np.searchsorted(self.starts, starts - self.length, side="right"), np.searchsorted(self.starts, stops)
 
 

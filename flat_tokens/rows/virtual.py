@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, Bools, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
@@ -83,7 +83,7 @@ def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
     return np.array(indices, np.int64)
 
 
-def _bounds(tokens: FlatTokens, numbers: Int64s) -> tuple[Int64s, Int64s]:
+def _bounds(tokens: FlatTokens, numbers: Int64s) -> Int64Pair:
     """Starts and lengths of the documents: int64[n], int64[n]."""
     first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
     if len(numbers) * FEW < stop - first:
@@ -332,7 +332,7 @@ class _MiddleTokens:
                     count = high[k] - low[k]
                     out[places[k] : places[k] + count] = read[within[k] : within[k] + count]
 
-    def _fragments(self, starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
+    def _fragments(self, starts: Int64s, lengths: Int64s) -> Int64Pair:
         """The fragments with a token in ranges: int64[n], which range, and int64[n], the fragment."""
         first = np.searchsorted(self._all.entries, starts, side="right") - 1
         counts = np.where(lengths > 0, np.searchsorted(self._all.entries, starts + lengths) - first, 0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt8s, UInt64s
 from flat_tokens.rows.views import ranges, running_sums
 from flat_tokens.words import Words, run_hashes, words_of
 
@@ -107,7 +107,7 @@ class _Runs(NamedTuple):
         first, length, of_set, question = runs
         return cls(size, hashes, first, length, of_set, question, passing, shift)
 
-    def candidates(self, words: Words) -> tuple[Int64s, Int64s]:
+    def candidates(self, words: Words) -> Int64Pair:
         """Words of texts from which on a run may be there, and the run: equal hashes, within one text."""
         hashes = run_hashes(words.hashes, self.size)
         bits = hashes >> self.shift

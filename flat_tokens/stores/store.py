@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 from blake3 import blake3
@@ -53,6 +53,7 @@ OTHER_THAN_A_PATH = re.compile(r"://|::|^[~.]|^$")
 REQUEST_SECONDS = 300.0
 """For the data of one request, which is mostly a part of an object."""
 
+PathOrUrl: TypeAlias = str | os.PathLike[str]
 NO_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Errors that mean "there is no such object"."""
 
@@ -149,7 +150,7 @@ class Store:
     sizes: Mapping[str, int] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def at(cls, path_or_url: str | os.PathLike[str], staging: str | None = None, read_once: bool = False) -> Self:
+    def at(cls, path_or_url: PathOrUrl, staging: str | None = None, read_once: bool = False) -> Self:
         """The store at a local path or fsspec URL."""
         url = os.fspath(path_or_url)
         if OTHER_THAN_A_PATH.search(url):
@@ -426,7 +427,7 @@ class Store:
             return next(self.blocks(key + signing.SIGNATURE), b"")
         return b""
 
-    def upload(self, key: str, path: str | os.PathLike[str]) -> None:
+    def upload(self, key: str, path: PathOrUrl) -> None:
         """Put a local file into a remote store."""
         if os.path.getsize(path) <= PART_BYTES:
             with open(path, "rb") as file:  # made by this process
@@ -481,7 +482,7 @@ class Store:
         return self.url_of(self.path(key))
 
 
-def file_at(path_or_url: str | os.PathLike[str]) -> tuple[Store, str]:
+def file_at(path_or_url: PathOrUrl) -> tuple[Store, str]:
     """The directory of a file, as a store, and the file's key in it."""
     store = Store.at(path_or_url)
     parent, name = posixpath.split(store.root)

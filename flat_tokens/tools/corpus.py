@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +36,7 @@ from flat_tokens.nearest import config_output, datasets_below, directories_below
 from flat_tokens.reader import FlatTokens, resolve, without_links
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
 from flat_tokens.tools.terminal import one_line
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 
@@ -156,7 +155,7 @@ class Corpus:
 
 
 def open_corpus(
-    path_or_url: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
     format: str | None = None,
     options: JsonFacts | None = None,
     *,

@@ -54,7 +54,7 @@ from flat_tokens.stores.local import (
     remove,
 )
 from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import PathOrUrl, Store, StoredObject
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.arguments import READING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of
@@ -126,7 +126,7 @@ class _Watched(FlatTokens):
 
 
 def export_of(
-    path_or_url: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
     format: str,
     options: JsonFacts,
     splits: Sequence[SplitName] | None = None,

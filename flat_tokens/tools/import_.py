@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import posixpath
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from flat_tokens.json_types import JsonFacts
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.options import one_of
 from flat_tokens.reader import Dataset, open
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import PathOrUrl, Store
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.corpus import open_corpus
@@ -36,8 +35,8 @@ machines, gives every document a key, and publishes a version.
 
 
 def import_dataset(
-    path_or_url: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    path_or_url: PathOrUrl,
+    out: PathOrUrl,
     format: str | None = None,
     options: JsonFacts | None = None,
     *,

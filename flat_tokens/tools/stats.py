@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s, UInt32s
+from flat_tokens.array_types import Int64s, Integers, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
@@ -101,7 +100,7 @@ class Tally:
         self._pending: list[Counts] = []
         self._above = Counts(np.empty(0, np.int64), np.empty(0, np.int64))
 
-    def add(self, values: npt.NDArray[np.integer]) -> None:
+    def add(self, values: Integers) -> None:
         if len(values) and values.max() >= DENSE_VALUES:
             above, counts = np.unique(values[values >= DENSE_VALUES].astype(np.int64), return_counts=True)
             self._pending.append(Counts(above, counts))

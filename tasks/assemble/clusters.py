@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt64s
 from flat_tokens.formats.contract import ahead
 from flat_tokens.keys import mix
 from tasks.text.signatures import BYTES, NO_SHINGLE, NUMBERS, similarity
@@ -63,7 +63,7 @@ def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.uns
             yield from (numbers,) if threshold >= WIDE_FROM else np.ascontiguousarray(numbers.view("<u4").reshape(-1, 2).T)
 
 
-def _runs(band: npt.NDArray[np.unsignedinteger]) -> tuple[Int64s, Int64s]:
+def _runs(band: npt.NDArray[np.unsignedinteger]) -> Int64Pair:
     """The texts that agree in a band with others, run after run, in order; and where each one's run begins: int64[m] each."""
     packed = mix(band.copy()) & ~LOW if band.itemsize == 8 else band.astype(np.uint64) << np.uint64(32)
     packed |= np.arange(len(band), dtype=np.uint64)
@@ -87,7 +87,7 @@ def _begins(ordered: npt.NDArray[np.unsignedinteger]) -> Bools:
     return begins
 
 
-def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[tuple[Int64s, Int64s]]:
+def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[Int64Pair]:
     """Pairs of texts that agree in a band, as far as they are near each other in it."""
     if not len(texts):
         return

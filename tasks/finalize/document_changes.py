@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -133,7 +133,7 @@ class _Version(NamedTuple):
         found["digest"] = np.concatenate([*self.segments, np.empty(0, STORED)])["digest"]
         return found.view(f"S{KNOWN.itemsize}")
 
-    def documents(self, split: int, is_passed_over: Bools) -> Iterator[tuple[Int64s, Int64s]]:
+    def documents(self, split: int, is_passed_over: Bools) -> Iterator[Int64Pair]:
         """Numbers of the documents to compare in a split, some at a time, and their sources. *is_passed_over*: bool[segments]."""
         covered, at = [(0, 0)], 0
         for shard, segments in enumerate(self.segments):

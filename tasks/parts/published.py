@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.array_types import Int64Pair, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
@@ -55,7 +55,7 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     firsts, counts = np.array(runs, np.int64).T
     before = np.cumsum(counts) - counts
 
-    def places(at: Int64s) -> tuple[Int64s, Int64s]:
+    def places(at: Int64s) -> Int64Pair:
         # (split after split, document) -> (split, document)
         split_of = np.searchsorted(before + counts, at, "right")
         return split_of, at - before[split_of] + firsts[split_of]
