@@ -126,10 +126,10 @@ class ArrayWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        if kind is not None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
             if self._writer is not None:
-                self._writer.__exit__(kind, error, traceback)
+                self._writer.__exit__(*error)
             return
         if self._writer is not None:
             self._end_object(self._writer)
@@ -178,13 +178,13 @@ class FlatTokensWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
         every = ExitStack()  # a failure in one array reaches the others
         writers = [*self._arrays.values(), self._starts]
         for writer in reversed(writers):
             every.push(writer)
-        if kind is not None:
-            every.__exit__(kind, error, traceback)
+        if error[0] is not None:
+            every.__exit__(*error)
             return
         with every:
             self._starts.append(np.array([self.token_count], np.uint64))

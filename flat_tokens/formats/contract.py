@@ -23,7 +23,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from types import NoneType
@@ -33,7 +33,6 @@ import numpy as np
 
 from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
@@ -114,10 +113,6 @@ class Files(NamedTuple):
         return self.store.path(self.keys[0]) if len(self.keys) == 1 else self.store.url
 
 
-LATER = {"later": True}
-"""Metadata of options that a format got later. Where they have their defaults, an export is the one that it was before."""
-
-
 @dataclass(frozen=True)
 class Options:
     """Options. ValueError if ``end_of_text`` is not a token id, another integer no count, a text no text, or a value none
@@ -138,11 +133,6 @@ class Options:
                 check_token_id(name, value)
             elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
-
-    def facts(self) -> JsonObject:
-        """The options by name, as JSON holds them; a `LATER` one only where it is set."""
-        of_old = [one.name for one in fields(self) if not (one.metadata == LATER and getattr(self, one.name) == one.default)]
-        return {name: getattr(self, name) for name in of_old}
 
 
 O = TypeVar("O")  # noqa: E741 - the options of a format
@@ -396,6 +386,19 @@ def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int 
         stop = max(bisect.bisect_right(range(end + 1), size(start) + limit, start + 1, key=size) - 1, start + 1)
         yield start, stop
         start = stop
+
+
+def byte_ranges(
+    split: FlatTokens, limit: int, head: int, size: Callable[[int], int], end: int, what: str, most: int | None = None
+) -> list[tuple[int, int]]:
+    """Ranges of 1 to *most* sequences, for files that have a *head* and at most *limit* bytes in all. *size*: the bytes that the
+    first i sequences take. ValueError for a sequence with which a file, *what*, would have *end* bytes or more.
+    """
+    ranges = list(ranges_within(max(limit - head, 1), split.seq_count, size, most))
+    for start, stop in ranges:
+        if stop == start + 1 and (alone := size(stop) - size(start) + head) >= end:
+            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but {what} end at {end - 1}")
+    return ranges
 
 
 def plan_files(splits: Splits, tokens_per_file: int | None, key: str) -> list[ExportFile]:

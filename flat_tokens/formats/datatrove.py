@@ -52,7 +52,7 @@ def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
     dtype = narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
-    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments.of(splits, file, options)
     with store.create(file.key) as tokens_writer:
         documents.write_tokens(tokens_writer, dtype)
     with store.create(f"{file.key}.index") as writer:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from flat_tokens.array_types import AnyArray, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import BATCH_TOKENS, Splits, TokenRange, token_ranges
+from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Splits, TokenRange, token_ranges
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.store import Store
 
@@ -171,6 +171,11 @@ class IndexedDocuments:
     stop: int
     end_of_text: int | None
     closing: Closing = "always"
+
+    @classmethod
+    def of(cls, splits: Splits, file: ExportFile, options: Any) -> Self:
+        """The sequences of a file."""
+        return cls(splits[file.split], file.start, file.stop, options.end_of_text)
 
     def write_tokens(self, writer: Any, dtype: np.dtype[Any]) -> None:
         """Write all tokens as *dtype*."""

@@ -12,7 +12,7 @@ import posixpath
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,27 +64,20 @@ class Litdata(contract.Options):
 
 def plan(splits: Splits, options: Litdata) -> list[ExportFile]:
     """Files of documents. The index of a split is written at last."""
-    files = []
+    files, end_tokens = [], options.end_of_text is not None
+
+    def size(split: FlatTokens, i: int) -> int:
+        """The bytes that the first *i* documents take, with their offsets."""
+        return INT32.itemsize * (contract.entry(split, i) + i * end_tokens) + 4 * i
+
     for name, split in splits.items():
-        ranges = _ranges_of_bytes(split, options)
+        ranges = contract.byte_ranges(split, options.size_limit, 8, partial(size, split), MAX_CHUNK_BYTES, "chunks")
         files += [ExportFile(f"{name}/chunk-0-{i}.bin", name, start, stop) for i, (start, stop) in enumerate(ranges)]
     return files
 
 
-def _ranges_of_bytes(split: FlatTokens, options: Litdata) -> list[tuple[int, int]]:
-    def size(i: int) -> int:
-        """The bytes that the first *i* documents take, with their offsets."""
-        return INT32.itemsize * (contract.entry(split, i) + i * (options.end_of_text is not None)) + 4 * i
-
-    ranges = list(contract.ranges_within(max(options.size_limit - 8, 1), split.seq_count, size))
-    for start, stop in ranges:
-        if stop == start + 1 and (alone := size(stop) - size(start) + 8) >= MAX_CHUNK_BYTES:
-            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but chunks end at {MAX_CHUNK_BYTES - 1}")
-    return ranges
-
-
 def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> list[StoredObject]:
-    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments.of(splits, file, options)
     count = file.stop - file.start
     head = 4 * (count + 2)
     with store.create(file.key) as writer:

@@ -11,7 +11,7 @@ import posixpath
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Mds(Stream):
     drop_last: bool = False
     size_limit: int = 1 << 26
     bytes_type: str = "int64"
-    compression: Literal["none", "zstd", "gz", "br", "bz2", "snappy"] = field(default="none", metadata=contract.LATER)
+    compression: Literal["none", "zstd", "gz", "br", "bz2", "snappy"] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,15 +120,16 @@ def _sample_bytes(length: int) -> int:
 
 def plan(splits: Splits, options: Mds) -> list[ExportFile]:
     """Files of samples: sequences, or ranges of ``length`` tokens. A split without any has no files."""
-    limit = options.size_limit - len(_shard_head(0, options)) - 4
+    head = len(_shard_head(0, options)) + 4
     files = []
     for name, split in splits.items():
         if options.length is None:
-            ranges = _ranges_of_bytes(split, limit, options)
+            size = partial(_bytes_before, split, _sample_bytes(int(options.end_of_text is not None)))
+            ranges = contract.byte_ranges(split, options.size_limit, head, size, options.end_bytes, "shards", MAX_SAMPLES)
         else:
             check_bounds(split, options, f"samples of {options.length} tokens keep")
             total = (stream_length(split, options) + (0 if options.drop_last else options.length - 1)) // options.length
-            per_shard = min(max(limit // _sample_bytes(options.length), 1), MAX_SAMPLES)
+            per_shard = min(max((options.size_limit - head) // _sample_bytes(options.length), 1), MAX_SAMPLES)
             ranges = [(start, min(start + per_shard, total)) for start in range(0, total, per_shard)]
         ending = "" if options.compression == "none" else f".{options.compression}"
         files += [ExportFile(f"{name}/shard.{i:05d}.mds{ending}", name, *one) for i, one in enumerate(ranges)]
@@ -137,19 +138,9 @@ def plan(splits: Splits, options: Mds) -> list[ExportFile]:
     return files
 
 
-def _ranges_of_bytes(split: FlatTokens, limit: int, options: Mds) -> list[tuple[int, int]]:
-    """Ranges of sequences that take at most *limit* bytes each, unless one sequence takes more."""
-
-    def size(i: int) -> int:
-        """The most bytes that the first *i* sequences take."""
-        return INT32.itemsize * contract.entry(split, i) + i * _sample_bytes(int(options.end_of_text is not None))
-
-    ranges = list(contract.ranges_within(limit, split.seq_count, size, MAX_SAMPLES))
-    for start, stop in ranges:
-        if stop == start + 1 and (alone := size(stop) - size(start) + options.size_limit - limit) >= options.end_bytes:
-            end = options.end_bytes - 1
-            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but shards end at {end}")
-    return ranges
+def _bytes_before(split: FlatTokens, alone: int, i: int) -> int:
+    """The most bytes that the first *i* sequences take, each *alone* more than its tokens."""
+    return INT32.itemsize * contract.entry(split, i) + i * alone
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:

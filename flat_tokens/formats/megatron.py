@@ -57,7 +57,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     """The tokens, then their index, which makes them a dataset."""
     code = token_type(splits, options)
     dtype = np.dtype(DTYPES[code])
-    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments.of(splits, file, options)
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
         _check_lengths(documents)
     with store.create(file.key) as tokens_writer:

@@ -18,7 +18,7 @@ import reprlib
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Olmo(contract.Options):
     end_of_text: int | None = None
     vocabulary_size: int | None = None
     tokens_per_file: int | None = None
-    provenance: bool = field(default=False, metadata=contract.LATER)
+    provenance: bool = False
 
 
 def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
@@ -67,7 +67,7 @@ def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
-    documents = IndexedDocuments(splits[file.split], file.start, file.stop, options.end_of_text)
+    documents = IndexedDocuments.of(splits, file, options)
     with store.create(file.key) as tokens_writer:
         documents.write_tokens(tokens_writer, narrow_dtype(splits, options.vocabulary_size, options.end_of_text))
     done = 0

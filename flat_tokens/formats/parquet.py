@@ -10,7 +10,7 @@ import posixpath
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -57,7 +57,7 @@ class Lists(contract.Options):
     """
 
     column: str = "input_ids"
-    labels: Literal["read", "ignore"] = field(default="read", metadata=contract.LATER)
+    labels: Literal["read", "ignore"] = "read"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, Integers, UInt8s
+from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.frameworks import Fields, Framework
-from flat_tokens.rows.loader import ByStep, Visits, checked_rows, checked_seed
+from flat_tokens.rows.loader import ByStep, checked_seed
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 from flat_tokens.rows.virtual import with_ends
@@ -117,9 +117,7 @@ class BucketedLoader(ByStep):
         bucket, documents = self._draw(step)
         return self._views[bucket].batch(documents)
 
-    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
-        self._view_of(source)
-        asked, steps = checked_rows(rows, len(self._bucket)), self._steps_before(before)
+    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))
         items, found = [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)]
         for bucket in np.unique(self._bucket[asked]).tolist():
@@ -136,10 +134,7 @@ class BucketedLoader(ByStep):
             in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epoch.view(np.uint64))).view(np.int64)
             items.append(item[there])
             found.append(np.stack([epoch, epoch * self.epoch_steps + in_epoch - self.start, batch_row[there]]))
-        item, (epoch, step, batch_row) = np.concatenate(items), np.concatenate(found, axis=1)
-        there = np.flatnonzero((step >= 0) & (step < steps))
-        item = item[there]
-        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
+        return np.concatenate(items), *np.concatenate(found, axis=1)
 
 
 def _buckets(tokens: FlatTokens, lengths: Sequence[int]) -> UInt8s:

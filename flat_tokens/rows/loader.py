@@ -274,6 +274,16 @@ class ByStep:
 
     def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         """Which of *rows* each visit is of, int64[n], and the visits, in any order."""
+        asked, steps = checked_rows(rows, len(self._view_of(source))), self._steps_before(before)
+        item, epoch, step, batch_row = self._drawn_in(asked, steps, source)
+        there = np.flatnonzero((step >= 0) & (step < steps))
+        item = item[there]
+        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
+
+    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """When rows *asked* for are drawn, in the first *steps* steps at least: which of the rows, the epoch, the step, -1 for
+        none, and the row of the batch, int64[n] each.
+        """
         raise NotImplementedError
 
     def _steps_before(self, before: int | None) -> int:
@@ -615,9 +625,8 @@ class ShuffledLoader(ByStep):
         rows = self.indices(step)
         return [(view, rows[where], where) for view, where in views_of(self.view, self._epochs(step))]
 
-    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
-        asked = checked_rows(rows, len(self._view_of(source)))
-        steps, streams = self._steps_before(before), self._stream.granularity
+    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        streams = self._stream.granularity
         end = min(self.start + steps * self.batch_size, self._total or math.inf)
         epochs = np.arange(self.start // self.epoch_length, -(-int(end) // self.epoch_length))
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
@@ -627,9 +636,7 @@ class ShuffledLoader(ByStep):
         step, within = np.divmod(place - self.start // streams, share)
         is_short = (step + 1) * self.batch_size + self.start > (self._total or math.inf)
         shares = np.where(is_short, ((self._total or 0) - self.start) // streams % share, share)
-        there = np.flatnonzero((place >= 0) & (step >= 0) & (step < steps))
-        item, batch_row = item[there], (stream * shares + within)[there]
-        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row)
+        return item, epoch, np.where(place >= 0, step, -1), stream * shares + within
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step, as the view gives it. IndexError if there is no such step."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, Integers
+from flat_tokens.array_types import Bools, Int64Pair, Int64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.loader import ByStep, View, Visits, check_view, checked_rows, checked_seed, joined, views_of
+from flat_tokens.rows.loader import ByStep, View, check_view, checked_seed, joined, views_of
 from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.views import Part, SplitView
@@ -291,10 +291,9 @@ class Mixture(ByStep):
     def _view_of(self, source: str | None) -> View:
         return self.views[self._number_of(source)]
 
-    def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
-        k, steps = self._number_of(source), self._steps_before(before)
+    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        k = self._number_of(source)
         length = len(self.views[k])
-        asked = checked_rows(rows, length)
         epochs = np.arange(-(-int(self.drawn(steps)[k]) // length))
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
@@ -307,9 +306,7 @@ class Mixture(ByStep):
         sizes = np.array([phase.batch_size for phase in self._phases])[part]
         step, batch_row = np.divmod(position - np.array(self._first_samples)[part], sizes)
         step += np.array(self._first_steps)[part]
-        there = np.flatnonzero((position >= self._first_samples[0]) & (step < steps))
-        item = item[there]
-        return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
+        return item, epoch, np.where(position >= self._first_samples[0], step, -1), batch_row
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""

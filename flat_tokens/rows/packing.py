@@ -194,7 +194,7 @@ class PackedDocumentsView(SplitView):
             self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
 
     def _settings(self) -> dict[str, Any]:
-        return {"rows": "packed_documents", **self._plan.described(), "padding_idx": self.padding_idx}
+        return {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}
 
     def _coverage(self) -> tuple[Covered, int | None, int]:
         return self._index.coverage(), None, len(self) * self.length

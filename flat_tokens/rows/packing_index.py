@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import google_crc32c
 import numpy as np
 
 from flat_tokens.array_types import Bools, Int64Pair, Int64s
 from flat_tokens.manifest import dataset_of, read_manifest
-from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, walk
+from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, spread, walk
 from flat_tokens.stores.store import PathOrUrl, Store, stored_object
 
 if TYPE_CHECKING:
@@ -279,11 +279,6 @@ class Plan(NamedTuple):
     pad_to: int = 1
     on_crop: OnCrop = "drop"
 
-    def described(self) -> dict[str, Any]:
-        """The settings, for JSON: those that were added later only where they matter, so that earlier ones stay the same."""
-        matters = {"pad_to": self.pad_to != 1, "on_crop": self.fit == "crop"}
-        return {name: value for name, value in self._asdict().items() if matters.get(name, True)}
-
     def filled(self, lengths: Int64s) -> Int64s:
         """Places in a pack that documents of these lengths take, with their padding: int64[n]."""
         padded = -(-lengths // self.pad_to) * self.pad_to
@@ -359,12 +354,12 @@ class Packs(NamedTuple):
             stops = self.firsts[1:] + (self.offsets[1:] > 0) if len(self.offsets) else self.firsts[1:]
             first = np.searchsorted(stops, documents, side="right")
             counts = np.searchsorted(self.firsts[:-1], documents, side="right") - first
-            return np.repeat(np.arange(len(documents)), counts), ranges(first, counts)
+            return spread(first, counts)
         some = np.flatnonzero(np.isin(self.documents, documents))
         some = some[np.argsort(self.documents[some], kind="stable")]
         first, stop = (np.searchsorted(self.documents[some], documents, side=side) for side in ("left", "right"))
-        of = np.repeat(np.arange(len(documents)), stop - first)
-        return of, np.searchsorted(self.firsts, some[ranges(first, stop - first)], side="right") - 1
+        of, listed = spread(first, stop - first)
+        return of, np.searchsorted(self.firsts, some[listed], side="right") - 1
 
     def coverage(self) -> Covered:
         """Tokens in a pack of each document from number *first* on. Listed packs are all looked at: eight bytes a document."""
@@ -481,7 +476,7 @@ def document_parts(tokens: FlatTokens, plan: Plan) -> Iterator[Int64s]:
                 raise ValueError(_too_long(tokens.store.url, document_count + int(wrong[0]), int(sizes[wrong[0]]), plan.length))
             sizes = np.minimum(sizes, plan.length)
         counts = -(-sizes // plan.length)
-        documents, numbers = np.repeat(np.arange(len(sizes)), counts), ranges(np.zeros(len(sizes), np.int64), counts)
+        documents, numbers = spread(np.zeros(len(sizes), np.int64), counts)
         lengths = np.minimum(sizes[documents] - numbers * plan.length, plan.length)
         yield np.stack([documents + document_count, numbers, plan.filled(lengths)])
         document_count += len(sizes)
@@ -508,7 +503,7 @@ class IndexFile(NamedTuple):
         store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
         if not store.is_local:
             raise ValueError(f"{store.url}: a packing index is mapped, so it is kept on a local disk. Set cache to a directory.")
-        depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan.described()}
+        depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan._asdict()}
         depends_on |= {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
         key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).digest()
         return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)

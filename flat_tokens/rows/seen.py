@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from flat_tokens.array_types import Bools, Int64s
-from flat_tokens.rows.views import SplitView, ranges, read_starts, running_sums
+from flat_tokens.rows.views import SplitView, all_starts, running_sums, spread
 from flat_tokens.rows.virtual import ends_of
 
 ROWS_AT_A_TIME = 1 << 16
@@ -19,7 +19,7 @@ def tokens_seen(view: SplitView, rows: Bools | None = None) -> Int64s:
 
     A token that two rows share counts twice; so do tokens that the view adds to a document. Reads ``seq_starts``, and no token.
     """
-    entries = _entries(view)
+    entries = all_starts(view.tokens)
     found = np.zeros(len(entries) - 1, np.int64)
     for document, begin, end in _parts(view, entries, rows):
         np.add.at(found, document, end - begin)
@@ -34,7 +34,7 @@ def bytes_seen(view: SplitView, sizes: Int64s, rows: Bools | None = None) -> Int
     if view.has_epochs:
         raise ValueError(f"{view!r}: its rows are not the same in every epoch, so the bytes of their parts are not known")
     ends = ends_of(view.tokens)
-    entries, known = _entries(view), np.append(sizes, 0)
+    entries, known = all_starts(view.tokens), np.append(sizes, 0)
     found = np.zeros(len(entries) - 1, np.int64)
     for documents, begins, stops in _parts(view, entries, rows):
         # Without what the view adds to the documents
@@ -51,11 +51,6 @@ def bytes_seen(view: SplitView, sizes: Int64s, rows: Bools | None = None) -> Int
     return found
 
 
-def _entries(view: SplitView) -> Int64s:
-    """The bounds of all documents as the view has them: int64[seq_count + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(view.tokens))])
-
-
 def _parts(view: SplitView, entries: Int64s, rows: Bools | None) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
     """Parts of documents in rows, some rows at a time: the document, and its tokens ``begin:end`` of the split, int64[n] each."""
     for first in range(0, len(view), ROWS_AT_A_TIME):
@@ -65,5 +60,5 @@ def _parts(view: SplitView, entries: Int64s, rows: Bools | None) -> Iterator[tup
         # range -> its documents -> their parts in it
         low = np.searchsorted(entries, starts, side="right") - 1
         counts = np.where(lengths > 0, np.searchsorted(entries, starts + lengths) - low, 0)
-        of, document = np.repeat(np.arange(len(starts)), counts), ranges(low, counts)
+        of, document = spread(low, counts)
         yield document, np.maximum(entries[document], starts[of]), np.minimum(entries[document + 1], (starts + lengths)[of])

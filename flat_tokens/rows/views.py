@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, cast, get_args
@@ -303,7 +303,7 @@ class SplitView:
         # What is read and not stored is of rows/virtual.py, which is made of views.
         ends = getattr(self.tokens.encoded_tokens, "ends", {}) | getattr(self.tokens.loss_mask, "described", {})
         if self.has_epochs:
-            ends = ends | {"fim": getattr(self.tokens.encoded_tokens, "fim").as_json()}  # noqa: B009 - stored arrays have none
+            ends = ends | {"fim": asdict(getattr(self.tokens.encoded_tokens, "fim"))}  # noqa: B009 - stored arrays have none
         if (numbers := self.tokens.numbers) is not None:
             ends |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
         return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
@@ -333,7 +333,7 @@ class SplitView:
         starts, lengths = self.tokens.bounds(documents)
         first, stop = (np.clip(bound, 0, self._count) for bound in self._rows_between(starts, starts + lengths))
         counts = np.where(lengths > 0, stop - first, 0)
-        return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
+        return spread(first, counts)
 
     def _rows_between(self, starts: Int64s, stops: Int64s) -> Int64Pair:
         """The first row with one of the tokens ``starts:stops``, and one past the last, if there were more: int64[n] each."""
@@ -700,6 +700,16 @@ def running_sums(counts: npt.NDArray[np.integer | np.bool_]) -> Int64s:
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
+
+
+def spread(first: Int64s, counts: Int64s) -> Int64Pair:
+    """Of each number of ``ranges(first, counts)``, the range that it is of, and itself: int64[n] each."""
+    return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
+
+
+def all_starts(tokens: FlatTokens) -> Int64s:
+    """The checked entries of all sequences: int64[seq_count + 1], in memory."""
+    return np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(tokens))])
 
 
 def ranges(first: Int64s, counts: Int64s) -> Int64s:

@@ -22,7 +22,7 @@ each by itself. Here a *fragment* is one of these, a separator, or a document wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -36,7 +36,7 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.documents import stored_keys
 from flat_tokens.rows.orders import derive_keys, extended_keys
-from flat_tokens.rows.views import ranges, read_starts, running_sums
+from flat_tokens.rows.views import all_starts, ranges, read_starts, running_sums, spread
 from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
 
@@ -147,7 +147,7 @@ class _SelectedTokens:
         first = np.searchsorted(self._begins, starts, side="right") - 1
         last = np.searchsorted(self._begins, starts + lengths)
         counts = np.where(lengths > 0, last - first, 0)
-        of, run = np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
+        of, run = spread(first, counts)
         begin = np.maximum(self._begins[run], starts[of])
         end = np.minimum(self._begins[run + 1], (starts + lengths)[of])
         return of, begin - starts[of], begin - self._begins[run] + self._sources[run], end - begin
@@ -216,12 +216,6 @@ class FillInMiddle:
         true_or_false("each_epoch", self.each_epoch)
         object.__setattr__(self, "inside", tuple(sorted({whole_number("inside", number) for number in self.inside})))
 
-    def as_json(self) -> dict[str, Any]:
-        """All but what later releases added, where it is not set: ledgers of earlier ones are compared with it."""
-        values = {**asdict(self), "inside": list(self.inside)}
-        kept = ("inside", "seed")
-        return {name: value for name, value in values.items() if name in kept or value != getattr(FillInMiddle, name, None)}
-
 
 def with_middle(tokens: FlatTokens, fim: FillInMiddle | dict[str, Any] | None) -> FlatTokens:
     """The split of documents that are read so. One pass over ``seq_starts`` and the keys, 25 bytes a document in memory."""
@@ -262,7 +256,7 @@ class _Fragments(NamedTuple):
     @classmethod
     def of(cls, tokens: FlatTokens, fim: FillInMiddle) -> _Fragments:
         keys = _keys_of(tokens)
-        entries = np.concatenate([np.zeros(1, np.int64), *(part[1:] for part in read_starts(tokens))])
+        entries = all_starts(tokens)
         is_moved, opens = _fraction(derive_keys(fim.seed, CHOSEN, keys)) < fim.rate, np.ones(len(keys), bool)
         if fim.separator is not None:
             added = _borders(tokens, entries, fim.separator)
@@ -336,7 +330,7 @@ class _MiddleTokens:
         """The fragments with a token in ranges: int64[n], which range, and int64[n], the fragment."""
         first = np.searchsorted(self._all.entries, starts, side="right") - 1
         counts = np.where(lengths > 0, np.searchsorted(self._all.entries, starts + lengths) - first, 0)
-        return np.repeat(np.arange(len(starts)), counts), ranges(first, counts)
+        return spread(first, counts)
 
     def _parts(
         self, starts: Int64s, lengths: Int64s, at: Int64s
@@ -591,7 +585,7 @@ class _EndMarkedTokens:
         inner[splits[1:][counts > 0] - 1] = False  # a range's last entry is where its last document ends
         at_begin = np.flatnonzero(inner)
         begin, end = entries[at_begin].astype(np.int64), entries[at_begin + 1].astype(np.int64)
-        of, number = np.repeat(np.arange(len(starts)), np.maximum(counts - 1, 0)), ranges(first, np.maximum(counts - 1, 0))
+        of, number = spread(first, np.maximum(counts - 1, 0))
         start, stop = starts[of], stops[of]
         shift = laid[of] - start  # place in the split -> place in all ranges laid end to end
         laid_out, is_stored = np.empty(laid[-1], self.numpy_dtype), np.ones(laid[-1], bool)

@@ -18,7 +18,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class ExportRequest:
 
     def facts(self) -> JsonObject:
         """Everything that the files depend on."""
-        return {"dataset": self.digest, "splits": list(self.splits), "format": self.format, "options": self.options.facts()}
+        return {"dataset": self.digest, "splits": list(self.splits), "format": self.format, "options": asdict(self.options)}
 
     @property
     def key(self) -> str:

@@ -12,8 +12,9 @@ import math
 import pkgutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.tools.terminal import plural
@@ -32,6 +33,8 @@ SPANS_IN_A_GROUP = 8
 """Each is a quarter of a gigabyte of tokens."""
 SHOWN_STEPS = 4
 """In the name of a task; the summary has all."""
+ITEMS_OF_A_WORKER = 4
+"""Results are taken in order: after an item that takes long, workers would soon have done all that was handed out."""
 
 
 class Pool(NamedTuple):
@@ -269,6 +272,32 @@ class Runner(Protocol):
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         """Take items through a step in this thread, in order."""
         ...
+
+
+class ThreadRunner:
+    """Takes items through stages on *threads* of this process, which is enough for this number of *workers*."""
+
+    def __init__(self, workers: int, threads: int) -> None:
+        self._workers, self._pool = workers, ThreadPoolExecutor(threads, "task")
+
+    @property
+    def workers(self) -> Literal["threads", "processes"]:
+        return "threads"
+
+    def window(self, stage: Stage) -> int:
+        return ITEMS_OF_A_WORKER * self._workers
+
+    def start(self, item: Any, *steps: Step) -> Future[Any]:
+        return self._pool.submit(through, item, steps)
+
+    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
+        return [do(step, item) for item in items]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any]:

@@ -11,11 +11,10 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
-from flows.pipelines.stages import COUNT, FINALIZE, Stage, Step, assembling, do, in_order, through
+from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembling, in_order
 from tasks.config import available_cores
 from tasks.derive.inputs import examine, splits_in, token_bytes_of
 from tasks.derive.pieces import cut, positioned
@@ -63,28 +62,6 @@ logger = logging.getLogger(__name__)
 WAIT_SECONDS = 1.0
 ROUNDS = 5
 """Versions that are pinned, or become the latest, while they are about to go are looked at again so often."""
-
-
-class ThreadsHere:
-    """A runner of threads of this process, which every pipeline can have."""
-
-    workers: Literal["threads"] = "threads"
-
-    def __init__(self) -> None:
-        self._count = max(available_cores(), 1)
-        self._pool = ThreadPoolExecutor(self._count, "forget")
-
-    def window(self, stage: Stage) -> int:
-        return 2 * self._count
-
-    def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps)
-
-    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [do(step, item) for item in items]
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -159,7 +136,7 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         return successor.name
     store = version_store(root, of.version)
     one = examine(store.url)
-    with contextlib.closing(ThreadsHere()) as runner, attempt(root, scratch, successor.name) as workspace:
+    with ThreadRunner(cores := available_cores(), cores) as runner, attempt(root, scratch, successor.name) as workspace:
         target = Target(
             workspace=workspace,
             name=successor.name,

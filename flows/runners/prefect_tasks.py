@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from prefect import Task
@@ -189,6 +188,6 @@ class PrefectTasks:
         self._processes = self._held.enter_context(process_pool(self._workers))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._runner.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._runner.__exit__(*error)
         self._held.close()

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from prefect import task
@@ -124,7 +123,7 @@ class RayTasks:
         self._tasks.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tasks.__exit__(kind, error, trace)
-        self._ray.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._tasks.__exit__(*error)
+        self._ray.__exit__(*error)
         self._module.shutdown()

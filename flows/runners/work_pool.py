@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from uuid import UUID
 
@@ -415,7 +414,7 @@ class Groups:
         self._tasks.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A termination may be that of a worker that makes place for another: the next build adopts what is under way. If it
         # was a cancellation, the hook below follows.
         if isinstance(error, Exception | KeyboardInterrupt):

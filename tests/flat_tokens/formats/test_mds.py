@@ -313,20 +313,6 @@ def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path: Path,
         shutil.rmtree(tmp_path / "packed")
 
 
-def test_an_export_without_compression_is_the_one_that_it_was(tmp_path: Path) -> None:
-    """Its facts, of which its key is made, do not know the new option."""
-    assert Mds().facts() == {
-        "end_of_text": None,
-        "inner_end_of_text": "refuse",
-        "column": None,
-        "length": None,
-        "drop_last": False,
-        "size_limit": 1 << 26,
-        "bytes_type": "int64",
-    }
-    assert Mds(compression="br").facts() == {**Mds().facts(), "compression": "br"}
-
-
 @needs_open_files
 def test_packed_samples_of_mosaicml_give_back_the_documents(tmp_path: Path, streaming: Any) -> None:
     """As LLM Foundry packs: fixed lengths, or bytes of 64-bit integers."""
