@@ -99,13 +99,13 @@ class BucketedLoader(ByStep):
         """The bucket of a step, and its documents on this host."""
         # step -> (epoch, place in the epoch) -> (bucket, batch of the bucket) -> places in the bucket -> documents
         epoch, place = divmod(self._batch_range(step)[0], self.epoch_steps)
-        slot = int(self._order(np.array([place], np.uint64), derive_keys(self.seed, 3, epoch))[0])
+        slot = int(self._order(np.array([place]), derive_keys(self.seed, 3, epoch))[0])
         bucket = int(np.searchsorted(self._batches, slot, side="right")) - 1
         first = (slot - int(self._batches[bucket])) * int(self._sizes[bucket])
         rows = min(int(self._sizes[bucket]), int(self._counts[bucket]) - first)
         share = (rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count)
-        places = np.arange(first + share[0], first + share[1], dtype=np.uint64)
-        within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch)).view(np.int64)
+        places = np.arange(first + share[0], first + share[1])
+        within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch))
         return bucket, self._documents[self._firsts[bucket] + within]
 
     def reads(self, step: SupportsIndex) -> Reads:
@@ -126,12 +126,12 @@ class BucketedLoader(ByStep):
             of = np.flatnonzero(self._bucket[asked] == bucket)
             within = np.searchsorted(self._documents[self._firsts[bucket] : self._firsts[bucket + 1]], asked[of])
             item, epoch = np.repeat(of, len(epochs)), np.tile(epochs, len(of))
-            keys = derive_keys(self.seed, 4, bucket, epoch.view(np.uint64))
-            place = self._orders[bucket].inverse(np.repeat(within, len(epochs)).view(np.uint64), keys).view(np.int64)
+            keys = derive_keys(self.seed, 4, bucket, epoch)
+            place = self._orders[bucket].inverse(np.repeat(within, len(epochs)), keys)
             batch, batch_row = np.divmod(place, self._sizes[bucket])
             there = np.flatnonzero(batch < self._batches[bucket + 1] - self._batches[bucket])
-            slot, epoch = (self._batches[bucket] + batch[there]).view(np.uint64), epoch[there]
-            in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epoch.view(np.uint64))).view(np.int64)
+            slot, epoch = self._batches[bucket] + batch[there], epoch[there]
+            in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epoch))
             items.append(item[there])
             found.append(np.stack([epoch, epoch * self.epoch_steps + in_epoch - self.start, batch_row[there]]))
         return np.concatenate(items), *np.concatenate(found, axis=1)

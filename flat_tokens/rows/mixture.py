@@ -43,7 +43,7 @@ class SampledView:
 
     def rows(self, indices: Int64s) -> Int64s:
         """The rows of the whole view: int64[n]."""
-        return self._permutation(np.asarray(indices, np.int64).view(np.uint64), self._key).view(np.int64)
+        return self._permutation(np.asarray(indices, np.int64), self._key)
 
     def batch(self, indices: Int64s) -> Any:
         return self.view.batch(self.rows(indices))
@@ -62,7 +62,7 @@ class SampledView:
     def rows_of(self, documents: Int64s) -> Int64Pair:
         """As of the whole view, of the rows that are in the sample."""
         of, rows = self.view.rows_of(documents)
-        numbers = self._permutation.inverse(rows.view(np.uint64), self._key).view(np.int64)
+        numbers = self._permutation.inverse(rows, self._key)
         there = np.flatnonzero(numbers < self._count)
         return of[there], numbers[there]
 
@@ -201,8 +201,8 @@ class Mixture(ByStep):
         source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
         # place in the source's own stream -> (epoch, place in the epoch) -> row
         epochs, within = np.divmod(place, self._lengths[source])
-        keys = derive_keys(self.seed, 1, source.view(np.uint64), epochs.view(np.uint64))
-        rows = self._permutations(source, within.view(np.uint64), keys).view(np.int64)
+        keys = derive_keys(self.seed, 1, source, epochs)
+        rows = self._permutations(source, within, keys)
         by_source = np.argsort(source, kind="stable")
         different, begins = np.unique(source[by_source], return_index=True)
         where = dict(zip(different.tolist(), np.split(by_source, begins)[1:], strict=True))
@@ -240,7 +240,7 @@ class Mixture(ByStep):
         found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, epoch)
         for first in range(0, stop, ROWS_AT_A_TIME):
             places = np.arange(first, min(first + ROWS_AT_A_TIME, stop))
-            found[KeyedPermutation(len(found))(places.view(np.uint64), keys).view(np.int64)] = True
+            found[KeyedPermutation(len(found))(places, keys)] = True
         return found
 
     def _in_phase(self, phase: Phase, position: int) -> Int64s:
@@ -297,8 +297,8 @@ class Mixture(ByStep):
         epochs = np.arange(-(-int(self.drawn(steps)[k]) // length))
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
-        keys = derive_keys(self.seed, 1, k, epoch.view(np.uint64))
-        place = epoch * length + KeyedPermutation(length).inverse(asked[item].view(np.uint64), keys).view(np.int64)
+        keys = derive_keys(self.seed, 1, k, epoch)
+        place = epoch * length + KeyedPermutation(length).inverse(asked[item], keys)
         position = np.full(len(place), -1)
         for phase in self._phases:
             np.maximum(position, phase.positions(k, place), out=position)

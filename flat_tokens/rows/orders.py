@@ -44,12 +44,12 @@ Sides: TypeAlias = UInt64s
 Network: TypeAlias = Callable[[UInt64s, UInt64s, Sides, UInt64s], UInt64s]
 
 
-def derive_keys(seed: int, *numbers: int | UInt64s) -> UInt64s:
+def derive_keys(seed: int, *numbers: int | Int64s | UInt64s) -> UInt64s:
     """Independent keys for a seed and any numbers after it: uint64[n], or uint64[1]."""
     return extended_keys(mix(np.array([seed], np.uint64) + A), *numbers)
 
 
-def extended_keys(keys: UInt64s, *numbers: int | UInt64s) -> UInt64s:
+def extended_keys(keys: UInt64s, *numbers: int | Int64s | UInt64s) -> UInt64s:
     """The keys for the same seed and numbers, and these after them."""
     for number in numbers:
         keys = mix(keys + np.atleast_1d(np.asarray(number, np.uint64)) * B + A)
@@ -77,11 +77,11 @@ class KeyedPermutation:
         best = int(a[np.argmin(-self.length % a)])
         return np.array([[best], [-(-self.length // best)], [self.length]], np.uint64)
 
-    def __call__(self, indices: UInt64s, keys: UInt64s) -> UInt64s:
-        """The place of each of *indices* in the permutation: uint64[n]. *keys*: uint64[1] for all, or uint64[n]."""
+    def __call__(self, indices: Int64s, keys: UInt64s) -> Int64s:
+        """The place of each of *indices* in the permutation: int64[n]. *keys*: uint64[1] for all, or uint64[n]."""
         return _walked(_network, indices, keys, self.sides)
 
-    def inverse(self, places: UInt64s, keys: UInt64s) -> UInt64s:
+    def inverse(self, places: Int64s, keys: UInt64s) -> Int64s:
         """The index of each of *places*: ``inverse(permutation(indices, keys), keys)`` is *indices*. It costs the same."""
         return _walked(_network_back, places, keys, self.sides)
 
@@ -92,9 +92,9 @@ class KeyedPermutations:
     def __init__(self, lengths: Iterable[int]) -> None:
         self._sides = np.concatenate([KeyedPermutation(length).sides for length in lengths], axis=1)
 
-    def __call__(self, which: Int64s, indices: UInt64s, keys: UInt64s) -> UInt64s:
-        """The place of each of *indices* in permutation *which* of these, with its key: uint64[n]."""
-        found, sides = np.empty(len(indices), np.uint64), self._sides[:, which]
+    def __call__(self, which: Int64s, indices: Int64s, keys: UInt64s) -> Int64s:
+        """The place of each of *indices* in permutation *which* of these, with its key: int64[n]."""
+        found, sides = np.empty(len(indices), np.int64), self._sides[:, which]
         is_small = sides[2] < SMALL_LENGTH
         for some in (np.flatnonzero(~is_small), np.flatnonzero(is_small)):  # which take another number of rounds
             if some.size:
@@ -102,19 +102,19 @@ class KeyedPermutations:
         return found
 
 
-def _walked(network: Network, numbers: UInt64s, keys: UInt64s, sides: Sides) -> UInt64s:
-    """The *numbers* through a network, once more while they fall outside of their ranges: uint64[n]."""
+def _walked(network: Network, numbers: Int64s, keys: UInt64s, sides: Sides) -> Int64s:
+    """The *numbers* through a network, once more while they fall outside of their ranges: int64[n]."""
     rounds = np.arange(SMALL_ROUNDS if sides[2, 0] < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
-    permuted = np.empty(len(numbers), np.uint64)
+    unsigned, permuted = numbers.view(np.uint64), np.empty(len(numbers), np.uint64)
     for start in range(0, len(numbers), INDICES_AT_A_TIME):
         part = slice(start, start + INDICES_AT_A_TIME)
         theirs, its = (array if array.shape[-1] == 1 else array[..., part] for array in (keys, sides))
-        places = network(numbers[part], theirs, its, rounds)
+        places = network(unsigned[part], theirs, its, rounds)
         while (outside := np.flatnonzero(places >= its[2])).size:
             some, these = (array if array.shape[-1] == 1 else array[..., outside] for array in (theirs, its))
             places[outside] = network(places[outside], some, these, rounds)
         permuted[part] = places
-    return permuted
+    return permuted.view(np.int64)
 
 
 def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
@@ -188,7 +188,7 @@ def reference_permutation(seed: int, n: int) -> Int64s:
     return permuted
 
 
-Permuted: TypeAlias = Callable[[KeyedPermutation, UInt64s, UInt64s], UInt64s]
+Permuted: TypeAlias = Callable[[KeyedPermutation, Int64s, UInt64s], Int64s]
 """A permutation, or its inverse."""
 
 
@@ -261,16 +261,16 @@ class _ShuffledStream:
 
     def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
         epoch, within = divmod(start + first, self.epoch_length)
-        positions = np.arange(within, within + last - first, dtype=np.uint64)
-        epochs: int | UInt64s = epoch
+        positions = np.arange(within, within + last - first)
+        epochs: int | Int64s = epoch
         if within + last - first > self.epoch_length:
-            later, positions = np.divmod(positions, np.uint64(self.epoch_length))
-            epochs = later + np.uint64(epoch)
-        return self._permutation(positions, derive_keys(self._seed, epochs)).view(np.int64)
+            later, positions = np.divmod(positions, self.epoch_length)
+            epochs = later + epoch
+        return self._permutation(positions, derive_keys(self._seed, epochs))
 
     def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
-        within = self._permutation.inverse(rows.view(np.uint64), derive_keys(self._seed, epochs.view(np.uint64)))
-        return np.zeros_like(rows), epochs * self.epoch_length + within.view(np.int64)
+        within = self._permutation.inverse(rows, derive_keys(self._seed, epochs))
+        return np.zeros_like(rows), epochs * self.epoch_length + within
 
 
 class _ReferenceStream:
@@ -366,12 +366,12 @@ class _BlockStream:
         line = stream * self._stream_rows + begins + within
         keys, end_of_short = self._blocks_of(epoch)
         slot, row = np.divmod(line + np.where(line >= end_of_short, self._short_by, 0), self._block_rows)
-        return self._permutation(slot.view(np.uint64), keys).view(np.int64) * self._block_rows + row
+        return self._permutation(slot, keys) * self._block_rows + row
 
     def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         keys, end_of_short = self._blocks_of(epochs)
         block, row = np.divmod(rows, self._block_rows)
-        line = self._permutation.inverse(block.view(np.uint64), keys).view(np.int64) * self._block_rows + row
+        line = self._permutation.inverse(block, keys) * self._block_rows + row
         line -= np.where(line >= end_of_short + self._short_by, self._short_by, 0)
         is_there = line < self.epoch_length
         stream, place = np.divmod(np.where(is_there, line, 0), self._stream_rows)
@@ -381,9 +381,9 @@ class _BlockStream:
     def _blocks_of(self, epochs: Int64s) -> tuple[UInt64s, Int64s]:
         """The key of each epoch's permutation of blocks, and where the block that is short ends in it: uint64[n], int64[n]."""
         different, which = np.unique(epochs, return_inverse=True)
-        keys = derive_keys(self._seed, 5, different.view(np.uint64))
-        short = np.full(len(different), self._permutation.length - 1, np.uint64)
-        ends = (self._permutation.inverse(short, keys).view(np.int64) + 1) * self._block_rows - self._short_by
+        keys = derive_keys(self._seed, 5, different)
+        short = np.full(len(different), self._permutation.length - 1)
+        ends = (self._permutation.inverse(short, keys) + 1) * self._block_rows - self._short_by
         return keys[which], ends[which]
 
     def _shuffled(self, stream: Int64s, epoch: Int64s, place: Int64s, permuted: Permuted) -> Int64Pair:
@@ -393,11 +393,11 @@ class _BlockStream:
         size = self._buffer_rows + is_larger
         buffer = np.where(is_larger, place, place - in_larger) // size + np.where(is_larger, 0, self._larger)
         begins = buffer * self._buffer_rows + np.minimum(buffer, self._larger)
-        keys = derive_keys(self._seed, 6, epoch.view(np.uint64), stream.view(np.uint64), buffer.view(np.uint64))
+        keys = derive_keys(self._seed, 6, epoch, stream, buffer)
         within = place - begins
         for permutation, those in zip(self._in_buffer, (np.flatnonzero(~is_larger), np.flatnonzero(is_larger)), strict=True):
             if those.size:
-                within[those] = permuted(permutation, within[those].view(np.uint64), keys[those]).view(np.int64)
+                within[those] = permuted(permutation, within[those], keys[those])
         return begins, within
 
 

@@ -371,7 +371,7 @@ class Phase:
     def _stretch_at(self, position: int) -> int:
         return max(bisect_right(self._starts, position) - 1, 0)
 
-    def _keys(self, stretch: int, block: UInt64s) -> UInt64s:
+    def _keys(self, stretch: int, block: Int64s) -> UInt64s:
         if self._number == stretch == 0:
             return derive_keys(self._seed, 0, block)
         return derive_keys(self._seed, 2, self._number, stretch, block)
@@ -398,9 +398,9 @@ class Phase:
         """The slots of positions in blocks ``block[of]`` of a stretch, or the inverse: int64[n]. A source's slots are
         consecutive.
         """
-        keys = self._keys(number, block.view(np.uint64))
+        keys = self._keys(number, block)
         permutation = self._permutations[self._stretches[number].block]
-        return way(permutation, numbers.view(np.uint64), keys if of is None else keys[of]).view(np.int64)
+        return way(permutation, numbers, keys if of is None else keys[of])
 
     def _dealt(self, number: int, block: int) -> Dealt:
         """The samples of a block of a stretch."""

@@ -703,7 +703,7 @@ def running_sums(counts: npt.NDArray[np.integer | np.bool_]) -> Int64s:
 
 
 def spread(first: Int64s, counts: Int64s) -> Int64Pair:
-    """Of each number of ``ranges(first, counts)``, the range that it is of, and itself: int64[n] each."""
+    """The numbers of `ranges`, each after the number of its range: int64[n] each."""
     return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
 
 

@@ -265,7 +265,7 @@ class _Fragments(NamedTuple):
             of = np.repeat(np.arange(len(keys)), np.diff(first))
             number, is_alone = np.arange(len(of)) - first[of], np.diff(first)[of] == 1
             opens = number == 0
-            keys = np.where(opens, keys[of], extended_keys(keys[of], number.view(np.uint64)))
+            keys = np.where(opens, keys[of], extended_keys(keys[of], number))
             is_moved = is_moved[of] & (is_alone | (_fraction(derive_keys(fim.seed, FRAGMENTS, keys)) < fim.fragment_rate))
         is_moved &= np.diff(entries) >= MIN_TOKENS
         before = running_sums(is_moved.view(np.uint8))

@@ -142,7 +142,8 @@ class Shuffling(Model):
 
     def places(self, documents: UInt64s) -> UInt64s:
         """The places of documents of the split: uint64[n]."""
-        return KeyedPermutation(self.seq_count)(documents, derive_keys(self.seed, EVERY_SPLIT.index(self.split)))
+        keys = derive_keys(self.seed, EVERY_SPLIT.index(self.split))
+        return KeyedPermutation(self.seq_count)(documents.view(np.int64), keys).view(np.uint64)
 
     def bounds(self) -> UInt64s:
         """The first place of each bucket, and the end of the last one: uint64[buckets + 1]."""

@@ -90,8 +90,8 @@ def test_each_number_goes_where_the_documented_network_sends_it(length: int, see
     assert a % 2 == 0
     assert length <= a * b < length + a
     assert math.isqrt(length - 1) <= a <= 1.25 * math.isqrt(length) + 4
-    found = permutation(np.array(numbers, np.uint64), keys)
-    assert found.dtype == np.uint64
+    found = permutation(np.array(numbers, np.int64), keys)
+    assert found.dtype == np.int64
     assert found.tolist() == [documented_place(x, length, (a, b), int(keys[0])) for x in numbers]
 
 
