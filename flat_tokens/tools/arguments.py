@@ -144,65 +144,76 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-COUNT: dict[str, Any] = {"type": at_least(0), "metavar": "N"}
-"""Settings of a flag that counts something."""
+TYPES: dict[str, Callable[[str], Any]] = {"N": at_least(0), "KEY=VALUE": option, "NAME=PATH": place}
+"""Types of values, by the words that stand for them in help. Other values are texts."""
 
-SHARED: dict[str, dict[str, Any]] = {
-    "--option": {
-        "action": "append",
-        "default": [],
-        "type": option,
-        "metavar": "KEY=VALUE",
-        "help": "an option of the format, such as end_of_text=50256 to find the documents again in streams of tokens",
-    },
-    "--tokenizer": {
-        "metavar": "NAME_OR_FILE",
-        "help": "decode with this one instead of the one in the manifest: a tiktoken encoding, bytes, a .tiktoken file, a "
-        "tokenizer.json, tekken.json or .model file, its directory, or a repository of the hub",
-    },
-    "--pattern": {
-        "metavar": "REGEX_OR_NAME",
-        "help": "with a .tiktoken file, to encode too: the pattern that splits text, or the tiktoken encoding whose it is",
-    },
-    "--source": {
-        "action": "append",
-        "default": [],
-        "metavar": "PATH",
-        "help": "a directory or URL below which source files are looked for, or such a file; may be given several times",
-    },
-    "--trust-records": {
-        "action": "store_true",
-        "help": "read sources and the tokenizer where the dataset's own records say: any path of this machine, URLs, the hub. "
-        "For datasets whose makers you trust",
-    },
-    "--at": {
-        "action": "append",
-        "default": [],
-        "type": place,
-        "metavar": "NAME=PATH",
-        "help": "with a ledger: the dataset of source NAME is at this path or URL now; may be given several times",
-    },
-    "--color": {
-        "choices": ("auto", "always", "never"),
-        "default": "auto",
-        "help": "colours; auto: on a terminal, unless NO_COLOR is set",
-    },
-    "--quiet": {"action": "store_true", "help": "no progress: warnings, errors and the result alone"},
-    "--json": {"action": "store_true", "help": "the result as JSON on standard output"},
-}
+SHARED = """
+--option KEY=VALUE...  an option of the format, such as end_of_text=50256 to find the documents again in streams of tokens
+--tokenizer NAME_OR_FILE  decode with this one instead of the one in the manifest: a tiktoken encoding, bytes, a .tiktoken file,
+ a tokenizer.json, tekken.json or .model file, its directory, or a repository of the hub
+--pattern REGEX_OR_NAME  with a .tiktoken file, to encode too: the pattern that splits text, or the tiktoken encoding whose it is
+--source PATH...  a directory or URL below which source files are looked for, or such a file; may be given several times
+--trust-records  read sources and the tokenizer where the dataset's own records say: any path of this machine, URLs, the hub. For
+ datasets whose makers you trust
+--at NAME=PATH...  with a ledger: the dataset of source NAME is at this path or URL now; may be given several times
+--color {auto,always,never}  colours; auto: on a terminal, unless NO_COLOR is set (default: auto)
+--quiet  no progress: warnings, errors and the result alone
+--json  the result as JSON on standard output
+"""
 
 
-def add_shared(parser: argparse.ArgumentParser, *flags: str) -> None:
+def add_listed(parser: Any, text: str, **kinds: Any) -> None:
+    """Add the arguments that *text* lists as help shows them, such as ``--split NAME  count this split alone``, one a line. A
+    line that begins with a space continues the one before.
+
+    After a value, ``...`` is for several, ``!`` for one that is needed, ``?`` for one that may be missing. ``{a,b}`` are choices,
+    ``(default: N)`` is the default. ``name=VALUE`` and ``--flag=name VALUE`` are known by another name. Lines after ``|`` exclude
+    each other, after ``|!`` one of them is needed. Flags alone are those of SHARED. *kinds*: the type or the choices by name.
+    """
+    group = None
+    for line in text.strip().replace("\n ", " ").splitlines():
+        left, _, about = line.partition("  ")
+        if not about:
+            add_shared(parser, *left.split())
+            continue
+        if left.startswith("|"):
+            group = group or parser.add_mutually_exclusive_group(required=left.startswith("|!"))
+        flag, _, value = left.lstrip("|! ").partition(" ")
+        flag, _, name = flag.partition("=")
+        if not (is_flag := flag.startswith("--")):
+            flag, name, value = flag.lower(), flag.lower(), name or flag
+        name, metavar = name or flag.strip("-").replace("-", "_"), value.rstrip(".!?")
+        settings: dict[str, Any] = {"help": about.replace("%", "%%"), **({"dest": name} if is_flag else {})}
+        if value:
+            kind, default = kinds.get(name, TYPES.get(metavar)), re.search(r"\(default: (\w+)", about)
+            choices = metavar[1:-1].split(",") if metavar.startswith("{") else None if callable(kind) else kind
+            settings |= {"metavar": None if metavar.startswith("{") else metavar, "choices": choices}
+            settings["type"] = parse = kind if callable(kind) else str
+            if default and (default[1].isdigit() or default[1] in (choices or ())):
+                settings["default"] = parse(default[1])
+            if value.endswith("..."):
+                settings |= {"action": "append", "default": []} if is_flag else {"nargs": "+"}
+            settings |= {"required": True} if value.endswith("!") else {"nargs": "?"} if value.endswith("?") else {}
+        else:
+            settings["action"] = "store_true"
+        (group if left.startswith("|") else parser).add_argument(flag, **settings)
+
+
+def add_shared(parser: Any, *flags: str) -> None:
     """Add arguments of `SHARED`, and ``--format``, in the order given."""
+    listed = {line.split()[0]: line for line in SHARED.strip().replace("\n ", " ").splitlines()}
     for flag in flags:
-        parser.add_argument(flag, **(_any_format() if flag == "--format" else SHARED[flag]))
+        if flag == "--format":
+            add_format(parser)
+        else:
+            add_listed(parser, listed[flag])
 
 
-def _any_format() -> dict[str, Any]:
+def add_format(parser: Any) -> None:
     from flat_tokens.formats import FLAT_TOKENS, FORMATS  # every format's module, which most commands do without
 
     known = (FLAT_TOKENS, *FORMATS)
-    return {"choices": known, "metavar": "NAME", "help": f"the format, where the content does not tell: {', '.join(known)}"}
+    add_listed(parser, f"--format NAME  the format, where the content does not tell: {', '.join(known)}", format=known)
 
 
 def format_list() -> str:

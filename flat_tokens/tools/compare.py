@@ -50,11 +50,16 @@ HEAD = ("tokenizer", "tokens", "change", "bytes per token", "byte tokens", "unus
 TOKENS, BYTES, BYTE_TOKENS = range(3)
 
 
+ARGUMENTS = """
+paths=VERSION...  an output or a version: two or more of the same documents
+--split NAME  this split alone
+--by COLUMN...  a kept column; may be given several times
+--html FILE  write a page with a picture: one HTML file that needs no other
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="VERSION", nargs="+", help="an output or a version: two or more of the same documents")
-    parser.add_argument("--split", metavar="NAME", help="this split alone")
-    parser.add_argument("--by", action="append", metavar="COLUMN", help="a kept column; may be given several times")
-    parser.add_argument("--html", metavar="FILE", help="write a page with a picture: one HTML file that needs no other")
+    arguments.add_listed(parser, ARGUMENTS)
 
 
 def run(options: argparse.Namespace) -> int:

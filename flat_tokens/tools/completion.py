@@ -6,6 +6,7 @@ import argparse
 
 from flat_tokens.extras import extra
 from flat_tokens.tools import terminal
+from flat_tokens.tools.arguments import add_listed
 
 SUMMARY = "print a script that completes commands and options in bash, zsh or fish"
 EXAMPLES = """\
@@ -16,9 +17,14 @@ examples:
 """
 
 
+ARGUMENTS = """
+shell={bash,zsh,fish}  the shell that completes command lines
+--command=called NAME  the name it is called by, such as that of an alias
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that completes command lines")
-    parser.add_argument("--command", dest="called", metavar="NAME", help="the name it is called by, such as that of an alias")
+    add_listed(parser, ARGUMENTS)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -45,12 +45,17 @@ KINDS = {"added": "+", "removed": "-", "changed": "~", "moved": ">"}
 FILE_CHANGES = {"files_added": "+", "files_removed": "-", "files_changed": "~", "files_renamed": ">"}
 
 
+ARGUMENTS = f"""
+a=A  {arguments.ANY_DATASET}
+b=B  {arguments.ANY_DATASET}
+--totals  compare sources, settings and totals alone, not each document
+--limit N  show N documents of each kind (default: 5)
+--format --option
+"""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help=arguments.ANY_DATASET)
-    parser.add_argument("b", metavar="B", help=arguments.ANY_DATASET)
-    parser.add_argument("--totals", action="store_true", help="compare sources, settings and totals alone, not each document")
-    parser.add_argument("--limit", **arguments.COUNT, default=5, help="show N documents of each kind (default: 5)")
-    arguments.add_shared(parser, "--format", "--option")
+    arguments.add_listed(parser, ARGUMENTS)
 
 
 def run(options: Namespace) -> int:

@@ -392,16 +392,21 @@ def write(request: ExportRequest, path_or_url: str, threads: int | None = None, 
             raise
 
 
+ARGUMENTS = """
+PATH  a dataset or a build's output; a local path or a URL
+OUT  an empty directory, or one where this export was begun
+"""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a dataset or a build's output; a local path or a URL")
-    parser.add_argument("out", metavar="OUT", help="an empty directory, or one where this export was begun")
+    arguments.add_listed(parser, ARGUMENTS)
     add_target(parser)
 
 
 def add_target(parser: ArgumentParser) -> None:
     """Add the arguments that define an export."""
-    parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    parser.add_argument("--split", choices=EVERY_SPLIT, help="this split alone")
+    formats = f"--to FORMAT!  one of {', '.join(FORMATS)}"
+    arguments.add_listed(parser, f"{formats}\n--split {{{','.join(EVERY_SPLIT)}}}  this split alone", to=FORMATS)
     add_option_flags(parser, except_for=READING_ONLY)
 
 

@@ -85,11 +85,16 @@ def _batches(split: Readable | None) -> Iterator[TokenBatch]:
     return iter(()) if split is None else ahead(split.batches())
 
 
+ARGUMENTS = f"""
+PATH  a file, a directory, or the prefix that several files share; or a URL
+OUT  where the dataset is written; there must be nothing yet
+--format FORMAT  where the content does not tell it
+--layout {{{",".join(LAYOUTS)}}}  how the dataset is stored (default: mmap)
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a file, a directory, or the prefix that several files share; or a URL")
-    parser.add_argument("out", metavar="OUT", help="where the dataset is written; there must be nothing yet")
-    parser.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
-    parser.add_argument("--layout", choices=LAYOUTS, default="mmap", help="how the dataset is stored (default: mmap)")
+    arguments.add_listed(parser, ARGUMENTS, format=FORMATS)
     add_option_flags(parser, except_for=WRITING_ONLY)
 
 

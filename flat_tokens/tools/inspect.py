@@ -44,19 +44,20 @@ CONTEXT_TOKENS = 6
 OF_A_FORMAT = ("summary", "keeps", "loses")
 
 
+ARGUMENTS = f"""
+PATH  {arguments.ANY_DATASET}
+| --sequence N  show sequence N of the split; -1 is the last
+| --find TEXT  find sequences whose text holds TEXT, upper and lower case distinguished
+| --find-ids IDS  find sequences that hold these token ids in a row: 1,2,3
+--split NAME  train, validation or test; --sequence: the first without it, --find: all
+--limit N  find N sequences at most; 0: all (default: 10)
+--ids  show token ids instead of text
+--tokenizer --pattern --trust-records --format --option
+"""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--sequence", type=int, metavar="N", help="show sequence N of the split; -1 is the last")
-    what.add_argument("--find", metavar="TEXT", help="find sequences whose text holds TEXT, upper and lower case distinguished")
-    in_a_row = "find sequences that hold these token ids in a row: 1,2,3"
-    what.add_argument("--find-ids", type=token_ids, metavar="IDS", help=in_a_row)
-    parser.add_argument(
-        "--split", metavar="NAME", help="train, validation or test; --sequence: the first without it, --find: all"
-    )
-    parser.add_argument("--limit", **arguments.COUNT, default=10, help="find N sequences at most; 0: all (default: 10)")
-    parser.add_argument("--ids", action="store_true", help="show token ids instead of text")
-    arguments.add_shared(parser, "--tokenizer", "--pattern", "--trust-records", "--format", "--option")
+    arguments.add_listed(parser, ARGUMENTS, sequence=int, find_ids=token_ids)
 
 
 def run(options: Namespace) -> int:

@@ -39,24 +39,25 @@ OF_A_SOURCE = ("samples", "epochs", "documents", "tokens", "stored_tokens", "tex
 OF_AN_EPOCH = ("rows", "documents", "tokens", "text_bytes")
 
 
+ARGUMENTS = """
+path=RUN.json|DATASET  the ledger of a run, or a dataset or output
+--step N  of a run: before step N, which a checkpoint has seen (default: to the end of the run)
+--digest STEPS...  of a run: the SHA-256 of the rows of these steps, such as 17 or 100:104 or both with a comma; may be given
+ several times
+--by COLUMN...  count by this column alone, however many values it has; may be given several times (default: all of up to 1,000
+ values)
+--bytes  count the bytes of text too, by the tokenizer: reads the tokens
+--forgotten OUTPUT...  an output with a list of forgotten documents: which of those that were seen are on it; may be given several
+ times
+--html FILE  write a page with the record and the forms: one HTML file
+--croissant FILE  write Croissant 1.1, as JSON-LD
+--answers FILE  JSON with values of fields that the data does not say
+--at --tokenizer --pattern --trust-records
+"""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN.json|DATASET", help="the ledger of a run, or a dataset or output")
-    parser.add_argument(
-        "--step", **arguments.COUNT, help="of a run: before step N, which a checkpoint has seen (default: to the end of the run)"
-    )
-    digest = (
-        "of a run: the SHA-256 of the rows of these steps, such as 17 or 100:104 or both with a comma; may be given several times"
-    )
-    parser.add_argument("--digest", action="append", default=[], type=steps, metavar="STEPS", help=digest)
-    by = "count by this column alone, however many values it has; may be given several times (default: all of up to 1,000 values)"
-    parser.add_argument("--by", action="append", metavar="COLUMN", help=by)
-    parser.add_argument("--bytes", action="store_true", help="count the bytes of text too, by the tokenizer: reads the tokens")
-    gone = "an output with a list of forgotten documents: which of those that were seen are on it; may be given several times"
-    parser.add_argument("--forgotten", action="append", default=[], metavar="OUTPUT", help=gone)
-    parser.add_argument("--html", metavar="FILE", help="write a page with the record and the forms: one HTML file")
-    parser.add_argument("--croissant", metavar="FILE", help="write Croissant 1.1, as JSON-LD")
-    parser.add_argument("--answers", metavar="FILE", help="JSON with values of fields that the data does not say")
-    arguments.add_shared(parser, "--at", "--tokenizer", "--pattern", "--trust-records")
+    arguments.add_listed(parser, ARGUMENTS, digest=steps)
 
 
 def steps(text: str) -> list[int]:
@@ -77,11 +78,11 @@ def run(options: Namespace) -> int:
         ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
         digests = sorted({step for several in options.digest for step in several})
         step = _step(ledger, options.step)
-        record = record_of_run(ledger, step, columns=options.by, digests=digests, sizes=sizes, forgotten=forgotten)
+        record = record_of_run(ledger, step, columns=options.by or None, digests=digests, sizes=sizes, forgotten=forgotten)
     else:
         if options.step is not None or options.digest:
             raise ValueError(f"{options.path}: --step and --digest are of a run: give its ledger, RUN.json")
-        record = record_of_dataset(options.path, columns=options.by, sizes=sizes, forgotten=forgotten)
+        record = record_of_dataset(options.path, columns=options.by or None, sizes=sizes, forgotten=forgotten)
     record["forms"] = filled_forms(record, answers.get("forms"))
     written = []
     if options.html is not None:

@@ -32,17 +32,18 @@ DOCUMENTS_AT_A_TIME = 1 << 14
 VISITS_SHOWN = 8
 
 
+ARGUMENTS = """
+path=RUN.json  the ledger of a run
+--document ID  this document: the number of its sequence in the split, or its key, 16 hexadecimal digits
+--source NAME  of this source alone
+--before N  in the steps before step N (default: to the end of the run, if there is one)
+--limit N  show N documents of a source at most; 0: all (default: 20; --json: always all)
+--at --trust-records
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN.json", help="the ledger of a run")
-    document = "this document: the number of its sequence in the split, or its key, 16 hexadecimal digits"
-    parser.add_argument("--document", type=document_id, metavar="ID", help=document)
-    parser.add_argument("--source", metavar="NAME", help="of this source alone")
-    parser.add_argument(
-        "--before", **arguments.COUNT, help="in the steps before step N (default: to the end of the run, if there is one)"
-    )
-    limit = "show N documents of a source at most; 0: all (default: 20; --json: always all)"
-    parser.add_argument("--limit", **{**arguments.COUNT, "default": 20}, help=limit)
-    arguments.add_shared(parser, "--at", "--trust-records")
+    arguments.add_listed(parser, ARGUMENTS, document=document_id)
 
 
 def document_id(text: str) -> str | int:

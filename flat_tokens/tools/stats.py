@@ -48,12 +48,17 @@ UNUSED_SHOWN = 24
 RANKS_SHOWN = 160
 
 
+ARGUMENTS = f"""
+PATH  {arguments.ANY_DATASET}
+--split NAME  count this split alone
+--top N  show the N most frequent tokens (default: 25)
+--html FILE  write a report with plots: one HTML file that needs no other
+--tokenizer --pattern --source --trust-records --format --option
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
-    parser.add_argument("--split", metavar="NAME", help="count this split alone")
-    parser.add_argument("--top", **arguments.COUNT, default=25, help="show the N most frequent tokens (default: 25)")
-    parser.add_argument("--html", metavar="FILE", help="write a report with plots: one HTML file that needs no other")
-    arguments.add_shared(parser, "--tokenizer", "--pattern", "--source", "--trust-records", "--format", "--option")
+    arguments.add_listed(parser, ARGUMENTS)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -46,30 +46,36 @@ OF_A_DOCUMENT = ("token_count", "document", "columns", "found", "text_from", "te
 ViewName = Literal["packed", "documents", "blocks"]
 
 
+ARGUMENTS = f"""
+PATH  {arguments.ANY_DATASET}; with --step also a run's ledger
+|! --token K  token K of the split, counted through all of its sequences
+|! --sequence N  sequence N of the split; -1 is the last
+|! --document KEY  the document with this key, 16 hexadecimal digits; of one that is in no split, why it is not
+|! --step S  step S of a ShuffledLoader over the split
+--split NAME  train, validation or test (default: the first)
+--characters N  show N characters of a text at most; 0: all (by default 1200, with --step 160; --json: always all)
+--source --at --trust-records --tokenizer --pattern --format --option
+"""
+OF_THE_RUN = f"""
+--batch-size N  rows of the batch, over all hosts
+--length N  tokens in a row; max_length of documents
+--seed N  (default: 0)
+--view {{{",".join(get_args(ViewName))}}}  how rows are made (default: packed)
+--overlap N  packed rows: tokens that two share (default: 0)
+--order {{shuffled,sequential}}  (default: shuffled)
+--reference-order STREAMS,BLOCKS,ROWS  the reference loader's order: streams, read blocks per shuffle buffer, sequences per read
+ block
+--epochs N  0: endless (default: 1)
+--start N  samples that were had before step 0 (default: 0)
+--row R  row R of the batch alone
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help=f"{arguments.ANY_DATASET}; with --step also a run's ledger")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--token", type=int, metavar="K", help="token K of the split, counted through all of its sequences")
-    what.add_argument("--sequence", type=int, metavar="N", help="sequence N of the split; -1 is the last")
-    document = "the document with this key, 16 hexadecimal digits; of one that is in no split, why it is not"
-    what.add_argument("--document", metavar="KEY", help=document)
-    what.add_argument("--step", type=arguments.at_least(0), metavar="S", help="step S of a ShuffledLoader over the split")
-    parser.add_argument("--split", metavar="NAME", help="train, validation or test (default: the first)")
-    characters = "show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)"
-    parser.add_argument("--characters", **arguments.COUNT, help=characters)
-    arguments.add_shared(parser, "--source", "--at", "--trust-records", "--tokenizer", "--pattern", "--format", "--option")
-    step = parser.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
-    step.add_argument("--batch-size", type=arguments.at_least(1), metavar="N", help="rows of the batch, over all hosts")
-    step.add_argument("--length", type=arguments.at_least(1), metavar="N", help="tokens in a row; max_length of documents")
-    step.add_argument("--seed", **arguments.COUNT, default=0, help="(default: 0)")
-    step.add_argument("--view", choices=get_args(ViewName), default="packed", help="how rows are made (default: packed)")
-    step.add_argument("--overlap", **arguments.COUNT, default=0, help="packed rows: tokens that two share")
-    step.add_argument("--order", choices=("shuffled", "sequential"), default="shuffled", help="(default: shuffled)")
-    order = "the reference loader's order: streams, read blocks per shuffle buffer, sequences per read block"
-    step.add_argument("--reference-order", type=reference_order, metavar="STREAMS,BLOCKS,ROWS", help=order)
-    step.add_argument("--epochs", **arguments.COUNT, default=1, help="0: endless (default: 1)")
-    step.add_argument("--start", **arguments.COUNT, default=0, help="samples that were had before step 0")
-    step.add_argument("--row", type=arguments.at_least(0), metavar="R", help="row R of the batch alone")
+    number, one = arguments.at_least(0), arguments.at_least(1)
+    arguments.add_listed(parser, ARGUMENTS, token=int, sequence=int, step=number)
+    of_the_run = parser.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
+    arguments.add_listed(of_the_run, OF_THE_RUN, batch_size=one, length=one, row=number, reference_order=reference_order)
 
 
 def reference_order(text: str) -> ReferenceOrder:

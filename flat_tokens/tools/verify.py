@@ -71,42 +71,23 @@ class Sample(NamedTuple):
         return length * (self.number - 1) // self.parts, length * self.number // self.parts
 
 
+ARGUMENTS = f"""
+PATH  {arguments.ANY_DATASET}
+| --quick  existence and sizes of all objects, metadata (the default)
+| --full  every object's digest and every sentence of the format, token by token
+| --sample N/M  quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once
+| --forgotten  of an output: that nothing below it has a key or a run of tokens that was forgotten
+--sign  --full: sign what is right, whoever wrote it
+--key PUBLIC  a public ed25519 key in a file: its owner made and published this version
+--number N  --key: latest.json has at least this number, such as one that was seen before
+--documents K  --sample: tokenize K documents of each split again (default: 64)
+--source --trust-records --tokenizer --pattern --format --option
+"""
+
+
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help=arguments.ANY_DATASET)
-    level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quick", action="store_true", help="existence and sizes of all objects, metadata (the default)")
-    level.add_argument(
-        "--full", action="store_true", help="every object's digest and every sentence of the format, token by token"
-    )
-    level.add_argument(
-        "--sample",
-        type=sample,
-        metavar="N/M",
-        help="quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once",
-    )
-    level.add_argument(
-        "--forgotten",
-        action="store_true",
-        help="of an output: that nothing below it has a key or a run of tokens that was forgotten",
-    )
-    parser.add_argument("--sign", action="store_true", help="--full: sign what is right, whoever wrote it")
-    parser.add_argument(
-        "--key", metavar="PUBLIC", help="a public ed25519 key in a file: its owner made and published this version"
-    )
-    parser.add_argument(
-        "--number",
-        type=arguments.at_least(1),
-        metavar="N",
-        help="--key: latest.json has at least this number, such as one that was seen before",
-    )
-    parser.add_argument(
-        "--documents",
-        type=arguments.at_least(0),
-        default=64,
-        metavar="K",
-        help="--sample: tokenize K documents of each split again (default: 64)",
-    )
-    arguments.add_shared(parser, "--source", "--trust-records", "--tokenizer", "--pattern", "--format", "--option")
+    at_least = arguments.at_least
+    arguments.add_listed(parser, ARGUMENTS, sample=sample, number=at_least(1), documents=at_least(0))
 
 
 def sample(text: str) -> Sample:
