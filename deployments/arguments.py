@@ -5,25 +5,29 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 
+from flat_tokens.tools.arguments import add_listed
+
 POOLS = {"builds": "flat-tokens", "groups": "flat-tokens-groups"}
 """Worker -> its pool."""
+
+
+ARGUMENTS = """
+datasets=DATASET.yaml...?  refreshed by a deployment of its own
+| --cron CRON  when; without it, only when asked to in the UI or by 'prefect deployment run'
+| --every SECONDS  how often, instead of --cron
+--timezone TIMEZONE  of --cron, such as Europe/Paris (default: UTC)
+--only  take other datasets off: their deployments go, their outputs and runs stay
+--keep N  versions of each dataset that are kept (all)
+--credentials secret/NAME  a block with credentials of stores (flows/credentials.py)
+--notify TYPE/NAME  a notification block that hears of failures, such as slack-webhook/alerts
+"""
 
 
 def arguments(description: str) -> ArgumentParser:
     """The arguments of serve.py and register.py: the deployments to register."""
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="*", type=Path, metavar="DATASET.yaml", help="refreshed by a deployment of its own")
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument("--cron", help="when; without it, only when asked to in the UI or by 'prefect deployment run'")
-    when.add_argument("--every", type=_positive, metavar="SECONDS", help="how often, instead of --cron")
-    parser.add_argument("--timezone", default="UTC", help="of --cron, such as Europe/Paris (UTC)")
-    about = "take other datasets off: their deployments go, their outputs and runs stay"
-    parser.add_argument("--only", action="store_true", help=about)
-    parser.add_argument("--keep", type=_positive, metavar="N", help="versions of each dataset that are kept (all)")
-    about = "a block with credentials of stores (flows/credentials.py)"
-    parser.add_argument("--credentials", type=_block, metavar="secret/NAME", help=about)
-    about = "a notification block that hears of failures, such as slack-webhook/alerts"
-    parser.add_argument("--notify", type=_block, metavar="TYPE/NAME", help=about)
+    kinds = {"every": _positive, "keep": _positive, "credentials": _block, "notify": _block}
+    add_listed(parser, ARGUMENTS, datasets=Path, **kinds)
     return parser
 
 

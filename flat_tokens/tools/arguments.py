@@ -167,8 +167,9 @@ def add_listed(parser: Any, text: str, **kinds: Any) -> None:
     line that begins with a space continues the one before.
 
     After a value, ``...`` is for several, ``!`` for one that is needed, ``?`` for one that may be missing. ``{a,b}`` are choices,
-    ``(default: N)`` is the default. ``name=VALUE`` and ``--flag=name VALUE`` are known by another name. Lines after ``|`` exclude
-    each other, after ``|!`` one of them is needed. Flags alone are those of SHARED. *kinds*: the type or the choices by name.
+    ``(default: WORD)`` is the default. ``name=VALUE`` and ``--flag=name VALUE`` have another name in the result. Lines after
+    ``|`` exclude each other, of those after ``|!`` one is needed. Flags alone are those of SHARED. *kinds*: types, or choices,
+    by names in the result.
     """
     group = None
     for line in text.strip().replace("\n ", " ").splitlines():
@@ -176,8 +177,9 @@ def add_listed(parser: Any, text: str, **kinds: Any) -> None:
         if not about:
             add_shared(parser, *left.split())
             continue
+        owner = parser
         if left.startswith("|"):
-            group = group or parser.add_mutually_exclusive_group(required=left.startswith("|!"))
+            owner = group = group or parser.add_mutually_exclusive_group(required=left.startswith("|!"))
         flag, _, value = left.lstrip("|! ").partition(" ")
         flag, _, name = flag.partition("=")
         if not (is_flag := flag.startswith("--")):
@@ -185,18 +187,20 @@ def add_listed(parser: Any, text: str, **kinds: Any) -> None:
         name, metavar = name or flag.strip("-").replace("-", "_"), value.rstrip(".!?")
         settings: dict[str, Any] = {"help": about.replace("%", "%%"), **({"dest": name} if is_flag else {})}
         if value:
-            kind, default = kinds.get(name, TYPES.get(metavar)), re.search(r"\(default: (\w+)", about)
+            kind, default = kinds.get(name, TYPES.get(metavar)), re.search(r"\(default: (\w+)[;)]", about)
             choices = metavar[1:-1].split(",") if metavar.startswith("{") else None if callable(kind) else kind
             settings |= {"metavar": None if metavar.startswith("{") else metavar, "choices": choices}
             settings["type"] = parse = kind if callable(kind) else str
-            if default and (default[1].isdigit() or default[1] in (choices or ())):
+            if default:
                 settings["default"] = parse(default[1])
-            if value.endswith("..."):
-                settings |= {"action": "append", "default": []} if is_flag else {"nargs": "+"}
-            settings |= {"required": True} if value.endswith("!") else {"nargs": "?"} if value.endswith("?") else {}
+            if value.endswith("?"):
+                settings["nargs"] = "?"
+            if value.rstrip("!?").endswith("..."):
+                settings |= {"action": "append", "default": []} if is_flag else {"nargs": "*" if "nargs" in settings else "+"}
+            settings |= {"required": True} if value.endswith("!") else {}
         else:
             settings["action"] = "store_true"
-        (group if left.startswith("|") else parser).add_argument(flag, **settings)
+        owner.add_argument(flag, **settings)
 
 
 def add_shared(parser: Any, *flags: str) -> None:

@@ -53,7 +53,7 @@ PATH  {arguments.ANY_DATASET}; with --step also a run's ledger
 |! --document KEY  the document with this key, 16 hexadecimal digits; of one that is in no split, why it is not
 |! --step S  step S of a ShuffledLoader over the split
 --split NAME  train, validation or test (default: the first)
---characters N  show N characters of a text at most; 0: all (by default 1200, with --step 160; --json: always all)
+--characters N  show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)
 --source --at --trust-records --tokenizer --pattern --format --option
 """
 OF_THE_RUN = f"""

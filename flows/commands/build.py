@@ -36,35 +36,33 @@ NEAR = 0.02
 """A figure that is off by such a share at most is reported as one number, else as two between which it lies."""
 
 
+ANYWAY = """
+--publish-anyway REASON  publish the version whatever its gates say; the reason is recorded"""
+CONFIG = """
+config=CONFIG.yaml  a configuration file
+--set KEY=VALUE...  e.g. --set tokenizer=gpt2"""
+DATASET = """
+dataset=CONFIG_OR_DATASET  a configuration file, or a dataset's path or URL
+--set KEY=VALUE...  on top of the configuration file
+--trust-records  read what a dataset's own record names: its sources, its tokenizer"""
+REFRESH = f"""{DATASET}{ANYWAY}
+--keep N  then keep only N versions, and pinned ones; otherwise all
+--days D  with --keep: and those in use in the last D days ({DAYS:g})"""
+RETOKENIZE = f"""{DATASET}
+--tokenizer NAME...!  as in a configuration; may be given several times
+--output PATH  where to; {{output}} and {{tokenizer}} are replaced (default: {{output}}-{{tokenizer}})"""
+
+
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     about = "build a dataset version, or go on with one, and publish it"
-    build = add_command(commands, "build", run_build, about, reports=True)
+    add_command(commands, "build", run_build, about, ANYWAY + CONFIG, reports=True, config=existing, set=str)
     about = "sample the sources and tell documents, tokens, bytes, slices, time and disk; no dataset is written"
-    plan = add_command(commands, "plan", run_plan, about)
-    anyway = "publish the version whatever its gates say; the reason is recorded"
-    build.add_argument("--publish-anyway", metavar="REASON", help=anyway)
-    for command in (build, plan):
-        command.add_argument("config", type=existing, metavar="CONFIG.yaml", help="a configuration file")
-        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. --set tokenizer=gpt2")
-
-    about = "look the sources up again; publish what they give now if it is new"
-    refresh = add_command(commands, "refresh", run_refresh, about, reports=True)
+    add_command(commands, "plan", run_plan, about, CONFIG, config=existing, set=str)
+    about, kinds = "look the sources up again; publish what they give now if it is new", {"dataset": existing, "set": str}
+    add_command(commands, "refresh", run_refresh, about, REFRESH, reports=True, keep=int, days=float, **kinds)
     about = "publish the same text for other tokenizers, each next to the dataset, its download reused"
-    retokenize = add_command(commands, "retokenize", run_retokenize, about, reports=True)
-    for command in (refresh, retokenize):
-        there = "a configuration file, or a dataset's path or URL"
-        command.add_argument("dataset", metavar="CONFIG_OR_DATASET", type=existing, help=there)
-        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
-        consent = "read what a dataset's own record names: its sources, its tokenizer"
-        command.add_argument("--trust-records", action="store_true", help=consent)
-    refresh.add_argument("--publish-anyway", metavar="REASON", help=anyway)
-    refresh.add_argument("--keep", type=int, metavar="N", help="then keep only N versions, and pinned ones; otherwise all")
-    refresh.add_argument("--days", type=float, metavar="D", help=f"with --keep: and those in use in the last D days ({DAYS:g})")
-    name = "as in a configuration; may be given several times"
-    retokenize.add_argument("--tokenizer", action="append", required=True, metavar="NAME", help=name)
-    place = "where to; {output} and {tokenizer} are replaced (default: {output}-{tokenizer})"
-    retokenize.add_argument("--output", metavar="PATH", help=place)
+    add_command(commands, "retokenize", run_retokenize, about, RETOKENIZE, reports=True, **kinds)
 
 
 def run_build(options: Namespace) -> None:

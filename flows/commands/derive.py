@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,57 +35,56 @@ REASONS = {
 }
 
 
+OUTPUT = "\nOUTPUT  where the version is published"
+DATASET = "\nDATASET  an output, a version of it, or plain zarr"
+SEVERAL = "\ndatasets=DATASET...  an output, a version of it, or plain zarr"
+APPEND = f"""{SEVERAL}
+--to=output OUTPUT!  the output whose latest version comes first"""
+IMPORT = f"""
+PATH  a file, a directory, or the prefix that several files share{OUTPUT}
+--format FORMAT  where the content does not tell it
+--tokenizer NAME  whose tokens they are, for the record; as in a configuration"""
+
+
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     from tasks.derive.request import HubRequest, ImportRequest, Merge, Publishing, Shuffle, Subset
 
-    merge = add_command(commands, "merge", run_operation, "publish the documents of several datasets, in order", reports=True)
-    about = "publish a new version of a dataset with the documents of others after its own"
-    append = add_command(commands, "append", run_append, about, reports=True)
+    def add(name: str, run: Callable[[Namespace], None], about: str, listed: str, **kinds: Any) -> ArgumentParser:
+        places = {"dataset": existing, "datasets": existing}
+        return add_command(commands, name, run, about, listed, reports=True, **places, **kinds)
+
+    about = "publish the documents of several datasets, in order"
+    merge = add("merge", run_operation, about, SEVERAL + OUTPUT)
+    append = add("append", run_append, "publish a new version of a dataset with the documents of others after its own", APPEND)
     for command in (merge, append):
-        there = "an output, a version of it, or plain zarr"
-        command.add_argument("datasets", metavar="DATASET", nargs="+", type=existing, help=there)
         add_fields(command, Merge)
         add_fields(command, Publishing)
-    merge.add_argument("output", metavar="OUTPUT", help="where the version is published")
-    first = "the output whose latest version comes first"
-    append.add_argument("--to", required=True, dest="output", metavar="OUTPUT", help=first)
     for name, model, about in (
         ("subset", Subset, "publish the documents of a dataset that all filters let through"),
         ("shuffle", Shuffle, "publish the documents of a dataset in an order that a seed decides"),
         ("relayout", Publishing, "publish a dataset in another layout"),
     ):
-        command = add_command(commands, name, run_operation, about, reports=True)
-        add_places(command, "OUTPUT", "where the version is published")
+        command = add(name, run_operation, about, DATASET + OUTPUT)
         for kind in dict.fromkeys((model, Publishing)):
             add_fields(command, kind, sources="source", key_list="keys", id_list="ids")
 
-    export = add_command(commands, "export", run_export, "write a dataset in another format", reports=True)
-    add_places(export, "OUT", "an empty directory, or one where this export was begun")
+    place = "\noutput=OUT  an empty directory, or one where this export was begun"
+    export = add("export", run_export, "write a dataset in another format", DATASET + place)
     add_fields(export, Publishing, "workers")
     add_target(export)
 
-    imported = add_command(commands, "import", run_import, "publish the tokens of files in another format", reports=True)
-    path = "a file, a directory, or the prefix that several files share"
-    imported.add_argument("path", metavar="PATH", type=existing_prefix, help=path)
-    imported.add_argument("output", metavar="OUTPUT", help="where the version is published")
-    imported.add_argument("--format", choices=FORMATS, metavar="FORMAT", help="where the content does not tell it")
-    imported.add_argument("--tokenizer", metavar="NAME", help="whose tokens they are, for the record; as in a configuration")
+    imported = add(
+        "import", run_import, "publish the tokens of files in another format", IMPORT, path=existing_prefix, format=FORMATS
+    )
     add_fields(imported, Publishing)
     add_fields(imported, ImportRequest, "validation_fraction", "split_seed")
     add_option_flags(imported, except_for=WRITING_ONLY)
 
-    publish = add_command(commands, "publish", run_publish, "publish a version on the Hugging Face hub", reports=True)
-    publish.add_argument("dataset", metavar="DATASET", type=existing, help="an output, or a version of it")
+    publish = add("publish", run_publish, "publish a version on the Hugging Face hub", "DATASET  an output, or a version of it")
     target = "the repository, or a bucket by buckets/ORG/NAME; made if it is not there"
     publish.add_argument("--to", nargs=2, required=True, metavar=("hub", "ORG/NAME"), help=target)
     add_fields(publish, HubRequest)
-
-
-def add_places(command: ArgumentParser, metavar: str, about: str) -> None:
-    """Add the dataset that is read and the place that is written to."""
-    command.add_argument("dataset", metavar="DATASET", type=existing, help="an output, a version of it, or plain zarr")
-    command.add_argument("output", metavar=metavar, help=about)
 
 
 def run_append(options: Namespace) -> None:

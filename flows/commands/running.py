@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.tools.arguments import add_command as add_to_program
-from flat_tokens.tools.arguments import existing, typed
+from flat_tokens.tools.arguments import add_listed, existing, typed
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
 
@@ -76,7 +76,7 @@ def _setting(name: str) -> str | None:
     return str(value) if value else None
 
 
-NO_SERVER: dict[str, Any] = {"action": "store_true", "help": "do not report to a Prefect server"}
+NO_SERVER = "--no-server  do not report to a Prefect server"
 
 STATUS = """\
 exit status:
@@ -114,13 +114,14 @@ EXAMPLES = {
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[Namespace], Any], about: str, *, reports: bool = False
+    commands: Any, name: str, run: Callable[[Namespace], Any], about: str, listed: str = "", reports: bool = False, **kinds: Any
 ) -> ArgumentParser:
-    """Add a command. *reports*: it runs a pipeline, which a Prefect server watches if there is one."""
+    """Add a command with its arguments, as `add_listed` takes them. *reports*: it runs a pipeline, which a Prefect server watches
+    if there is one.
+    """
     command = add_to_program(commands, name, about, f"example:\n  {PROGRAM} {name} {EXAMPLES[name]}\n", STATUS)
     command.set_defaults(run=run, begun=False)
-    if reports:
-        command.add_argument("--no-server", **NO_SERVER)
+    add_listed(command, f"{NO_SERVER if reports else ''}\n{listed}", **kinds)
     return command
 
 

@@ -31,44 +31,46 @@ GONE = "processes that are gone: the next build removes it, and so does 'gc --de
 AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
+OUTPUT = "\nOUTPUT  a build's output, or its configuration file\n"
+DECIDE = """
+version=VERSION?  its name or how it begins; the one that waits without it
+--reason TEXT!  for whoever looks at the runs later
+--by NAME  who decides (default: who runs the command)"""
+GC = f"""
+--keep N  versions that are kept next to pinned ones (default: {KEEP})
+--days D  nothing goes that was in use or made in the last D days (default: {DAYS:g})
+--delete  remove it"""
+
+
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     from tasks.derive.request import ForgetRequest
 
-    def add_on_output(name: str, run: Callable[[Namespace], None], about: str, *, reports: bool = False) -> ArgumentParser:
-        command = add_command(commands, name, run, about, reports=reports)
-        command.add_argument("output", metavar="OUTPUT", type=existing, help="a build's output, or its configuration file")
-        return command
+    def add(name: str, run: Callable[[Namespace], None], about: str, listed: str = "", **settings: Any) -> ArgumentParser:
+        return add_command(commands, name, run, about, OUTPUT + listed.strip(), output=existing, **settings)
 
     about = "tell what is published, since when, when it was last refreshed, its size, and whether a build is under way"
-    add_on_output("status", run_status, about)
-    add_on_output("versions", run_versions, "list the published versions")
-    begins = "its name or how it begins"
-    for name, about in (
-        ("approve", "let 'latest' name the version that a gate holds"),
-        ("reject", "leave 'latest' where it is; refreshes leave the version that a gate holds alone from now on"),
-    ):
-        decide = add_on_output(name, run_decide, about, reports=True)
-        decide.add_argument("version", metavar="VERSION", nargs="?", help=f"{begins}; the one that waits without it")
-        decide.add_argument("--reason", required=True, metavar="TEXT", help="for whoever looks at the runs later")
-        decide.add_argument("--by", metavar="NAME", help="who decides (default: who runs the command)")
-    about = "take documents out of all versions, and leave them out from now on"
-    forget = add_on_output("forget", run_forget, about, reports=True)
+    add("status", run_status, about)
+    add("versions", run_versions, "list the published versions")
+    add("approve", run_decide, "let 'latest' name the version that a gate holds", DECIDE, reports=True)
+    about = "leave 'latest' where it is; refreshes leave the version that a gate holds alone from now on"
+    add("reject", run_decide, about, DECIDE, reports=True)
+    about, listed = (
+        "take documents out of all versions, and leave them out from now on",
+        "--resume  bring a forgetting that was begun to its end",
+    )
+    forget = add("forget", run_forget, about, listed, reports=True)
     names = [name for name in ForgetRequest.model_fields if name not in ("output", "layout")]
     add_fields(forget, ForgetRequest, *names, key_list="keys", id_list="ids", runs="run")
-    forget.add_argument("--resume", action="store_true", help="bring a forgetting that was begun to its end")
-    pin = add_on_output("pin", run_pin, "keep a version until it is unpinned")
-    pin.add_argument("version", metavar="VERSION", nargs="?", help=f"{begins}; the latest one without it")
-    pin.add_argument("--note", default="", help="why, for whoever lists the versions")
-    unpin = add_on_output("unpin", run_unpin, "let a pinned version go when its time has come")
-    unpin.add_argument("version", metavar="VERSION", help=begins)
-    rollback = add_on_output("rollback", run_rollback, "let 'latest' point at the version before, or at the one that is named")
-    rollback.add_argument("version", metavar="VERSION", nargs="?", help=begins)
-    gc = add_on_output("gc", run_gc, "list what an output does not need, and with --delete remove it")
-    gc.add_argument("--keep", type=int, default=KEEP, metavar="N", help=f"versions that are kept next to pinned ones ({KEEP})")
-    days = f"nothing goes that was in use or made in the last D days ({DAYS:g})"
-    gc.add_argument("--days", type=float, default=DAYS, metavar="D", help=days)
-    gc.add_argument("--delete", action="store_true", help="remove it")
+    listed = (
+        "version=VERSION?  its name or how it begins; the latest one without it\n--note NOTE  why, for whoever lists the versions"
+    )
+    add("pin", run_pin, "keep a version until it is unpinned", listed)
+    listed = "version=VERSION{}  its name or how it begins"
+    add("unpin", run_unpin, "let a pinned version go when its time has come", listed.format(""))
+    about = "let 'latest' point at the version before, or at the one that is named"
+    add("rollback", run_rollback, about, listed.format("?"))
+    add("gc", run_gc, "list what an output does not need, and with --delete remove it", GC, keep=int, days=float)
 
 
 def output_at(options: Namespace) -> Store:
@@ -233,7 +235,7 @@ def run_pin(options: Namespace) -> None:
     version = read_pointer(root).version if options.version is None else options.version
     if version is None:
         raise ValueError(f"{root.url}: nothing was ever published here")
-    _tell(options, {"pinned": pin(root, version, options.note)})
+    _tell(options, {"pinned": pin(root, version, options.note or "")})
 
 
 def run_unpin(options: Namespace) -> None:

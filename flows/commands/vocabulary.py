@@ -11,10 +11,26 @@ from typing import Any
 
 from flat_tokens.ledger import Ledger
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.arguments import add_shared, existing, whole
+from flat_tokens.tools.arguments import existing, whole
 from flat_tokens.tools.terminal import line, plural, show, size
 from flows.commands.build import checked_config, seconds_line
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
+
+VOCABULARY = """
+NAME  an encoding of tiktoken, such as cl100k_base, or a hub repository
+--to FILE!  such as cl100k_base.tiktoken, tokenizer.json or tokenizer.model
+--revision REVISION  of the hub repository"""
+TRAIN = """
+dataset=CONFIG_OR_DATASET?  a configuration file, whose sources are read, or a dataset, whose training documents are decoded
+--set KEY=VALUE...  on top of the configuration file
+--run=ledger RUN.json  instead: the documents that the run of this ledger has seen
+--step N  with --run: before step N
+--from=trained DIRECTORY  instead: cut from this one, which was trained here
+--vocab-size N[,N...]!  ids of the vocabulary, special tokens among them; several for one of each size
+--to DIRECTORY  a directory for each; {name} and {size} are replaced (default: tokenizers/{name}-{size})
+--tokenizer NAME_OR_FILE  decode a dataset's tokens with this tokenizer instead of the one in its manifest
+--trust-records  read what a dataset's or ledger's own record names: tokenizers, datasets
+--at"""
 
 
 def add_commands(commands: Any) -> None:
@@ -22,32 +38,13 @@ def add_commands(commands: Any) -> None:
     from tasks.vocabularies.request import VocabularyRequest
 
     about = "write the file of a published tokenizer, for machines without a network"
-    command = add_command(commands, "vocabulary", run_vocabulary, about)
-    command.add_argument("name", metavar="NAME", help="an encoding of tiktoken, such as cl100k_base, or a hub repository")
-    file = "such as cl100k_base.tiktoken, tokenizer.json or tokenizer.model"
-    command.add_argument("--to", required=True, type=Path, metavar="FILE", help=file)
-    command.add_argument("--revision", help="of the hub repository")
-
-    about = "train a tokenizer on text, and cut smaller ones from it"
-    train = add_command(commands, "train-tokenizer", run_train, about, reports=True)
-    text = "a configuration file, whose sources are read, or a dataset, whose training documents are decoded"
-    train.add_argument("dataset", nargs="?", metavar="CONFIG_OR_DATASET", type=existing, help=text)
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="on top of the configuration file")
-    run = "instead: the documents that the run of this ledger has seen"
-    train.add_argument("--run", dest="ledger", metavar="RUN.json", type=existing, help=run)
-    train.add_argument("--step", type=int, metavar="N", help="with --run: before step N")
-    cut = "instead: cut from this one, which was trained here"
-    train.add_argument("--from", dest="trained", metavar="DIRECTORY", type=existing, help=cut)
-    sizes = "ids of the vocabulary, special tokens among them; several for one of each size"
-    train.add_argument("--vocab-size", required=True, metavar="N[,N...]", help=sizes)
+    add_command(commands, "vocabulary", run_vocabulary, about, VOCABULARY, to=Path)
+    about, places = (
+        "train a tokenizer on text, and cut smaller ones from it",
+        dict.fromkeys(("dataset", "ledger", "trained"), existing),
+    )
+    train = add_command(commands, "train-tokenizer", run_train, about, TRAIN, reports=True, set=str, step=int, **places)
     add_fields(train, VocabularyRequest, special_tokens="special-token")
-    place = "a directory for each; {name} and {size} are replaced (default: tokenizers/{name}-{size})"
-    train.add_argument("--to", metavar="DIRECTORY", help=place)
-    decode = "decode a dataset's tokens with this tokenizer instead of the one in its manifest"
-    train.add_argument("--tokenizer", metavar="NAME_OR_FILE", help=decode)
-    consent = "read what a dataset's or ledger's own record names: tokenizers, datasets"
-    train.add_argument("--trust-records", action="store_true", help=consent)
-    add_shared(train, "--at")
 
 
 def run_vocabulary(options: Namespace) -> None:
