@@ -15,10 +15,10 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
 from flows.pipelines.publish import OpenOutput, Published, layout_of, opened, publication, timed
 from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
-from flows.pipelines.text import Text, download, files_of, is_much, pin_sets, pin_sources, unknown
+from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
-from tasks.finalize.naming import leaving_out, name_of
+from tasks.finalize.naming import leaving_out
 from tasks.finalize.provenance import card
 from tasks.finalize.seal import VersionDraft, built_totals, is_published
 from tasks.gates import Gate
@@ -54,7 +54,8 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
     with ThreadPoolExecutor(1) as beside, opened(config, publish_anyway) as output:
         given = looked_up_text(config, runner, output, beside, reads_much=True)
         assert given is not None
-        return build_version(*given, runner, output)
+        config, text, tokenizer = given
+        return build_version(text.makes(config, tokenizer, output), text, tokenizer, runner, output)
 
 
 def looked_up_text(
@@ -92,18 +93,17 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
         if given is None:
             return None
         config, text, tokenizer = given
-        layout = layout_of(config, output.root)
-        config, made_of, _ = text.makes(config, tokenizer, output)
-        version = name_of(output.root, output.forgotten, made_of, layout).version
-        if not is_published(output.root, version, layout):
+        made = text.makes(config, tokenizer, output)
+        version = made.named.version
+        if not is_published(output.root, version, layout_of(config, output.root)):
             return None
         if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
             return None
-        return build_version(config, text, tokenizer, runner, output)
+        return build_version(made, text, tokenizer, runner, output)
 
 
 def build_version(
-    config: BuildConfig,
+    made: Made,
     text: Text,
     tokenizer: Tokenizer,
     runner: Runner,
@@ -111,15 +111,15 @@ def build_version(
     gates: tuple[Gate, ...] | None = None,
 ) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
+    config, made_of, chats, named = made
     layout = layout_of(config, output.root)
     asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
-    config, made_of, chats = text.makes(config, tokenizer, output)
     made_of = leaving_out(output.forgotten, made_of)
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
     reuse: dict[str, int] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
     to_judge = config.publish.gates if gates is None else gates
 
-    with publication(output, made_of, layout, remember, to_judge, keeps_waiting=gates is None) as version:
+    with publication(output, made_of, layout, remember, to_judge, keeps_waiting=gates is None, named=named) as version:
         if target := version.target(**settings_of_target(config)):
             from flows.pipelines.slices import tokenize  # what has nothing to do does without half of the modules
 

@@ -31,7 +31,7 @@ from tasks.download.outlines import outline_of
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
-from tasks.finalize.naming import name_of, note_name
+from tasks.finalize.naming import VersionName, name_of, note_name
 from tasks.finalize.provenance import Provenance
 from tasks.finalize.seal import is_published
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
@@ -306,12 +306,13 @@ def publication(
     gates: Sequence[Gate] | None = None,
     *,
     keeps_waiting: bool = False,
+    named: VersionName | None = None,
 ) -> Iterator[Publication]:
     """Publish the version that *made_of* gives. The block finalizes it, unless it is there (it has no target). Then *remember*
     is called with its name, the *gates* look at it, if there may be any, and ``latest`` points at it, unless they hold it.
-    *keeps_waiting*: see ``Publication.pass_gates``.
+    *keeps_waiting*: see ``Publication.pass_gates``. *named*: its name, where that is known.
     """
-    root, named = output.root, name_of(output.root, output.forgotten, made_of, layout)
+    root, named = output.root, named or name_of(output.root, output.forgotten, made_of, layout)
     version = named.version
     is_there = is_published(root, version, layout)
     with nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:

@@ -12,13 +12,13 @@ from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
-from flows.pipelines.publish import OpenOutput, layout_of, opened, timed
+from flows.pipelines.publish import OpenOutput, opened, timed
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Text, download, files_of, is_much, pin_sets, pin_sources, unknown
+from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.naming import VersionName, name_of
+from tasks.finalize.naming import VersionName
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
@@ -96,7 +96,8 @@ def refresh(
             remember_origin(root, found.named.version, asked, found.pinned, found.files)  # when they were looked up
         else:
             text, gates = text_of(config, found, runner, output), config.publish.of_refresh()
-            built = build_version(config, text, found.tokenizer, runner, output, gates)
+            made = found.made if found.text else text.makes(config, found.tokenizer, output)
+            built = build_version(made, text, found.tokenizer, runner, output, gates)
             outcome = outcome_of(built)
         now = read_pointer(root)
         changes = changes_of(found.named.version, old, built, outcome, now, output)
@@ -119,7 +120,7 @@ def refresh(
 
 
 class SourcesNow(NamedTuple):
-    """The sources as they are now, and the name of the version that they give. ``text``: None where a file was not read, whose
+    """The sources as they are now, and what they make. ``text``: None where a file was not read, whose
     content is known by the name that its store gives it.
     """
 
@@ -127,7 +128,12 @@ class SourcesNow(NamedTuple):
     files: list[SourceFile]
     text: Text | None
     tokenizer: Tokenizer
-    named: VersionName
+    made: Made
+
+    @property
+    def named(self) -> VersionName:
+        """The name of the version that they give."""
+        return self.made.named
 
 
 def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesNow:
@@ -151,9 +157,7 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
         tokenizer = after_trial(loading, output.seconds)
     files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
     text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
-    _, made_of, _ = (text or Text(pinned, files, [])).makes(config, tokenizer, output)
-    named = name_of(root, output.forgotten, made_of, layout_of(config, root))
-    return SourcesNow(pinned, files, text, tokenizer, named)
+    return SourcesNow(pinned, files, text, tokenizer, (text or Text(pinned, files)).makes(config, tokenizer, output))
 
 
 def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput, held: HeldVersions | None) -> Outcome | None:

@@ -108,7 +108,7 @@ def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
         check_sources_apart(output.root, text.pinned)
         with timed("trial", output.seconds):
             tokenizer = load_tokenizer(config.tokenizer)
-        return build_version(config, text, tokenizer, runner, output)
+        return build_version(text.makes(config, tokenizer, output), text, tokenizer, runner, output)
 
 
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:

@@ -7,7 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
@@ -21,7 +22,7 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.naming import keeping
+from tasks.finalize.naming import VersionName, keeping, name_of
 from tasks.finalize.provenance import Provenance, provenance
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.paths import SETS
@@ -39,32 +40,45 @@ REMEMBERED_SECONDS = 30.0
 """Records of files are written this often while they are read."""
 
 
-class Text(NamedTuple):
-    """The text of a version: where its sources are pinned, their files, and their slices, all in order."""
+class Made(NamedTuple):
+    """The version that a text makes: the configuration with the version whose splits it keeps, its provenance, how conversations
+    become tokens, and its name.
+    """
+
+    config: BuildConfig
+    of: Provenance
+    chats: tuple[Chat | None, ...]
+    named: VersionName
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a version: where its sources are pinned, their files, where these are cut, and their slices, all in order."""
 
     pinned: tuple[PinnedSource, ...]
     files: list[SourceFile]
-    slices: list[Slice]
+    cuts: Sequence[CutFile] = ()
+    slice_bytes: int = 0
 
     @classmethod
     def of(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], cuts: Sequence[CutFile]) -> Text:
-        return cls(pinned, [cut.file for cut in cuts], list(slices_of(cuts, config.slice_bytes)))
+        return cls(pinned, [cut.file for cut in cuts], cuts, config.slice_bytes)
+
+    @cached_property
+    def slices(self) -> list[Slice]:
+        return list(slices_of(self.cuts, self.slice_bytes))  # which takes a while, and a build that has nothing to do needs none
 
     @property
     def file_names(self) -> list[str]:
         """Names of the files, by their numbers."""
         return [file.name for file in self.files]
 
-    def makes(
-        self, config: BuildConfig, tokenizer: Tokenizer, output: OpenOutput
-    ) -> tuple[BuildConfig, Provenance, tuple[Chat | None, ...]]:
-        """The configuration with the version whose splits it keeps, what it makes a version of, and how conversations become
-        tokens.
-        """
+    def makes(self, config: BuildConfig, tokenizer: Tokenizer, output: OpenOutput) -> Made:
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats)
         layout = layout_of(config, output.root)
-        return *keeping(config, output.root, output.pointer.version, output.forgotten, layout, make), chats
+        config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
+        return Made(config, made_of, chats, name_of(output.root, output.forgotten, made_of, layout))
 
 
 def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:

@@ -42,11 +42,12 @@ class NoRangesError(ValueError):
 
 def outline_of(found: FoundFile) -> Outline | None:
     """How a file is read by ranges, if it is: its store says its size, and its version or digest."""
+    if "://" not in found.uri or found.uri.startswith(("file://", "local://", "datasets://", TABLE)):
+        return None  # before anything else: local files are many
     kind = named_format(found.name)
     if kind is None or not found.size or not (found.immutable or found.content):
         return None
-    is_remote = "://" in found.uri and not found.uri.startswith(("file://", "local://", "datasets://", TABLE))
-    return FORMATS[kind].outline if is_remote and found.name.lower().endswith(FORMATS[kind].endings) else None
+    return FORMATS[kind].outline if found.name.lower().endswith(FORMATS[kind].endings) else None
 
 
 def bytes_to_cut(found: FoundFile) -> int:

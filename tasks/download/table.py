@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
+from flat_tokens.array_types import Int64s
 from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -86,7 +86,7 @@ class FileTable:
         self._numbers = {name: _numbers_of(rows.column(name)).tolist() for name in NUMBERS}
         self._digests = memoryview(rows.column("sha256").buffers()[1]).hex()
         cuts = rows.column("cuts")
-        self._cuts, self._ends = _numbers_of(cuts.values).tolist(), _numbers_of(cuts.offsets).tolist()
+        self._cuts, self._ends = _ranges(_numbers_of(cuts.values)), (_numbers_of(cuts.offsets) // CUT_NUMBERS).tolist()
         self._by_name = {name: row for row, name in enumerate(self._texts["name"])}
         self._by_content = {content: row for row, content in enumerate(self._texts["content"]) if content}
 
@@ -123,7 +123,7 @@ class FileTable:
             line_ends=self._texts["line_ends"][row] or None,
             partitions=tuple((name, given.get(name)) for name in names),
         )
-        return CutFile(file, tuple(_ranges(self._cuts[self._ends[row] : self._ends[row + 1]])))
+        return CutFile(file, tuple(self._cuts[self._ends[row] : self._ends[row + 1]]))
 
     def _is_same(self, row: int, found: FoundFile) -> bool:
         numbers = self._numbers
@@ -145,13 +145,13 @@ def _texts_of(column: pa.LargeStringArray) -> list[Any]:
     return [whole[start:stop].decode() for start, stop in pairwise(ends)]
 
 
-def _numbers_of(column: pa.Int64Array) -> npt.NDArray[np.int64]:
+def _numbers_of(column: pa.Int64Array) -> Int64s:
     return np.frombuffer(column.buffers()[1] or b"", np.int64)[column.offset : column.offset + len(column)]
 
 
-def _ranges(numbers: Sequence[int]) -> Iterator[Range]:
-    for start, stop, first, last, text_bytes in zip(*(iter(numbers),) * CUT_NUMBERS, strict=True):
-        yield Range(start, stop, None if first < 0 else (first, last), text_bytes)
+def _ranges(numbers: Int64s) -> list[Range]:
+    each = numbers.reshape(-1, CUT_NUMBERS).tolist()
+    return [Range(start, stop, None if first < 0 else (first, last), size) for start, stop, first, last, size in each]
 
 
 def known_files(

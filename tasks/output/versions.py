@@ -30,9 +30,6 @@ from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, 
 T = TypeVar("T")
 SomeOrigin = TypeVar("SomeOrigin", bound="Origin")
 
-FILE_FIELDS = ("source", "name", "location", "size", "sha256", "format", "split", "line_ends", "partitions", "stamp")
-"""Facts of a file in the record of an origin."""
-
 
 class Version(Model):
     """A version, as it is listed. ``at``: when it was first there; ``until``: when it ceased to be the latest, or since when it
@@ -298,13 +295,22 @@ def remember_origin(
     )
     lists = {
         "pinned": [{**one._asdict(), "files": list(map(_as_found, one.files))} for one in pinned],
-        "files": [{name: of for name in FILE_FIELDS if (of := getattr(file, name)) or name != "partitions"} for file in files],
+        "files": list(map(_as_known, files)),
     }
     settings = json.dumps(origin.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode()
     # Of many files this takes a quarter of json's time. Small floats of settings would have other digits.
     record = settings[:-1] + b"," + pydantic_core.to_json(lists)[1:] + b"\n"
     with pointer_lock(root):
         root.put(origin_key(version), record)
+
+
+def _as_known(file: SourceFile) -> JsonObject:
+    """A file with its content as an origin has it."""
+    facts = file._asdict()
+    del facts["found"]
+    if not file.partitions:
+        del facts["partitions"]
+    return facts
 
 
 def _as_found(file: FoundFile) -> JsonObject:

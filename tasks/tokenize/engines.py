@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import logging
+import sys
 import threading
 import time
 import unicodedata
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -102,17 +104,29 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 def import_ahead(loading: Future[Tokenizer]) -> None:
     """Import what the fast engine of a tokenizer needs, if it has one: half a second, spent while the caller has other work."""
     if loading.exception() is None and loading.result().make_fast is not None:
-        importlib.import_module("awkward")
+        importlib.import_module(AWKWARD)
+
+
+AWKWARD = "awkward"
+SMALL_BATCH = 1 << 16
+"""Bytes of a batch that are encoded text by text, which holds Python's lock: two milliseconds are saved."""
+FEW_BYTES = 4 << 20
+"""Bytes that are encoded so where nothing has imported the library that the other way needs."""
 
 
 def gigatoken_encode(tokenizer: Any) -> Encode:
     """The fast engine over Arrow's own buffers."""
-    import awkward as ak
+    left = FEW_BYTES
 
     def encode(texts: pa.LargeStringArray) -> Tokens:
+        nonlocal left
         data, offsets = text_buffers(texts)
-        if not len(texts):
-            return Tokens(np.empty(0, np.uint32), np.zeros(1, np.int64))
+        count = int(offsets[-1] - offsets[0]) + len(texts)
+        left -= count
+        if count <= SMALL_BATCH or (left > 0 and AWKWARD not in sys.modules):
+            return concatenate(tokenizer.encode(data[start:stop].tobytes()) for start, stop in pairwise(offsets.tolist()))
+        import awkward as ak  # it takes half a second, for which the other way takes some MB of text
+
         characters = ak.contents.NumpyArray(data, parameters={"__array__": "char"})
         strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
         # parallel=False: the task runner already has a thread for every core.
@@ -376,6 +390,8 @@ def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> N
     """Try the fast engine before there is a text. Where it cannot be used, a warning says why, and what a gigabyte will cost."""
     if not _is_wanted(tokenizer, preference):
         return
+    if tokenizer.make_fast is not None:
+        importlib.import_module(AWKWARD)  # it is tried as it is used for much text
     _faults[tokenizer.digest, tokenizer.limits] = fault = _fault_on(tokenizer, defined_texts(tokenizer))
     if fault is not None:
         topics: dict[str, str] = {}
