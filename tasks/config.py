@@ -36,7 +36,7 @@ from flat_tokens.tools.terminal import source_called
 from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
 from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
-from tasks.models import GivenName, Matching, Model
+from tasks.models import GivenName, Matching, Model, NonEmpty
 from tasks.rows import KEY, OF_PLACE, OF_VERSION, SPLIT_KEY
 
 
@@ -112,8 +112,8 @@ class HubDataset(Model):
 
     path: Unsigned = Field(min_length=1, description="Repository, such as HuggingFaceFW/fineweb-edu")
     name: str | None = Field(None, description="Configuration (subset), such as sample-10BT")
-    split: str = Field("train", min_length=1, description="The split that is read")
-    revision: str = Field("main", min_length=1, description="Branch, tag or commit; a build pins it to the commit")
+    split: NonEmpty = Field("train", description="The split that is read")
+    revision: NonEmpty = Field("main", description="Branch, tag or commit; a build pins it to the commit")
 
     @field_validator("path", "revision")
     @classmethod
@@ -127,8 +127,8 @@ class MessageNames(Model):
 
     model_config = ConfigDict(title="with other names")
 
-    role: str = Field("role", min_length=1, description="The key of a message's role, such as from")
-    content: str = Field("content", min_length=1, description="The key of its content, such as value")
+    role: NonEmpty = Field("role", description="The key of a message's role, such as from")
+    content: NonEmpty = Field("content", description="The key of its content, such as value")
     roles: dict[str, str] = Field({}, description="Roles by their names here, such as human: user; others stay as they are")
 
     @model_validator(mode="after")
@@ -145,10 +145,10 @@ class TextPlace(Model):
         None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
     )
     hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
-    text_column: str = Field("text", min_length=1, description="The column or key that holds the text")
+    text_column: NonEmpty = Field("text", description="The column or key that holds the text")
     name: GivenName = Field("source", description="A name for people and the manifest")
     format: Literal["auto", FileFormat, TableFormat] = Field("auto", description="auto: told from the content")
-    split: str | None = Field(None, min_length=1, description="Files: only those of this split, by their names")
+    split: NonEmpty | None = Field(None, description="Files: only those of this split, by their names")
     delimiter: Delimiter | None = Field(
         None,
         description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
@@ -226,30 +226,30 @@ class Source(TextPlace):
         }
     )
 
-    id_column: str | None = Field(
-        None, min_length=1, description="The column that names a document, such as id; without it, its text does"
+    id_column: NonEmpty | None = Field(
+        None, description="The column that names a document, such as id; without it, its text does"
     )
     keep_columns: tuple[ColumnName, ...] | None = Field(
         None, min_length=1, max_length=256, description="Columns that are kept next to the tokens, such as url, language, score"
     )
-    validation_split: str | None = Field(
-        None, min_length=1, description="An existing split of the source that becomes the validation split, whole"
+    validation_split: NonEmpty | None = Field(
+        None, description="An existing split of the source that becomes the validation split, whole"
     )
-    prompt_column: str | None = Field(None, min_length=1, description="Instead of text_column: text that does not count")
-    completion_column: str | None = Field(None, min_length=1, description="With prompt_column: the text after it, which counts")
-    messages_column: str | None = Field(None, min_length=1, description="Instead of text_column: lists of messages")
+    prompt_column: NonEmpty | None = Field(None, description="Instead of text_column: text that does not count")
+    completion_column: NonEmpty | None = Field(None, description="With prompt_column: the text after it, which counts")
+    messages_column: NonEmpty | None = Field(None, description="Instead of text_column: lists of messages")
     messages: MessageNames | None = Field(
         None, description="With messages: their keys and roles, where these are not role and content, user and assistant"
     )
     chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
     roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
     chat_date: Day | None = Field(None, description="With messages: the day, to a template that asks for it")
-    tools_column: str | None = Field(None, min_length=1, description="With messages: the tools that each may call, or null")
+    tools_column: NonEmpty | None = Field(None, description="With messages: the tools that each may call, or null")
     count: tuple[Literal["content", "tool_calls", "thinking"], ...] | None = Field(
         None, min_length=1, description="With messages: the parts of a message of roles that count; all of it without it"
     )
-    document_separator: str | None = Field(
-        None, min_length=1, description="Text files: what stands between documents; without it a file is one document"
+    document_separator: NonEmpty | None = Field(
+        None, description="Text files: what stands between documents; without it a file is one document"
     )
     quotes: Literal["csv", "none"] | None = Field(
         None,
@@ -431,7 +431,7 @@ class DocumentStep(Model):
         min_length=1,
         description="length, pattern, normalize, language, html, decontaminate, datatrove, or a step of an installed package",
     )
-    name: str | None = Field(None, min_length=1, description="For counts, where one step is used twice")
+    name: NonEmpty | None = Field(None, description="For counts, where one step is used twice")
 
     @model_validator(mode="after")
     def within_roots(self) -> Self:

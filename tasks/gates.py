@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import did_you_mean
-from tasks.models import Model
+from tasks.models import Model, NonEmpty
 
 Fact = Literal[
     "documents",
@@ -114,11 +114,11 @@ class Gate(Model):
 
     of: Annotated[Fact, BeforeValidator(fact)] = Field(description="What is looked at, such as documents or skipped_share")
     by: Literal["source", "split"] | None = Field(None, description="Of each source, or of each split, instead of all")
-    source: str | None = Field(None, min_length=1, description="Of this source alone")
+    source: NonEmpty | None = Field(None, description="Of this source alone")
     split: SplitName | None = Field(None, description="Of this split alone")
-    step: str | None = Field(None, min_length=1, description="skipped_share: by this step of documents.steps")
-    reason: str | None = Field(None, min_length=1, description="skipped_share: for this reason, such as too_long")
-    column: str | None = Field(None, min_length=1, description="null_share, distinct: the kept column")
+    step: NonEmpty | None = Field(None, description="skipped_share: by this step of documents.steps")
+    reason: NonEmpty | None = Field(None, description="skipped_share: for this reason, such as too_long")
+    column: NonEmpty | None = Field(None, description="null_share, distinct: the kept column")
     at_least: Limit | None = Field(None, description="A number, or a change from what latest names, such as -50 %")
     at_most: Limit | None = Field(None, description="The same, such as 5 % of a share, or +20 %")
     action: Action = Field("stop", description="stop: fail. hold: a person approves or rejects it. warn: publish it all the same")

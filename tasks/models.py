@@ -64,6 +64,7 @@ GivenName = Annotated[
 ]
 """A name that people give."""
 Reason = Annotated[str, Matching(r"\S", "a reason in words")]
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 def stamp_of(status: os.stat_result) -> Stamp:

@@ -14,7 +14,7 @@ from flat_tokens.tools.corpus import options_of
 from flat_tokens.where import parse
 from tasks.config import Licence, Share, TokenizerConfig, Whole, Workers
 from tasks.locations import Location, Output, plain_location, writable
-from tasks.models import GivenName, Matching, Model, Reason
+from tasks.models import GivenName, Matching, Model, NonEmpty, Reason
 
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 
@@ -33,9 +33,8 @@ class Subset(Model):
     sources: tuple[str, ...] | None = Field(None, min_length=1, description="Of the sources of these names")
     min_tokens: Whole | None = Field(None, ge=0, description="Of at least N tokens")
     max_tokens: Whole | None = Field(None, ge=0, description="Of at most N tokens")
-    where: str | None = Field(
+    where: NonEmpty | None = Field(
         None,
-        min_length=1,
         description="For which it is true: an expression such as source = 'web' and tokens >= 100",
     )
     key_list: Location | None = Field(None, description="Whose keys are in this file: 16 hexadecimal digits a line, or .npy")
@@ -160,11 +159,9 @@ class ForgetRequest(Model):
     reason: Reason = Field(min_length=1, description="For whoever reads the certificate")
     key_list: Location | None = Field(None, description="A file with their keys: 16 hexadecimal digits a line, or .npy")
     id_list: Location | None = Field(None, description="A file with their ids, one a line")
-    where: str | None = Field(
-        None, min_length=1, description="For which an expression is true, such as: file = 'a.jsonl' and row = 7"
-    )
+    where: NonEmpty | None = Field(None, description="For which an expression is true, such as: file = 'a.jsonl' and row = 7")
     like: Location | None = Field(None, description="Another output: all that it has forgotten")
-    source: str | None = Field(None, min_length=1, description="Of this source alone")
+    source: NonEmpty | None = Field(None, description="Of this source alone")
     allow_unknown: bool = Field(False, description="With keys or ids: also those that no document has, for later builds")
     runs: tuple[Location, ...] = Field((), description="A ledger: the certificate says which steps of that run saw them")
     before: int | None = Field(None, ge=0, description="With a ledger: steps before this one; all without it")
