@@ -3,17 +3,14 @@
 # No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 from prefect import flow
 
-from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.pipelines.build import BuildResult, build
-from flows.runners.chosen import runner_of
-from flows.runners.receipts import results_from_receipts
+from flows.runners.chosen import watched
 from flows.runners.work_pool import cancel_groups
 from flows.watch.finished import FLOW, RUN
-from flows.watch.page import page_of, suspend
-from flows.watch.progress import ended, showing_progress, state_of
+from flows.watch.page import suspend
+from flows.watch.progress import ended, state_of
 from flows.watch.summaries import show
-from flows.watch.words import tags_of
 from tasks.config import BuildConfig
 
 
@@ -34,12 +31,7 @@ def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> Bui
         publish_anyway: Why the version is published whatever its gates say. The command line gives it, no deployment does.
     """
     with credentials():
-        with (
-            showing_progress(config.name, tags := tags_of(config)),
-            page_of(config.name, config.output, tags),
-            results_from_receipts(Store.at(config.output)),
-            runner_of(config) as runner,
-        ):
+        with watched(config) as runner:
             result = build(config, runner, publish_anyway)
         show(config, result)
     return ended(result, result.headline, is_unchanged=not result.is_new and result.held is None, name=state_of([result]))

@@ -12,14 +12,13 @@ from flat_tokens.tools.terminal import markdown as as_plain
 from flat_tokens.tools.terminal import plural, size
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.runners.chosen import runner_of
-from flows.runners.receipts import results_from_receipts
+from flows.runners.chosen import watched
 from flows.runners.work_pool import cancel_groups
 from flows.watch.markdown import code, link, page
-from flows.watch.page import link_to_page, page_of, suspend
-from flows.watch.progress import ended, showing_progress, state_of
+from flows.watch.page import link_to_page, suspend
+from flows.watch.progress import ended, state_of
 from flows.watch.summaries import leave, show
-from flows.watch.words import tags_of, tolerated
+from flows.watch.words import tolerated
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
@@ -55,12 +54,7 @@ def refresh_dataset(
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with credentials():
-        with (
-            showing_progress(config.name, tags := tags_of(config)),
-            page_of(config.name, config.output, tags),
-            results_from_receipts(Store.at(config.output)),
-            runner_of(config) as runner,
-        ):
+        with watched(config) as runner:
             result = refresh(config, runner, policy, publish_anyway)
             logger.info(result.headline)
         with tolerated("changes"):

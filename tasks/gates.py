@@ -16,28 +16,10 @@ from flat_tokens.manifest import SplitName
 from flat_tokens.options import did_you_mean
 from tasks.models import Model, NonEmpty
 
-Fact = Literal[
-    "documents",
-    "tokens",
-    "text_bytes",
-    "bytes_per_token",
-    "largest_length",
-    "median_length",
-    "skipped_share",
-    "duplicate_share",
-    "near_duplicate_share",
-    "added_share",
-    "removed_share",
-    "changed_share",
-    "moved_share",
-    "split_changes",
-    "null_share",
-    "distinct",
-]
 Action = Literal["stop", "hold", "warn"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
-SELECTORS: dict[str, tuple[str, ...]] = {
+SELECTORS = {
     "documents": ("source", "split"),
     "tokens": ("source", "split"),
     "text_bytes": ("source", "split"),
@@ -55,7 +37,7 @@ SELECTORS: dict[str, tuple[str, ...]] = {
     "null_share": ("column", "split"),
     "distinct": ("column", "split"),
 }
-"""Subjects of each fact, in addition to the whole version."""
+"""The facts that gates look at, and the subjects of each, in addition to the whole version."""
 OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share", "split_changes")
 """Facts of a difference: there are none where ``latest`` names nothing."""
 OF_COLUMNS = ("null_share", "distinct")
@@ -88,10 +70,12 @@ Limit = Annotated[
 
 def fact(value: Any) -> Any:
     """The name of a fact. ValueError with the nearest one."""
-    known = get_args(Fact)
-    if isinstance(value, str) and value not in known:
-        raise ValueError(f"there is no fact {value!r}. {did_you_mean(value, known)}")
+    if isinstance(value, str) and value not in SELECTORS:
+        raise ValueError(f"there is no fact {value!r}. {did_you_mean(value, SELECTORS)}")
     return value
+
+
+Fact = Annotated[str, BeforeValidator(fact), WithJsonSchema({"type": "string", "enum": list(SELECTORS)})]
 
 
 class Subject(NamedTuple):
@@ -112,7 +96,7 @@ class Gate(Model):
 
     model_config = ConfigDict(title="Gate")
 
-    of: Annotated[Fact, BeforeValidator(fact)] = Field(description="What is looked at, such as documents or skipped_share")
+    of: Fact = Field(description="What is looked at, such as documents or skipped_share")
     by: Literal["source", "split"] | None = Field(None, description="Of each source, or of each split, instead of all")
     source: NonEmpty | None = Field(None, description="Of this source alone")
     split: SplitName | None = Field(None, description="Of this split alone")

@@ -92,27 +92,18 @@ def _files(k: int, dataset: JsonFacts) -> list[JsonObject]:
         f"The manifest of {dataset['name']}: its sources, and the digest of every object of its splits.",
     )
     manifest["contentSize"] = f"{dataset['manifest_bytes']} B"
-    columns = {
-        "@type": "cr:FileSet",
-        "@id": f"columns-{k}",
-        "name": f"columns-{k}",
-        "description": f"Columns of the documents of {dataset['name']}, in their order.",
-        "encodingFormat": "application/x-parquet",
-        "includes": f"{dataset['path']}/documents/*/columns/*.parquet",
-    }
+    columns = _node("cr:FileSet", f"columns-{k}", f"Columns of the documents of {dataset['name']}, in their order.")
+    columns |= {"encodingFormat": "application/x-parquet", "includes": f"{dataset['path']}/documents/*/columns/*.parquet"}
     return [manifest, columns] if dataset["columns"] else [manifest]
 
 
 def _file(name: str, place: str, sha256: str, description: str) -> JsonObject:
-    return {
-        "@type": "cr:FileObject",
-        "@id": name,
-        "name": _base(place),
-        "description": description,
-        "contentUrl": place,
-        "encodingFormat": "application/json",
-        "sha256": sha256,
-    }
+    file = {"name": _base(place), "contentUrl": place, "encodingFormat": "application/json", "sha256": sha256}
+    return _node("cr:FileObject", name, description) | file
+
+
+def _node(kind: str, name: str, description: str) -> JsonObject:
+    return {"@type": kind, "@id": name, "name": name, "description": description}
 
 
 def _sources(record: JsonFacts) -> JsonObject | None:
@@ -145,11 +136,7 @@ def _record_set(name: str, description: str, fields: Mapping[str, type], rows: S
     there = {field: kind for field, kind in fields.items() if kind is str or any(row.get(field) is not None for row in rows)}
     if not rows:
         return None
-    return {
-        "@type": "cr:RecordSet",
-        "@id": name,
-        "name": name,
-        "description": description,
+    return _node("cr:RecordSet", name, description) | {
         "field": [
             {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": TYPES[kind]}
             for field, kind in there.items()
@@ -164,11 +151,8 @@ def _record_set(name: str, description: str, fields: Mapping[str, type], rows: S
 def _columns(datasets: Sequence[JsonFacts]) -> list[JsonObject]:
     """The kept columns of each dataset, a record for each document."""
     return [
-        {
-            "@type": "cr:RecordSet",
-            "@id": f"documents-{k}",
-            "name": f"documents-{k}",
-            "description": f"The documents of {dataset['name']}.",
+        _node("cr:RecordSet", f"documents-{k}", f"The documents of {dataset['name']}.")
+        | {
             "field": [
                 {
                     "@type": "cr:Field",

@@ -55,10 +55,6 @@ def column_of(record: Record, names: Sequence[str]) -> tuple[str, list[JsonObjec
     return next(((name, record["by"][name]) for name in names if record["by"].get(name)), None)
 
 
-def _modality(record: Record) -> str | None:
-    return "Text" if record["documents"] else None
-
-
 def _size(record: Record) -> str | None:
     if not (tokens := record["stored_tokens"]):
         return None
@@ -86,10 +82,6 @@ def _shares(record: Record, names: Sequence[str]) -> str | None:
     ]
     more = f" and {len(values) - VALUES_SHOWN:,} more" if len(values) > VALUES_SHOWN else ""
     return f"By the column {name!r}, in shares of the tokens: {', '.join(shown)}{more}."
-
-
-def _languages(record: Record) -> str | None:
-    return _shares(record, LANGUAGES)
 
 
 def _licences(record: Record) -> str | None:
@@ -160,10 +152,6 @@ def _skipped(dataset: JsonFacts) -> Mapping[str, int]:
     return (dataset["documents"] or {}).get("skipped") or {}
 
 
-def _points(record: Record) -> str | None:
-    return f"{_amounts(record)}." if record["documents"] else None
-
-
 def _types(record: Record) -> str | None:
     if not record["documents"]:
         return None
@@ -173,15 +161,15 @@ def _types(record: Record) -> str | None:
 
 
 FILLS: dict[str, Callable[[Record], str | None]] = {
-    "eu.1.3.1": _modality,
+    "eu.1.3.1": lambda record: "Text" if record["documents"] else None,
     "eu.1.3.2": _size,
-    "eu.1.3.6": _languages,
+    "eu.1.3.6": lambda record: _shares(record, LANGUAGES),
     "eu.2.0.1": _sources,
     "eu.2.1.3": _hub_sources,
     "eu.2.3.8": _domains,
     "eu.3.3.1": _processing,
     "ca.1": _sources,
-    "ca.3": _points,
+    "ca.3": lambda record: f"{_amounts(record)}." if record["documents"] else None,
     "ca.4": _types,
     "ca.5": _licences,
     "ca.9": _processing,

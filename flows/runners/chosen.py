@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from flat_tokens.stores.store import Store
 from flows.pipelines.stages import Runner
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
@@ -24,6 +25,24 @@ def runner_of(config: BuildConfig) -> AbstractContextManager[Runner]:
             from flows.runners.ray_cluster import RayTasks  # an optional package
 
             return RayTasks(config)
+
+
+@contextmanager
+def watched(config: BuildConfig) -> Iterator[Runner]:
+    """Within a flow run: the runner of a build. People see its progress, and the page of the dataset at its end."""
+    from flows.runners.receipts import results_from_receipts  # as above
+    from flows.watch.page import page_of
+    from flows.watch.progress import showing_progress
+    from flows.watch.words import tags_of
+
+    tags = tags_of(config)
+    with (
+        showing_progress(config.name, tags),
+        page_of(config.name, config.output, tags),
+        results_from_receipts(Store.at(config.output)),
+        runner_of(config) as runner,
+    ):
+        yield runner
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def show_held(name: str, output: str, result: Published) -> None:
     from prefect.artifacts import create_markdown_artifact
     from prefect.events import emit_event
 
-    from flows.watch.progress import flow_run
+    from flows.watch.progress import of_run
 
     if result.held is None or result.comparison is None:
         return
@@ -50,11 +50,8 @@ def show_held(name: str, output: str, result: Published) -> None:
         text = held_page(name, output, result.held, result.comparison, forms)
         create_markdown_artifact(key=held_key(name), markdown=text, description=as_markdown(result.headline))
     with tolerated("notification"):
-        run = flow_run()
-        of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
-        tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
         says = {"version": result.version, "headline": result.headline, "page": f"artifacts/key/{held_key(name)}"}
-        emit_event(HELD_EVENT, of, related=tags, payload=says)
+        emit_event(HELD_EVENT, **of_run(), payload=says)
 
 
 def held_key(name: str) -> str:

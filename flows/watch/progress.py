@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
 from prefect import get_client
@@ -109,6 +109,13 @@ def flow_run() -> FlowRun:
     return context.flow_run
 
 
+def of_run() -> dict[str, Any]:
+    """The subject of events about this flow run, with its tags."""
+    run = flow_run()
+    tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
+    return {"resource": {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}, "related": tags}
+
+
 @contextmanager
 def logged() -> Iterator[None]:
     """Send our log lines to the server, too, each once: those of tasks as theirs, those of other threads as the run's. Of an
@@ -144,17 +151,15 @@ def alive() -> Iterator[None]:
     Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
     after its start, and that up to 15 minutes late, where a schedule made the run (no event reports that).
     """
-    run = flow_run()
-    of = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
-    tags = [{"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"} for tag in run.tags]
-    beat = partial(emit_event, "prefect.flow-run.heartbeat", of, related=tags)
+    about = of_run()
+    beat = partial(emit_event, "prefect.flow-run.heartbeat", **about)
     beat()
     try:
         # The thread knows the settings and the run of this one.
         with repeating(HEARTBEAT_SECONDS, partial(contextvars.copy_context().run, beat), "heartbeat"):
             yield
     finally:
-        emit_event("flat-tokens.run.ended", of, related=tags, follows=beat())  # so the server takes the two in this order
+        emit_event("flat-tokens.run.ended", **about, follows=beat())  # so the server takes the two in this order
 
 
 @contextmanager
