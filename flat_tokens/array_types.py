@@ -14,6 +14,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 UInt8s: TypeAlias = npt.NDArray[np.uint8]
 UInt32s: TypeAlias = npt.NDArray[np.uint32]
 UInt64s: TypeAlias = npt.NDArray[np.uint64]
+DType: TypeAlias = np.dtype[Any]
 Integers: TypeAlias = npt.NDArray[np.integer]
 Int64Pair: TypeAlias = tuple[Int64s, Int64s]
 """Two arrays of one length, such as starts and lengths."""

@@ -183,6 +183,7 @@ class PublishPolicy(Model):
         return (*self.gates, *(LOST_SOURCES if self.defaults else ()), *([moved] if of_splits else []))
 
 
+FactValues = dict[tuple[str, Subject], int | float | None]
 Facts = Mapping[tuple[str, Subject], int | float | None]
 """Facts of a version by their names and places. None: nobody can tell."""
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray
+from flat_tokens.array_types import AnyArray, DType
 from flat_tokens.arrays import codecs
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.json_types import JsonObject
@@ -50,7 +50,7 @@ class ArraySpec:
     block_length: int | None = None
 
     @property
-    def numpy_dtype(self) -> np.dtype[Any]:
+    def numpy_dtype(self) -> DType:
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray
+from flat_tokens.array_types import AnyArray, DType
 from flat_tokens.arrays import codecs, layouts
 from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES, ArraySpec, ItemType, ShardIndex
 from flat_tokens.arrays.stored import StoredArray
@@ -112,15 +112,15 @@ def _own_metadata(spec: ArraySpec) -> JsonObject:
 class ForeignSpec:
     """The storage of another writer's array. A chunk that is not stored stands for the array's fill value."""
 
-    numpy_dtype: np.dtype[Any]
-    stored_dtype: np.dtype[Any]
+    numpy_dtype: DType
+    stored_dtype: DType
     object_length: int
     chunk_length: int
     object_name: str
     index: ShardIndex | None
     codecs: tuple[tuple[str, int], ...]
     """The codecs of a chunk's bytes in the order of encoding, each with the size of its input."""
-    delta: tuple[np.dtype[Any], np.dtype[Any]] | None
+    delta: tuple[DType, DType] | None
     """Types of the items and of their differences, if these are stored instead."""
     absent_value: int
 
@@ -170,7 +170,7 @@ def foreign_spec(metadata: JsonObject, dtype: ItemType) -> ForeignSpec:
     return ForeignSpec(items, items.newbyteorder("<"), length, length, "", None, codecs, delta, absent_value)
 
 
-def _delta(filters: list[JsonObject], itemsize: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _delta(filters: list[JsonObject], itemsize: int) -> tuple[DType, DType]:
     if len(filters) != 1 or filters[0]["id"] != "delta":
         raise ValueError(f"has filters {reprlib.repr(filters)}; one delta is read here")
     types = np.dtype(filters[0]["dtype"]), np.dtype(filters[0].get("astype") or filters[0]["dtype"])
@@ -179,7 +179,7 @@ def _delta(filters: list[JsonObject], itemsize: int) -> tuple[np.dtype[Any], np.
     return types
 
 
-def _foreign_spec_v3(metadata: JsonObject, dtype: np.dtype[Any]) -> ForeignSpec:
+def _foreign_spec_v3(metadata: JsonObject, dtype: DType) -> ForeignSpec:
     if metadata["chunk_grid"]["name"] != "regular" or metadata.get("storage_transformers"):
         raise ValueError("has a chunk grid or storage transformers that are not read here")
     (object_length,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
@@ -227,7 +227,7 @@ def _byte_codecs(names: list[Any], size: int, compressors: set[str]) -> tuple[tu
     return tuple((name, size + 4 * i) for i, name in enumerate(names))
 
 
-def _absent_value(value: Any, dtype: np.dtype[Any]) -> int:
+def _absent_value(value: Any, dtype: DType) -> int:
     if type(value) is not int or not 0 <= value <= np.iinfo(dtype).max:
         raise ValueError(f"has fill value {reprlib.repr(value)}, which is no {dtype}")
     return value

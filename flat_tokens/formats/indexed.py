@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Splits, TokenRange, token_ranges
@@ -43,7 +43,7 @@ class StoredItems:
 
     store: Store
     key: str
-    dtype: np.dtype[Any]
+    dtype: DType
     offset: int
     length: int
 
@@ -153,7 +153,7 @@ def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -
     return highest + 1 if size is None else size
 
 
-def narrow_dtype(splits: Splits, size: int | None, end_of_text: int | None) -> np.dtype[Any]:
+def narrow_dtype(splits: Splits, size: int | None, end_of_text: int | None) -> DType:
     """The type of the tokens, as datatrove and OLMo-core take it from a vocabulary: two bytes for up to 65,536 ids, else four."""
     return np.dtype("<u2" if vocabulary_size(splits, size, end_of_text) <= 1 << 16 else "<u4")
 
@@ -177,7 +177,7 @@ class IndexedDocuments:
         """The sequences of a file."""
         return cls(splits[file.split], file.start, file.stop, options.end_of_text)
 
-    def write_tokens(self, writer: Any, dtype: np.dtype[Any]) -> None:
+    def write_tokens(self, writer: Any, dtype: DType) -> None:
         """Write all tokens as *dtype*."""
         for tokens in contract.ahead(self.tokens(dtype)):
             writer.write(tokens)
@@ -210,7 +210,7 @@ class IndexedDocuments:
             yield ends - lengths * width, ends
             base = int(ends[-1]) if len(ends) else base
 
-    def tokens(self, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
+    def tokens(self, dtype: DType) -> Iterator[AnyArray]:
         """All their tokens as *dtype*, in arrays of some megabytes."""
         for part, tokens in self._ranges():
             if self.end_of_text is None:
@@ -250,7 +250,7 @@ class IndexedDocuments:
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
 
-def insert(tokens: AnyArray, at: Int64s, token: int, dtype: np.dtype[Any]) -> AnyArray:
+def insert(tokens: AnyArray, at: Int64s, token: int, dtype: DType) -> AnyArray:
     """*tokens* in another type, with *token* inserted at the positions *at* (int64[n]) of the result."""
     out = np.full(len(tokens) + len(at), token, dtype)
     keep = np.ones(len(out), np.bool_)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import UInt32s, UInt64s
+from flat_tokens.array_types import DType, UInt32s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
@@ -152,7 +152,7 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _token_type(kinds: Any) -> np.dtype[Any]:
+def _token_type(kinds: Any) -> DType:
     """The type of the tokens. ValueError if the items are not one tensor or array of integers each."""
     kind, _, number = str(kinds[0]).partition(":") if len(kinds) == 1 else ("", "", "")
     code = digits(number)
@@ -162,7 +162,7 @@ def _token_type(kinds: Any) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def _chunk(store: Store, entry: Any, dtype: np.dtype[Any], packed: bool, options: Litdata) -> IndexedFile:
+def _chunk(store: Store, entry: Any, dtype: DType, packed: bool, options: Litdata) -> IndexedFile:
     """The chunk of an index's *entry*."""
     name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
     if not is_below(name):
@@ -182,7 +182,7 @@ class Chunk:
     key: str
     count: int
     held: int
-    dtype: np.dtype[Any]
+    dtype: DType
     packed: bool
 
     @property

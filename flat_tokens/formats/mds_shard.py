@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.rows.views import running_sums
@@ -39,7 +39,7 @@ class MdsLayout(NamedTuple):
     sizes: tuple[int | None, ...]
     """Sizes of the columns in the order of their names; None if each sample has its own."""
     at: int
-    dtype: np.dtype[Any] | None
+    dtype: DType | None
     """None if each sample has its own."""
     has_shape: bool
     """Whether the array's shape precedes the items."""
@@ -64,7 +64,7 @@ class Samples(NamedTuple):
     types: UInt8s | None
     """The byte of each sample's type, where it has one."""
 
-    def dtype(self, i: int, layout: MdsLayout) -> np.dtype[Any]:
+    def dtype(self, i: int, layout: MdsLayout) -> DType:
         """The type of sample *i*'s tokens."""
         if layout.dtype is not None:
             return layout.dtype

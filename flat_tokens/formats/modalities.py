@@ -21,11 +21,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, DType, Int64s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
@@ -59,7 +59,7 @@ class Modalities(contract.Options):
     max_index_bytes: int = 512 << 20
 
 
-def token_dtype(splits: Splits, options: Modalities) -> np.dtype[Any]:
+def token_dtype(splits: Splits, options: Modalities) -> DType:
     """The type of the tokens in the file. ValueError if an id is not in the vocabulary."""
     size = vocabulary_size(splits, options.vocabulary_size, options.end_of_text)
     width = 4 if options.generation == 0 else 1 if size <= 1 << 8 else 2 if size <= 1 << 16 else 4

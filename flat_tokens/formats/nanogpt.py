@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, UInt32s
+from flat_tokens.array_types import AnyArray, DType, Int64s, UInt32s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Readable, Splits, split_of
@@ -87,22 +87,22 @@ class Kind(NamedTuple):
     """The properties in which the formats of the family differ."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     place: Place
-    header: Callable[[int, np.dtype[Any]], bytes]
+    header: Callable[[int, DType], bytes]
     """Of a file of this many tokens."""
     parse: Callable[[Store, str], StoredItems]
     """The tokens of a file. ValueError, naming it, if it is not of the kind."""
     ending: str
 
 
-def npy_header(count: int, dtype: np.dtype[Any]) -> bytes:
+def npy_header(count: int, dtype: DType) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": (count,)})
     return buffer.getvalue()
 
 
-def llmc_header(count: int, dtype: np.dtype[Any]) -> bytes:
+def llmc_header(count: int, dtype: DType) -> bytes:
     header = np.zeros(LLMC_INTEGERS, "<i4")
     header[:3] = *LLMC_BEGINNINGS[dtype.name], count
     return header.tobytes()
@@ -223,7 +223,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind:
     return [writer.stored]
 
 
-def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
+def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: DType) -> Iterator[AnyArray]:
     """Tokens ``start:stop`` of the stream, in arrays of some megabytes."""
     marks = _Marks(split, place, start, options.end_of_text is not None)
     for at in range(start, stop, BATCH_TOKENS):

@@ -17,7 +17,7 @@ from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
 from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index, packs_together
-from flat_tokens.rows.views import IGNORED_LABEL, Covered, Part, Row, SplitView, checked_length, ranges, running_sums
+from flat_tokens.rows.views import IGNORED_LABEL, Coverage, Part, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -196,7 +196,7 @@ class PackedDocumentsView(SplitView):
     def _settings(self) -> dict[str, Any]:
         return {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}
 
-    def _coverage(self) -> tuple[Covered, int | None, int]:
+    def _coverage(self) -> Coverage:
         return self._index.coverage(), None, len(self) * self.length
 
     def rows_of(self, documents: Int64s) -> Int64Pair:

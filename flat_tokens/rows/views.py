@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Covered: TypeAlias = Callable[[int, Int64s], Int64s]
 """Tokens in a row of each document from number *first* on, with these bounds (int64[n + 1]): int64[n]."""
+Coverage: TypeAlias = tuple[Covered, int | None, int]
+"""Tokens of documents that are in a row; places of all rows that hold a token, None: as many; places of all rows."""
 
 
 class SourceFill(NamedTuple):
@@ -345,8 +347,7 @@ class SplitView:
         covered, filled, places = self._coverage()
         return fill_of(self.tokens, read_starts(self.tokens), covered, filled, places)
 
-    def _coverage(self) -> tuple[Covered, int | None, int]:
-        """Tokens of documents that are in a row; places of all rows that hold a token, None: as many; places of all rows."""
+    def _coverage(self) -> Coverage:
         raise NotImplementedError
 
     def _read(self, i: int) -> Any:
@@ -474,7 +475,7 @@ class PackedView(TokenRows):
     def _settings(self) -> JsonObject:
         return {"rows": "packed", "length": self.length, "overlap": self.overlap}
 
-    def _coverage(self) -> tuple[Covered, int | None, int]:
+    def _coverage(self) -> Coverage:
         end, places = (self._count - 1) * self._stride + self.length if self._count else 0, self._count * self.length
         return lambda first, entries: np.diff(np.minimum(entries, end)), places, places
 
@@ -556,7 +557,7 @@ class DocumentsView(SplitView):
     def _settings(self) -> JsonObject:
         return {"rows": "documents", "max_length": self.max_length, "pad_id": self.pad_id}
 
-    def _coverage(self) -> tuple[Covered, int | None, int]:
+    def _coverage(self) -> Coverage:
         return lambda first, entries: np.minimum(np.diff(entries), self.max_length), None, self._count * self.max_length
 
     def rows_of(self, documents: Int64s) -> Int64Pair:
@@ -592,7 +593,7 @@ class BlocksView(TokenRows):
     def _settings(self) -> JsonObject:
         return {"rows": "blocks", "length": self.length}
 
-    def _coverage(self) -> tuple[Covered, int | None, int]:
+    def _coverage(self) -> Coverage:
         before = running_sums(np.minimum(np.diff(self.starts), self.length))  # tokens in the blocks before each one
 
         def covered(first: int, entries: Int64s) -> Int64s:

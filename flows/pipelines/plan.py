@@ -30,7 +30,7 @@ from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
 from tasks.finalize.naming import keeping, list_left_out, name_of
 from tasks.finalize.provenance import provenance
 from tasks.finalize.seal import is_published
-from tasks.gates import Facts, Finding, Subject, judge
+from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
 from tasks.output.pointer import read_pointer
@@ -259,7 +259,7 @@ def forecast_of(
 
 def forecast_facts(config: BuildConfig, forecast: Forecast) -> Facts:
     """Facts of the version by a sample, at all places that gates may name."""
-    whole, facts = forecast.whole, dict[tuple[str, Subject], int | float | None]()
+    whole, facts = forecast.whole, FactValues()
     for source, (sums, counts) in {"": (whole, forecast.sampled), **forecast.of_sources}.items():
         place = Subject(source=source)
         estimates = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}

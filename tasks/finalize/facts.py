@@ -19,7 +19,7 @@ from flat_tokens.rows.documents import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.queries import query
-from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, Gate, Subject
+from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, FactValues, Gate, Subject
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.paths import version_store
@@ -165,11 +165,11 @@ class Difference:
                 now |= self._changes(gate)
         return now, before
 
-    def _changes(self, gate: Gate) -> dict[tuple[str, Subject], int | float | None]:
+    def _changes(self, gate: Gate) -> FactValues:
         kind = gate.of.removesuffix("_share")
         assert self.before is not None
         side = self.before if kind == "removed" else self.now
-        found: dict[tuple[str, Subject], int | float | None] = {}
+        found: FactValues = {}
         for place in _places(gate, self.now):
             if gate.of == "split_changes":
                 if self.documents is not None:  # what the version before has lost is not a fault of this one
@@ -237,15 +237,15 @@ def _places(gate: Gate, of: VersionFacts) -> Iterator[Subject]:
         yield place._replace(**{gate.by: name})
 
 
-def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> dict[tuple[str, Subject], int | float | None]:
+def facts_of(of: VersionFacts, gates: Sequence[Gate]) -> FactValues:
     """Facts of one version, without its difference from another one."""
     places = ((gate.of, place) for gate in gates if gate.of not in OF_CHANGES for place in _places(gate, of))
     return {(fact, place): _fact(of, fact, place) for fact, place in places}
 
 
-def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> dict[tuple[str, Subject], int | float | None]:
+def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> FactValues:
     """The facts *asked* for, of a version that others are compared with. What is unknown of it is left out."""
-    found: dict[tuple[str, Subject], int | float | None] = {}
+    found: FactValues = {}
     for fact, place in asked:
         if fact in OF_CHANGES or (place.source and place.source not in of.sources):
             continue

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt64s
+from flat_tokens.array_types import AnyArray, Bools, DType, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens
@@ -101,7 +100,7 @@ class Documents:
         arrays = {name: all_items(self, name) for name in names}
         return TokenBatch.of_arrays(arrays, starts.astype(np.uint64), int(arrays[TOKENS].max(initial=0)) >> 1)
 
-    def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: np.dtype[Any]) -> Iterator[AnyArray]:
+    def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: DType) -> Iterator[AnyArray]:
         some = self.lengths > 0
         array, begins, ends = self.array[some], self.begins[some], (self.begins + self.lengths)[some]
         # Consecutive documents make one run of tokens.
@@ -115,9 +114,7 @@ class Documents:
         return _merged(runs, array[some], begins[some], ends[some], dtype)
 
 
-def _merged(
-    runs: Sequence[Runs], array: npt.NDArray[np.int8], begins: Int64s, ends: Int64s, dtype: np.dtype[Any]
-) -> Iterator[AnyArray]:
+def _merged(runs: Sequence[Runs], array: npt.NDArray[np.int8], begins: Int64s, ends: Int64s, dtype: DType) -> Iterator[AnyArray]:
     """The items of consecutive runs, each of the array of that number."""
     if not len(array):
         return
