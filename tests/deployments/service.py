@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,17 +108,28 @@ def environment(home: Path) -> dict[str, str]:
     return {**kept, "PREFECT_HOME": str(home / "prefect"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
 
 
+def copied(terminal: int, path: Path) -> None:
+    """Copy what is written to a terminal into a file, until nobody has the terminal any more."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as lines:
+        while data := lines.read(1 << 16):
+            file.write(data)
+
+
 def start(home: Path, port: int, *arguments: str) -> Service:
-    """``make serve SERVE="..."``, once it says that it is ready."""
+    """``make serve SERVE="..."`` in a terminal of its own, once it says that it is ready. Who asks there waits for ever."""
     command = [sys.executable, "deployments/serve.py", "--port", str(port), *arguments]
-    with (home / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=environment(home), stdout=output, stderr=output, start_new_session=True
-        )
+    ours, theirs = pty.openpty()
+    (home / "output.txt").write_bytes(b"")
+    process = subprocess.Popen(
+        command, cwd=CHECKOUT, env=environment(home), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    threading.Thread(target=copied, args=(ours, home / "output.txt"), daemon=True).start()
     service = Service(process, port, home)
 
     def ready() -> bool:
         assert process.poll() is None, service.output
+        assert "proceed?" not in service.output
         return "Run builds at" in service.output
 
     try:

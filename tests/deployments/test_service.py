@@ -660,8 +660,22 @@ def test_a_taken_port_is_refused(service: Service, home: Path) -> None:
     assert told.stderr.startswith(f"Port {service.port} cannot be had (Address already in use).")
 
 
+PROFILES = """active = "mine"
+
+[profiles.mine]
+
+[profiles.other]
+PREFECT_API_URL = "http://127.0.0.1:PORT/api"
+"""
+
+
+@pytest.mark.usefixtures("pager")
 def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, home: Path) -> None:
-    """The last test of this service: it stops it. Nothing is there twice when it is back."""
+    """The last test of this service: it stops it. Nothing is there twice when it is back. Profiles stay as they are, absent or
+    with one of this address: Prefect's own command asks which one to change, or changes to it.
+    """
+    profiles = home / "prefect" / "profiles.toml"
+    assert not profiles.exists()
     names = sorted(one["name"] for one in service.get("/deployments/filter", {"limit": 200}))
     automations = sorted(one["name"] for one in service.get("/automations/filter", {"limit": 200}))
     by_hand = {"flow_id": service.deployment("build")["flow_id"], "state": {"type": "RUNNING"}, "tags": ["flat-tokens"]}
@@ -672,6 +686,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
     assert service.process.wait(60) == 0
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to end", 10)
 
+    profiles.write_text(before := PROFILES.replace("PORT", str(service.port)))
     again = start(home, service.port, str(home / "fruit.yaml"), "--notify", "custom-webhook/later")
     try:
         assert f"Create one named later at http://127.0.0.1:{service.port}/blocks/catalog/custom-webhook/create" in again.output
@@ -681,6 +696,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
         assert sorted(one["name"] for one in again.get("/deployments/filter", {"limit": 200})) == names
         assert sorted(one["name"] for one in again.get("/automations/filter", {"limit": 200})) == automations
         assert again.deployment("fruit")["schedules"] == []
+        assert profiles.read_text() == before
         assert again.run(run_id)["state_type"] == "RUNNING"  # its process is none of the service's
         left = family(again.process.pid)[1:]
         assert len(left) >= 3

@@ -19,7 +19,7 @@ from tests.faults.decisions import Decisions
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
 from tests.faults.known import KNOWN, MENDED
-from tests.faults.power_loss import Disk, State, write_tree
+from tests.faults.power_loss import OUTCOMES, Disk, State, write_tree
 from tests.faults.readers import KINDS_OF_READERS, read_while_published
 from tests.faults.store_bench import Fault as RequestFault
 from tests.faults.store_bench import StoreBench
@@ -138,17 +138,18 @@ def power(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     for case in filter(under.search, CASES):
         bench.calm(case)
         bench.lay_out()
-        disk, known, count = Disk(bench.here), set[tuple[int, bool]](), 0
-        recorded = bench.record(case)
+        disk, known = Disk(bench.here), set[tuple[int, bool]]()
+        recorded, counted = bench.record(case), itertools.count(1)
         for number, operation in enumerate(recorded, 1):
             disk.apply(operation)
             claimed = number == len(recorded)  # behind the last one, the command says that it is done
-            for state in disk.states(number):
+            for outcome in OUTCOMES:
+                if next(counted) % every and not claimed:
+                    continue  # a state that is not tried is not made
+                state = disk.state(outcome, number)
                 if (state.digest, claimed) not in known:
                     known.add((state.digest, claimed))
-                    count += 1
-                    if count % every == 0 or claimed:
-                        yield _powerless(bench, case, state, f"{number}, {operation[:3]}", claimed)
+                    yield _powerless(bench, case, state, f"{number}, {operation[:3]}", claimed)
 
 
 def _powerless(bench: Bench, case: str, state: State, where: str, claimed: bool) -> Trial:
@@ -227,7 +228,7 @@ def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
         there = StoreBench(bench.scratch / protocol, protocol)
         for case in store_bench.CASES:
             if under.search(f"{case}, {protocol}"):
-                yield from _on_requests(there, case, there.calm(case).methods)[::every]
+                yield from _on_requests(there, case, there.calm(case).methods)[every // 2 :: every]
 
 
 def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[Trial]:

@@ -1,7 +1,7 @@
 """What a disk may hold after the power was lost: the operations that `inject.Watch` recorded, replayed up to any of them.
 
 A file's bytes are on the disk when the file was synced, and a name is there, or gone, when its directory was. All else may or may
-not have reached the disk, so that one moment has several outcomes; `Disk.states` gives three of them: nothing that was not
+not have reached the disk, so that one moment has several outcomes; `Disk.state` gives three of them: nothing that was not
 synced (``dropped``), all names but no bytes that were not synced (``names``, as file systems that keep a journal of names alone
 leave it), and each of both at random (``random``). Renaming is one step: a directory is never at two
 places.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -89,10 +88,9 @@ class Disk:
             case _:
                 raise NotImplementedError(operation)
 
-    def states(self, seed: int) -> Iterator[State]:
-        for outcome in OUTCOMES:
-            tree = self._tree(outcome, random.Random(seed))
-            yield State(outcome, tree, hash(frozenset(tree.items())))
+    def state(self, outcome: str, seed: int) -> State:
+        tree = self._tree(outcome, random.Random(seed))
+        return State(outcome, tree, hash(frozenset(tree.items())))
 
     def _tree(self, outcome: str, chance: random.Random) -> Tree:
         tree: Tree = {}

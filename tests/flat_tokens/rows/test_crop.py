@@ -151,12 +151,12 @@ def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
-def test_ten_million_documents_take_seconds(keep: bool) -> None:
-    lengths = np.maximum(np.random.default_rng(0).lognormal(5.8, 1.1, 10_000_000), 1).astype(np.int64)
+def test_two_million_documents_take_seconds(keep: bool) -> None:
+    lengths = np.maximum(np.random.default_rng(0).lognormal(5.8, 1.1, 2_000_000), 1).astype(np.int64)
     pieces = np.stack([np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths])
     begin, size = time.process_time(), packing_index.PARTS_AT_A_TIME
     found = cropped_rows((pieces[:, k : k + size] for k in range(0, len(lengths), size)), 2048, keep=keep)
-    assert time.process_time() - begin < 60
+    assert time.process_time() - begin < 12
     assert (len(found.firsts) - 1) * 2048 / lengths.sum() > (0.99 if keep else 0.8)
 
 
