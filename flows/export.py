@@ -10,7 +10,7 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SplitName
 from flat_tokens.tools.export import export_of
 from flows.credentials import credentials
-from flows.pipelines.export import ExportResult, export
+from flows.pipelines.exchange import ExportResult, export
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_export

@@ -4,7 +4,7 @@
 from prefect import flow
 
 from flows.credentials import credentials
-from flows.pipelines.import_ import ImportResult, import_files
+from flows.pipelines.exchange import ImportResult, import_files
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.page import page_of
 from flows.watch.progress import dataset_name, ended, showing_progress

@@ -154,7 +154,7 @@ def run_export(options: Namespace) -> None:
     dataset, output = readable(plain_location(options.dataset)), writable(plain_location(options.output))
     request = export_of(dataset, options.to, given_options(options), splits)
 
-    from flows.pipelines.export import export
+    from flows.pipelines.exchange import export
     from flows.runners.threads import Threads
 
     settings = (dataset, output, options.to, given_options(options), options.split, options.workers)
@@ -188,7 +188,7 @@ def run_import(options: Namespace) -> None:
         settings["tokenizer"] = read_tokenizer(options.tokenizer)
     request = checked(ImportRequest, **settings)
 
-    from flows.pipelines.import_ import import_files
+    from flows.pipelines.exchange import import_files
     from flows.runners.threads import Threads
 
     flow = "flows.import_dataset:import_dataset"

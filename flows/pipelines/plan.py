@@ -16,8 +16,7 @@ from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import fetching_to, layout_of, scratch_of
-from flows.pipelines.room import Sums, existing, free_space, lack_of_room, room_for
-from flows.pipelines.sample import clock, measure
+from flows.pipelines.sample import Sums, clock, existing, free_space, lack_of_room, measure, room_for
 from flows.pipelines.text import check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores

@@ -9,7 +9,7 @@ from flows.pipelines.publish import (
     OpenOutput,
     fetching_to,
 )
-from flows.pipelines.room import warn_of_room
+from flows.pipelines.sample import warn_of_room
 from flows.pipelines.stages import (
     DUPLICATES,
     NEAR_DUPLICATES,

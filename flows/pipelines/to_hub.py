@@ -17,7 +17,7 @@ from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import export_of, note_export
 from flat_tokens.tools.terminal import plural, size
-from flows.pipelines.export import export
+from flows.pipelines.exchange import export
 from flows.pipelines.publish import scratch_apart, timed
 from flows.pipelines.stages import Runner
 from tasks.config import Licence

@@ -22,8 +22,7 @@ from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.export import ExportResult
-from flows.pipelines.import_ import ImportResult
+from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult

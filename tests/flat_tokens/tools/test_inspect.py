@@ -24,7 +24,7 @@ from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from flows.pipelines.import_ import import_files
+from flows.pipelines.exchange import import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
 

@@ -18,8 +18,7 @@ from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
 from flat_tokens.tools.export import export_of
-from flows.pipelines.export import ExportResult, export
-from flows.pipelines.import_ import ImportResult, import_files
+from flows.pipelines.exchange import ExportResult, ImportResult, export, import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
 from tasks.output.target import SplitRule

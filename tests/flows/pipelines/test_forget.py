@@ -28,7 +28,7 @@ from flat_tokens.tools.export import export_of, note_export, target, writing
 from flat_tokens.tools.remains import check_forgotten
 from flows.pipelines.build import BuildResult, build, result_if_up_to_date
 from flows.pipelines.derive import derive
-from flows.pipelines.export import export
+from flows.pipelines.exchange import export
 from flows.pipelines.forget import ForgetResult, forget, resume
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads

@@ -19,7 +19,7 @@ import flat_tokens
 from flat_tokens.text.rows import prompts_and_completions, with_completions
 from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import main
-from flows.pipelines.import_ import import_files
+from flows.pipelines.exchange import import_files
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
 from flows.runners.threads import Threads

@@ -20,8 +20,7 @@ from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of
 from flows.commands.build import summary as told_summary
 from flows.pipelines.derive import derive
-from flows.pipelines.export import export
-from flows.pipelines.import_ import import_files
+from flows.pipelines.exchange import export, import_files
 from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from flows.watch.summaries import summary

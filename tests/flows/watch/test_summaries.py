@@ -16,8 +16,7 @@ from flows.export import export_dataset
 from flows.import_dataset import import_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.export import ExportResult
-from flows.pipelines.import_ import ImportResult
+from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
