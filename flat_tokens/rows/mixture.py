@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -165,6 +166,7 @@ class Mixture(ByStep):
         super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         first = self.views[0]
         self._are_alike = isinstance(first, SplitView) and all(first.is_like(view) for view in self.views)
+        self._have_epochs = any(getattr(view, "has_epochs", False) for view in self.views)
         self._lengths = np.array([len(view) for view in self.views])
         self._permutations = KeyedPermutations(self._lengths.tolist())
         samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
@@ -204,9 +206,9 @@ class Mixture(ByStep):
         keys = derive_keys(self.seed, 1, source, epochs)
         rows = self._permutations(source, within, keys)
         by_source = np.argsort(source, kind="stable")
-        different, begins = np.unique(source[by_source], return_index=True)
-        where = dict(zip(different.tolist(), np.split(by_source, begins)[1:], strict=True))
-        return source, rows, where, epochs
+        edges = np.flatnonzero(np.diff(source[by_source], prepend=-1, append=-1)).tolist()
+        its = [by_source[begin:end] for begin, end in pairwise(edges)]
+        return source, rows, dict(zip(source[by_source[edges[:-1]]].tolist(), its, strict=True)), epochs
 
     def reads(self, step: SupportsIndex) -> Reads:
         return [(view, rows) for view, rows, _ in self._parts(self._draw(step))]
@@ -214,6 +216,8 @@ class Mixture(ByStep):
     def _parts(self, draw: tuple[Int64s, Int64s, dict[int, Int64s], Int64s]) -> list[Part]:
         """The views that a step reads, as they are in each epoch, their rows, and the places of these in the batch."""
         _, rows, where, epochs = draw
+        if not self._have_epochs:
+            return [(self.views[k], rows[its], its) for k, its in where.items()]
         return [(view, rows[its[n]], its[n]) for k, its in where.items() for view, n in views_of(self.views[k], epochs[its])]
 
     def drawn(self, step: int) -> Int64s:

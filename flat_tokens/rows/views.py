@@ -442,7 +442,9 @@ class TokenRows(SplitView):
 
     def _read_many(self, parts: Sequence[Part]) -> Any:
         encoded = room_for((sum(len(places) for _, _, places in parts), self.length))
-        return self.row_type(encoded, *_read_into(encoded, parts, [view.token_ranges(rows) for view, rows, _ in parts]))
+        lengths = np.full(len(encoded), self.length)
+        ranges = [(view._starts_of(rows), lengths[: len(rows)]) for view, rows, _ in parts]
+        return self.row_type(encoded, *_read_into(encoded, parts, ranges))
 
     def token_ranges(self, indices: Int64s) -> Int64Pair:
         return self._starts_of(indices), np.full(len(indices), self.length)
