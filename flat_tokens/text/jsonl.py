@@ -6,14 +6,14 @@ import codecs
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from flat_tokens.array_types import Int64s, UInt8s
 from flat_tokens.columns import FLOAT64_HAS_ALL
-from flat_tokens.extras import pa
+from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
 from flat_tokens.text.paths import ABSENT, column_at, has_paths, value_at
 from flat_tokens.text.plain import BOM, Separator, blocks, byte_ranges
@@ -33,6 +33,11 @@ from flat_tokens.text.rows import (
     too_long,
     utf8,
 )
+
+if TYPE_CHECKING:
+    import msgspec
+else:
+    msgspec = LazyModule("msgspec", "reading conversations in JSON lines")
 
 MAX_BRACKETS = 1000
 """Lines with more brackets outside of strings go through the parser that survives deep nesting."""
@@ -247,6 +252,7 @@ def _brackets_outside_strings(line: bytes) -> int:
 def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:
     """The lines of a block one by one, with what is wrong with each. Blank lines are not documents, but they are rows."""
     collected = Collected(file)
+    fast = _conversations(file) if file.has_messages and not has_paths(file.columns) else None
     lines = block.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -256,7 +262,7 @@ def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int
         if len(line) > limit:
             collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
             continue
-        found = _parse_line(line, file)
+        found = (fast and fast(line)) or _parse_line(line, file)
         if found.fault is None:
             collected.add(row, found.text, found.identity, found.kept)
         else:
@@ -271,6 +277,36 @@ class _Line(NamedTuple):
     identity: bytes | None = None
     kept: tuple[Any, ...] = ()
     fault: tuple[str, str] | None = None
+
+
+def _conversations(file: TextFile) -> Callable[[bytes], _Line | None]:
+    """Reads lines with conversations as `_parse_line` does, in half of the time. None for what that has to look at: numbers with
+    a fraction, which Python writes in its own way, and all that may be a fault.
+    """
+    columns, own, identity, kept = tuple(file.columns), file.text_columns, file.id_column, file.kept_here
+    fields = [(f"of_{i}", Any, msgspec.field(name=column, default=None)) for i, column in enumerate(columns)]
+    decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, gc=False), float_hook=_refuse).decode
+    encode, spaced, values_of = msgspec.json.Encoder().encode, msgspec.json.format, msgspec.structs.astuple
+
+    def read(line: bytes) -> _Line | None:
+        try:
+            values = dict(zip(columns, values_of(decode(line)), strict=True))
+            lists = [values[column] for column in own]
+            if any(type(one) is not list for one in lists):
+                return None
+            texts = [spaced(encode(one), indent=0) for one in lists]
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+        key = values[identity] if identity else ""
+        if type(key) not in (str, int):
+            return None
+        return _Line(_together(texts), str(key).encode() if identity else None, tuple([values[name] for name in kept]))
+
+    return read
+
+
+def _refuse(number: str) -> None:
+    raise ValueError(f"{number} has a fraction")
 
 
 def _parse_line(line: bytes, file: TextFile) -> _Line:
@@ -324,7 +360,11 @@ def _joined(texts: list[Any], file: TextFile) -> bytes | None:
         texts = [*texts[:-1], ""]
     if any(text is None for text in texts):
         return None
-    parts = [utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts]
+    return _together([utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts])
+
+
+def _together(parts: Sequence[bytes]) -> bytes:
+    """A document of a text, or of two."""
     return parts[0] if len(parts) == 1 else parts[0].replace(NUL, ESCAPED_NUL) + BOUNDARY + parts[-1]
 
 

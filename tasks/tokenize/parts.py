@@ -151,10 +151,11 @@ class PartEncoder:
             last = np.where(inner[:, 1], np.searchsorted(begin[:-1], at[:, 1], "left"), last)
             known = ~(inner & np.append(unknown, False)[part]).any(axis=1)  # the others would be somewhere in other texts
             first, last = first[known], last[known]
-        edges = np.zeros(len(ids) + 1, np.int64)
-        np.add.at(edges, first, 1)
-        np.add.at(edges, last, -1)
-        return (np.cumsum(edges[:-1]) > 0).astype(np.uint8), unknown
+        edges = np.concatenate([[0], first, last, [len(ids)]])
+        opens = np.concatenate([[0], np.ones_like(first), np.full_like(last, -1), [0]])
+        order = np.argsort(edges, kind="stable")
+        depths = np.cumsum(opens[order])[:-1]  # spans may overlap
+        return np.repeat((depths > 0).astype(np.uint8), np.diff(edges[order])), unknown
 
     def _by_reference(self, texts: Parted, numbers: list[int]) -> dict[int, Tokens | BadText]:
         """The tokens of some texts, or why there are none."""
@@ -251,7 +252,7 @@ class Widths:
 
     def __init__(self, definition: Definition) -> None:
         self._adds_space = self._is_nfc = False
-        self._table = np.empty(0, np.int64)
+        self._table = _table({})
         if isinstance(definition, ByteValues):
             self._table = np.ones(257, np.int64)
         elif isinstance(definition, Ranks):
@@ -295,9 +296,9 @@ class Widths:
 
     def of(self, ids: UInt32s, is_special: Bools) -> Int64s:
         """The width of each token, int64[n]: 2 where it is special."""
-        if not len(self._table):
-            return np.where(is_special, 2, NO_WIDTH)
-        return np.where(is_special, 2, self._table[np.minimum(ids, len(self._table) - 1)])
+        found = self._table.take(ids, mode="clip")
+        found[is_special] = 2
+        return found
 
     def is_right(self, extra: Int64s) -> Bools:
         """Whether parts have the tokens of all their bytes, and of *extra* ones: bool[k]. An engine may add a space before."""

@@ -70,7 +70,7 @@ class Renderer:
         self._forms: dict[tuple[str, ...], Form | None] = {}
         self._firsts = frozenset(text[0] for text in specials)
         begins = {text[:2] for text in specials}
-        self._suspects = [*RESERVED, *begins, *{json.dumps(text, ensure_ascii=False)[1:-1] for text in begins}]
+        self._suspects = {*RESERVED, *begins, *(json.dumps(text, ensure_ascii=False)[1:-1] for text in begins)}
         day = date.fromisoformat(settings.day) if settings.day else None
         try:
             self.template = Template(settings.template, settings.tokens, day, settings.fast)
