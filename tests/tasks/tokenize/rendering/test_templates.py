@@ -214,15 +214,3 @@ def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> No
     of, talk = renderer("{% for m in messages %}{{ m.content }}s><s>{% endfor %}"), '[{"role": "user", "content": "%s"}]'
     of(talk % "x")
     assert of(talk % content).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
-
-
-def test_other_names_of_messages() -> None:
-    names = {"role": "from", "content": "value", "roles": {"gpt": "assistant"}}
-    of = renderer("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", names=names)
-    rendered = of(json.dumps([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]))
-    assert rendered.parts == [b"human:a;assistant:b;"]
-    assert rendered.spans == [8, 20]
-    for talk in ([{"role": "user", "content": "a"}], [{"from": "human"}]):
-        with pytest.raises(RefusedError, match="has no '") as refused:
-            of(json.dumps(talk))
-        assert refused.value.reason == "no_content"
