@@ -20,6 +20,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.sources import resolve_source
 from tasks.locations import place_of
+from tests.examples import first_fast
 from tests.faults.stores import ACCOUNT, BUCKETS, container_at
 from tests.faults.support import objects, shards_stay
 
@@ -60,8 +61,7 @@ def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> No
     assert not list((tmp_path / "scratch").rglob("*.part"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first_fast(LAYOUTS, 0, every=3))
 def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
     tmp_path: Path, bucket: str, layout: LayoutName
 ) -> None:

@@ -123,7 +123,7 @@ def objects_of(output: str, version: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "case",
-    first_fast([*FIRST, *(case for case in CASES if case not in FIRST)], len(FIRST), every=3),
+    first_fast([*FIRST, *(case for case in CASES if case not in FIRST)], len(FIRST), every=6),
     ids=lambda case: "+".join((*case[0], case[1])),
 )
 def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case: tuple[tuple[str, ...], str]) -> None:
@@ -143,7 +143,7 @@ def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case
     assert objects_of(output, result.version) == objects[0]
 
 
-@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2, every=3), ids="+".join)
+@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2, every=6), ids="+".join)
 def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...]
 ) -> None:
@@ -178,7 +178,7 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     assert objects_of(output, result.version) == objects_of(str(tmp_path / "anew"), anew.version)
 
 
-@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2, every=3), ids="+".join)
+@pytest.mark.parametrize("features", first_fast(TOGETHER[::-1], 2, every=6), ids="+".join)
 def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, features: tuple[str, ...]) -> None:
     """A dataset without columns, masks or a test split has nulls, tokens that count, and no such document in a merge."""
     files, paths = sources_of(tmp_path / "in")

@@ -25,6 +25,7 @@ from tasks.models import TokenShard
 from tasks.progress import meter
 from tasks.shards.write import stream_staged
 from tasks.tokenize import engines
+from tests.examples import first_fast
 from tests.faults.support import receipts, settings_of, staged, version_digests, write_notes
 from tests.processes import family, until
 
@@ -50,20 +51,15 @@ def on_processes(monkeypatch: pytest.MonkeyPatch, config: BuildConfig) -> Any:
         return build(config, runner)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param({}, id="streamed"),
-        *(
-            pytest.param(more, id=name, marks=pytest.mark.slow)
-            for name, more in {
-                "compact": {"layout": "compact"},
-                "duplicates": {"documents": {"duplicates": "drop"}},
-                "columns": {"keep": True},
-            }.items()
-        ),
-    ],
-)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "streamed": {},
+    "columns": {"keep": True},
+    "compact": {"layout": "compact"},
+    "duplicates": {"documents": {"duplicates": "drop"}},
+}
+
+
+@pytest.mark.parametrize("more", first_fast(SETTINGS.values(), every=3), ids=SETTINGS)
 def test_tokens_go_straight_into_the_version_where_they_can(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:

@@ -32,6 +32,7 @@ from tests.faults.stores import BUCKETS, Bucket
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
+GS = pytest.param("gs", "", marks=pytest.mark.slow)
 ROWS, COLUMNS = 2000, 200
 TEXTS = [f"document {row} " + "salt wind " * (row % 40) for row in range(ROWS)]
 
@@ -93,7 +94,7 @@ def left_in(config: BuildConfig) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["w.parquet", "w.arrow"])
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), ("gs", "")], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS], indirect=["bucket"])
 def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
     write(tmp_path / name, wide())
@@ -117,7 +118,7 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
     assert files[0]["version"].startswith('ETag:"' if bucket.protocol == "s3" else "generation:")
 
 
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), ("gs", "")], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS], indirect=["bucket"])
 def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
     name = "w.parquet"
     for seed in (0, 1):
