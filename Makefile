@@ -65,9 +65,9 @@ SELECT := not slow
 test: $(TESTS) ## Run the tests, but for the slow ones: a few minutes on two cores. SELECT="shared" for those that need ../shared.
 	$(PYTEST) -m "$(SELECT)"
 
-# Many of these wait for a server or a worker: a process more than cores.
+# Many of these wait for a server or a worker: two processes more than cores.
 test-slow: $(TESTS) ## Run the slow tests: kills, services, stores under faults, whole corpora, samples of campaigns.
-	$(PYTEST) --numprocesses $$(($$(nproc) + 1)) -m "slow and not nightly $(MORE)" --hypothesis-profile all
+	$(PYTEST) --numprocesses $$(($$(nproc) + 2)) -m "slow and not nightly $(MORE)" --hypothesis-profile all
 
 test-nightly: $(TESTS) ## Run what the others sample: properties with all their examples, every tokenizer of the family, all sabotages, every table.
 	$(PYTEST) -m "nightly or (hypothesis and not slow)" --hypothesis-profile all

@@ -28,17 +28,9 @@ from tasks.finalize.provenance import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
 from tests.flows.asked import ask
+from tests.flows.watch.test_progress import config
 from tests.made import docs_of, publish_docs
 from tests.processes import until
-
-
-def config(output: str) -> BuildConfig:
-    sources = [
-        {"name": "web", "hub": {"path": "HuggingFaceFW/fineweb-edu", "name": "sample-10BT"}},
-        {"name": "notes", "path": "/notes"},
-    ]
-    return BuildConfig.model_validate({"output": output, "name": "Seen_By.People", "sources": sources, "tokenizer": "gpt2"})
-
 
 TOTALS = {
     "train": {"seq_count": 1990, "token_count": 999_000, "max_token_id": 50_255},

@@ -221,23 +221,16 @@ def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path,
     refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
 
 
-# Where nothing replaces it, 'replace' leaves it out as 'skip' does: the next test has those.
-REPLACED = {name: bad for name, bad in BAD.items() if bad.replaced is not None}
+# Where nothing replaces it, 'replace' leaves it out as 'skip' does.
+POLICIES = [("replace", name) for name in BAD] + [("skip", name) for name, bad in BAD.items() if bad.replaced is not None]
 
 
-@pytest.mark.parametrize("bad", REPLACED.values(), ids=REPLACED)
-def test_a_bad_document_is_left_out_and_counted_under_skip(tmp_path: Path, bad: Bad) -> None:
+@pytest.mark.parametrize(("on_bad", "name"), POLICIES)
+def test_a_bad_document_is_replaced_or_left_out_and_counted(tmp_path: Path, on_bad: str, name: str) -> None:
+    bad = BAD[name]
     (tmp_path / bad.name).write_bytes(bad.content)
-    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": "skip", **bad.settings}, **bad.source)
-    assert texts_of(result) == ["first", "last"]
-    assert counts(result) == {"read": 3, "written": 2, "skipped": {bad.reason: 1}}
-
-
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_a_bad_document_is_mended_under_replace_or_skipped_where_it_has_no_text(tmp_path: Path, bad: Bad) -> None:
-    (tmp_path / bad.name).write_bytes(bad.content)
-    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": "replace", **bad.settings}, **bad.source)
-    if bad.replaced is None:
+    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": on_bad, **bad.settings}, **bad.source)
+    if on_bad == "skip" or bad.replaced is None:
         assert texts_of(result) == ["first", "last"]
         assert counts(result) == {"read": 3, "written": 2, "skipped": {bad.reason: 1}}
     else:
