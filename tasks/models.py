@@ -28,6 +28,7 @@ FORMAT_SEMANTICS = "1"
 """Part of every shard's key and every version's name. It is raised when the same input would give other bytes."""
 
 LEFT_OUT: Final = "left_out"
+FORGOTTEN = "forgotten"
 Split = SplitName | Literal["left_out"]
 """A split of a version. What it leaves out, and a later version may need, is one more, next to the version."""
 ALL_SPLITS: tuple[Split, ...] = (*EVERY_SPLIT, LEFT_OUT)
@@ -182,7 +183,7 @@ class Slice(NamedTuple):
 
 class PublishedLocation(Model):
     """Where a published version has the documents of a slice: in each split a run of them, ``(first, count)``, in the order of
-    their files and rows. ``first_row``: the row of the file at which the slice begins.
+    their files and rows but for those that are left out. ``first_row``: the row of the file at which the slice begins.
     """
 
     version: Name
@@ -252,6 +253,7 @@ class TokenShard(Model):
     rows: int = Field(description="Rows or lines of the slice, blank lines included")
     read: int = Field(description="Documents")
     written: int
+    left_out: int = Field(0, description="Documents that were skipped and have rows, after the others")
     skipped: dict[str, int]
     replaced: dict[str, int]
     token_count: int
@@ -301,6 +303,11 @@ class TokenShard(Model):
     def of_texts(self) -> tuple[str, ...]:
         """The facts of its texts."""
         return tuple(name for name in self.facts if name not in OF_PLACE)
+
+    @property
+    def seq_count(self) -> int:
+        """Sequences: its documents, and those that were left out, which have no tokens."""
+        return self.written + self.left_out
 
     @property
     def byte_count(self) -> int:

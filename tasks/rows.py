@@ -25,8 +25,9 @@ not. In a shard the row is that of the slice, and there is no file.
 TEXT_BYTES, DIGEST, SIGNATURE = "text_bytes", "digest", "signature"
 """Facts of its text: its length, its digest, and its signature, whose name goes on with how it is made."""
 REASON, OF, SIMILARITY = OF_CHOICE = "reason", "of", "similarity"
-"""Facts of a document in a version that compares documents: a key made of the reason why it is left out, 0 for none; the key of
-the document that it repeats, which stays, or which names their cluster; the similarity of both in millionths, 0 for copies.
+"""Facts of a document in a version: a key made of the reason why it is left out, 0 for none, which a shard has too of those that
+have no tokens; the key of the document that it repeats, which stays, or which names their cluster; the similarity of both in
+millionths, 0 for copies.
 """
 OF_VERSION = (KEY, FILE, ROW)
 """The facts that each version has of its documents."""

@@ -96,7 +96,6 @@ PERMITTED = {
     "tasks/download/hub.py:_write_parquet": OWN,
     "tasks/download/iceberg.py:open": "Store's own open, which is a door",
     "tasks/finalize/document_changes.py:read": OWN,
-    "tasks/finalize/seal.py:count_repeated": OWN,
     "tasks/garbage.py:_is_held": LOCK,
     "tasks/output/leases.py:_locked": LOCK,
     "tasks/output/leases.py:_processes": SYSTEM,

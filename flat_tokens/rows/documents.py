@@ -181,8 +181,8 @@ def name_of_kept(column: str) -> str:
     return f"columns.{column}" if column in FACTS else column
 
 
-def _repeated(values: Mapping[str, str], count: int, name: str) -> Any:
-    return pa.repeat(values[name], count) if name in values else pa.nulls(count)
+def _repeated(values: Mapping[str, str | None], count: int, name: str) -> Any:
+    return pa.repeat(value, count) if (value := values.get(name)) else pa.nulls(count)
 
 
 def beside(version: Store) -> Store:
@@ -212,10 +212,9 @@ class DocumentTable:
         return found._replace(columns={**found.columns, LEFT_OUT: kept})
 
     @property
-    def _skipped(self) -> dict[str, int] | None:
-        """How many documents were left out, by reason; None if that is not said."""
-        found: dict[str, int] | None = ((self._manifest.get("totals") or {}).get("documents") or {}).get("skipped")
-        return found
+    def _totals(self) -> dict[str, Any]:
+        """Counts of the documents, as far as the manifest has them."""
+        return (self._manifest.get("totals") or {}).get("documents") or {}
 
     @cached_property
     def _kept(self) -> dict[str, str]:
@@ -231,35 +230,34 @@ class DocumentTable:
     @cached_property
     def unknown(self) -> str | None:
         """A sentence, if documents that were left out are not in the table; None if all are."""
-        if self._skipped is None:
+        if "skipped" not in self._totals:
             return f"{self.store.url}: does not say which documents it was made of, so that only those in it are listed"
-        left_out = self.splits.get(LEFT_OUT)
-        if not (missing := sum(self._skipped.values()) - (left_out.seq_count if left_out else 0)):
+        if not (missing := sum(count for _, reason, count in self._counted() if reason != "forgotten")):
             return None
         return (
-            f"{self.store.url}: of {missing:,} documents that it left out the source and the reason alone are known: in its "
-            "build's output, duplicates and near-duplicates have their places, too"
+            f"{self.store.url}: of {missing:,} documents that it left out the source and the reason alone are known: the rest is "
+            "in its build's output, or in the datasets that it was derived from"
         )
 
-    def _counted(self) -> Iterator[tuple[str, str, int]]:
-        """Documents of which no more is known: their source, the reason why they are left out, and how many they are."""
-        listed, sources = Counter[tuple[int, int]](), self.recorded.sources
-        source_of = np.repeat(np.arange(len(sources), dtype=np.uint64), [len(files) for _, files in sources])
-        for split, *where in self.ranges():
+    def _counted(self) -> Iterator[tuple[str | None, str, int]]:
+        """Documents of which no more is known: their source, if that is, the reason why they are left out, and how many."""
+        counts, names = Counter[tuple[str | None, str]](), ["source", "reason"]
+        for source in self._totals.get("by_source") or ():
+            counts.update({(source["name"], reason): count for reason, count in (source.get("skipped") or {}).items()})
+        for reason, count in (self._totals.get("skipped") or {}).items():
+            counts[None, reason] = count - sum(some for (_, of), some in counts.items() if of == reason)
+        for split, start, stop in self.ranges():
             if split == LEFT_OUT:
-                of, why = (self.facts(split, name, *where) for name in ("file", "reason"))
-                pairs, counts = np.unique(np.stack([source_of[of.astype(np.int64)], why]), axis=1, return_counts=True)
-                listed.update(dict(zip(map(tuple, pairs.T.tolist()), counts.tolist(), strict=True)))
-        by_source = ((self._manifest.get("totals") or {}).get("documents") or {}).get("by_source") or ()
-        for number, source in enumerate(by_source):
-            for key, reason in self._reasons.items():
-                if missing := (source.get("skipped") or {}).get(reason, 0) - listed[number, key]:
-                    yield source["name"], reason, missing
+                rows = pa.table([self._column(split, start, stop, name) for name in names], names)
+                for one in rows.group_by(names).aggregate([([], "count_all")]).to_pylist():
+                    counts[one["source"], one["reason"]] -= one["count_all"]
+        for (name, reason), count in (+counts).items():
+            yield name, reason, count
 
     @cached_property
     def _reasons(self) -> dict[int, str]:
         """The reasons why documents are left out, by their keys."""
-        names = sorted(self._skipped or ())
+        names = sorted(self._totals.get("skipped") or ())
         return dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
 
     def facts(self, split: str, name: str, start: int, stop: int) -> UInt64s:

@@ -65,20 +65,25 @@ class Stepped(NamedTuple):
     of each count, None for all of them; None where no step gives spans. ``columns``: of these, those that are kept and
     those that steps give; None if there are none. ``kinds``: of the columns that steps give, of all documents that came to them.
 
-    ``skipped``: how many go, by step and reason. ``changed``: how many texts each step changed, of those that give texts.
-    ``failed``: documents on which a step fails, as (index, reason, detail); these do not stay and are not in ``skipped``.
+    ``left_out``: the numbers of those that go, by step and reason, ascending. ``changed``: how many texts each step changed, of
+    those that give texts. ``failed``: documents on which a step fails, as (index, reason, detail); these are not in ``left_out``.
     ``matches``: what steps found, by their names and what it is, such as ``decontaminate.gsm8k``, in the order of the documents.
     """
 
     keep: Bools
     texts: pa.LargeStringArray
     spans: list[list[tuple[int, int]] | None] | None
-    skipped: Counter[str]
+    left_out: dict[str, Int64s]
     changed: Counter[str]
     failed: list[tuple[int, str, str]]
     columns: pa.RecordBatch | None
     kinds: dict[str, str]
     matches: list[TextMatch]
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """How many go, by step and reason."""
+        return Counter({reason: len(numbers) for reason, numbers in self.left_out.items()})
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Steps:
         at = np.arange(len(texts))  # of those that are still there
         spans: list[list[tuple[int, int]] | None] | None = [None] * len(texts) if self.gives_spans else None
         spans_by: str | None = None
-        skipped, changed, failed = Counter[str](), Counter[str](), list[tuple[int, str, str]]()
+        left_out, changed, failed = dict[str, Int64s](), Counter[str](), list[tuple[int, str, str]]()
         matches = list[TextMatch]()
         for name, step in self._open:
             if not len(texts):
@@ -116,7 +121,7 @@ class Steps:
             run = _run(name, step, _batch(texts, keys[at], beside))
             details = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
             failed += [(i, f"{name}.failed", detail) for i, detail in details]
-            skipped.update(run.skipped)
+            left_out |= {reason: at[numbers] for reason, numbers in run.left_out.items()}
             matches += [TextMatch(int(at[i]), f"{name}.{what}", example) for i, what, example in run.outcome.matches]
             stay = pa.array(run.keep)
             texts = texts if run.keep.all() else texts.filter(stay)
@@ -145,7 +150,7 @@ class Steps:
         keep[at] = True
         beside |= {column: pa.nulls(len(texts)) for column in self.gives_columns if column not in beside}
         kinds = {column: kinds.get(column, "null") for column in self.gives_columns}
-        return Stepped(keep, texts, spans, skipped, changed, failed, kept.batch_of(beside) if beside else None, kinds, matches)
+        return Stepped(keep, texts, spans, left_out, changed, failed, kept.batch_of(beside) if beside else None, kinds, matches)
 
 
 def columns_given(step: Step) -> tuple[str, ...]:
@@ -163,7 +168,7 @@ class _Run(NamedTuple):
 
     outcome: Outcome
     keep: Bools
-    skipped: Counter[str]
+    left_out: dict[str, Int64s]
     faults: dict[int, str]
 
 
@@ -209,7 +214,8 @@ def _spread(run: _Run, sound: Int64s, batch: pa.RecordBatch, faults: dict[int, s
     text, spans = (None if values is None else values.take(where) for values in (run.outcome.text, run.outcome.spans))
     columns = run.outcome.columns and {name: values.take(where) for name, values in run.outcome.columns.items()}
     matches = [match._replace(document=int(sound[match.document])) for match in run.outcome.matches]
-    return _Run(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, run.skipped, faults)
+    left_out = {reason: sound[numbers] for reason, numbers in run.left_out.items()}
+    return _Run(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, left_out, faults)
 
 
 def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, Bools]:
@@ -259,20 +265,19 @@ def _columns_of(name: str, step: Step, outcome: Outcome, count: int) -> dict[str
     return found
 
 
-def _reasons(name: str, step: Step, outcome: Outcome, keep: Bools) -> Counter[str]:
-    """How many documents go, by step and reason."""
-    gone = len(keep) - int(keep.sum())
-    if not gone:
-        return Counter()
+def _reasons(name: str, step: Step, outcome: Outcome, keep: Bools) -> dict[str, Int64s]:
+    """The numbers of the documents that go, by step and reason."""
+    gone = np.flatnonzero(~keep)
+    if not len(gone):
+        return {}
     if outcome.reason is None or isinstance(outcome.reason, str):
-        return Counter({f"{name}.{outcome.reason or 'dropped'}": gone})
-    counts = outcome.reason.filter(pa.array(~keep)).value_counts()
-    if len(counts) > getattr(step, "most_reasons", MOST_REASONS):
-        raise ValueError(f"step {name!r} gives {len(counts)} reasons; a reason is a kind of documents, of which there are few")
-    found = Counter[str]()
-    for reason, many in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True):
-        found[f"{name}.{reason or 'dropped'}"] += many
-    return found
+        return {f"{name}.{outcome.reason or 'dropped'}": gone}
+    reasons = outcome.reason.filter(pa.array(~keep)).cast(pa.string()).fill_null("")
+    reasons = pa.compute.if_else(pa.compute.equal(reasons, ""), "dropped", reasons).dictionary_encode()
+    names, which = reasons.dictionary.to_pylist(), np.asarray(reasons.indices)
+    if len(names) > getattr(step, "most_reasons", MOST_REASONS):
+        raise ValueError(f"step {name!r} gives {len(names)} reasons; a reason is a kind of documents, of which there are few")
+    return {f"{name}.{reason}": gone[which == number] for number, reason in enumerate(names)}
 
 
 def _pairs(name: str, spans: pa.Array) -> list[list[tuple[int, int]] | None]:

@@ -151,7 +151,7 @@ def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
             return row
     if corpus.output is not None and read_forgotten(corpus.output).those(wanted)[0]:
         return {"key": key, "reason": "forgotten"}
-    raise LookupError(f"{corpus.url}: has no document with key {key}. Of one that a step left out the key is not known")
+    raise LookupError(f"{corpus.url}: has no document with key {key}")
 
 
 def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:

@@ -21,7 +21,7 @@ from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
-from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembling, in_order
+from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
 from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_arrays_in, token_bytes_of
 from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, positioned, read_ids, read_keys
 from tasks.derive.provenance import Derived, card, derived, kept_columns
@@ -78,16 +78,12 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                     particular["not_found"] = listed.count_unfound(Path(counting.workspace.staging) / LISTED) if listed else None
                 with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
                     parts = parts_of(request, plan, runner)
-                with assembling(runner, plan.target) as (assembler, _), timed("split", output.seconds):
-                    meter.begin("split", TOKEN_BYTES * sum(part.token_count for part in parts))
-                    for part in parts:
-                        assembler.add(part)
-                    assembler.end()
-                    assembled = assembler.finish()
+                with timed("split", output.seconds):
+                    written = assembled(runner, plan.target, parts)
                 with timed("finalize", output.seconds):
                     documents = partial(derived_totals, made_of, request, inputs, plan)
                     bytes_of = partial(token_bytes_of, made_of.tokenizer, inputs)
-                    draft = VersionDraft(made_of, assembled, documents, card, token_bytes=bytes_of)
+                    draft = VersionDraft(made_of, written, documents, card, token_bytes=bytes_of)
                     runner.start(plan.target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 

@@ -233,10 +233,10 @@ def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None, forgo
     """Read a part, until *most* bytes of text are there. The time is that after its first batch, where there are several:
     opening a slice takes a build no time to speak of.
     """
-    tally, documents, marks = Tally(), list[TextBatch](), [(0, 0.0)]
+    tally, documents, marks = Tally(forgotten=forgotten), list[TextBatch](), [(0, 0.0)]
     begun = clock()
     with naming(recipe.sources, part.source):
-        for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes, None, forgotten):
+        for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes):
             documents.append(some)
             marks.append((text_read(tally), clock() - begun - tally.step_seconds))
             if text_read(tally) >= most:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.tools.terminal import plural
 from tasks.download.outlines import bytes_to_cut
-from tasks.parts.part import ShardPart
-from tasks.progress import Done
+from tasks.parts.part import Part, ShardPart
+from tasks.progress import Done, meter
 
 if TYPE_CHECKING:
-    from tasks.assemble.assembler import Assembler, CountedPart
+    from tasks.assemble.assembler import Assembled, Assembler, CountedPart
     from tasks.assemble.spans import Span
     from tasks.config import BuildConfig
     from tasks.output.target import Target
@@ -362,6 +362,16 @@ def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Ite
         step = SPLIT.given(target, assembler)  # parts -> final objects
         assembler.write_with(lambda span: runner.start(span, step))
         yield assembler, under_way
+
+
+def assembled(runner: Runner, target: Target, parts: Sequence[Part]) -> Assembled:
+    """Assemble a version from *parts* that have their positions."""
+    meter.begin("split", TOKEN_BYTES * sum(part.token_count for part in parts))
+    with assembling(runner, target) as (assembler, _):
+        for part in parts:
+            assembler.add(part)
+        assembler.end()
+        return assembler.finish()
 
 
 def shard_parts(parts: Iterable[CountedPart]) -> list[ShardPart]:

@@ -20,24 +20,23 @@ import numpy as np
 
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.json_types import JsonObject
-from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
-from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembling, in_order
+from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
 from tasks.config import available_cores
 from tasks.derive.inputs import examine, splits_in, token_bytes_of
 from tasks.derive.pieces import cut, positioned
 from tasks.finalize.seal import VersionDraft, is_published
 from tasks.forget.certificate import certificate_of, write_certificate
 from tasks.forget.exports import Note, notes_of, remove_export
-from tasks.forget.find import forgotten_in, sources_of_files, versions_of
+from tasks.forget.find import forgotten_in, versions_of
 from tasks.forget.runs import skip
 from tasks.forget.successor import (
-    copies_lost,
     copy_origin,
     facts_beside,
     keeps_clusters,
     left_out_by,
+    lost_by_source,
     renamed_clusters,
     successor_of,
     successor_shards,
@@ -45,7 +44,6 @@ from tasks.forget.successor import (
 )
 from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
-from tasks.models import LEFT_OUT
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.held import rename as rename_held
 from tasks.output.history import put_run
@@ -146,33 +144,20 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
             token_arrays=one.token_arrays,
             columns=one.columns,
             forgotten=forgotten.sha256,
-            texts=facts_beside(root, of.version),
+            **facts_beside(root, of.version),
         )
-        lost = copies_lost(root, of, successor.former)
+        near = Counter[int]()
         if keeps_clusters(successor.former):
-            renamed, clustered = renamed_clusters(root, of.version, forgotten)
-            lost.update({(file, None): count for file, count in clustered.items()})
+            renamed, near = renamed_clusters(root, of.version, forgotten)
             target = target.model_copy(update={"clusters": "clusters.npy"})
             np.save(Path(workspace.staging) / target.clusters, renamed)
         parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
-        with assembling(runner, target) as (assembler, _):
-            meter.begin("split", TOKEN_BYTES * sum(count.token_count for _, count in counted))
-            for split in target.every_split:
-                for part in positioned(counted, split):
-                    assembler.add(part)
-            assembler.end()
-            assembled = assembler.finish()
-        names = [source["name"] for source in successor.former["provenance"].get("sources") or ()]
-        of_file = [names.index(source) for source, *_ in sources_of_files(successor.former)]
-        copies: dict[int, Counter[str | None]] = {}
-        for (file, reason), count in lost.items():
-            copies.setdefault(of_file[file], Counter())[reason] += count
-        in_splits = [(part, count) for part, count in counted if part.split != LEFT_OUT]
-        totals = partial(totals_without, successor.former, in_splits, copies)
+        written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])
+        totals = partial(totals_without, successor.former, lost_by_source(root, of, successor.former, near))
         bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
         shards = successor_shards(target, of.version, forgotten, of.numbers)
-        draft = VersionDraft(successor.made_of, assembled, totals, successor.card, bytes_of, shards)
+        draft = VersionDraft(successor.made_of, written, totals, successor.card, bytes_of, shards)
         runner.start(target, FINALIZE.given(draft, "quick")).result()
     copy_origin(root, successor.name, of.version)
     return successor.name

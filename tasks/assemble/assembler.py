@@ -116,7 +116,7 @@ class Assembler:
         counts = count_part(part, self._target)
         self._parts.append((part, counts))
         if self._sink is not None and isinstance(part, ShardPart):
-            self._sink.add(part, {split: counts.of(split)[1] for split in self._target.every_split})
+            self._sink.add(part, {split: counts[split][1] for split in self._target.every_split})
         for span in self._layout.add(part, counts):
             self._hand_out(span)
 

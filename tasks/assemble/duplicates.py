@@ -19,7 +19,7 @@ from tasks.output.target import Target
 from tasks.parts.opening import open_part, with_repeats
 from tasks.parts.part import ShardPart
 from tasks.progress import meter
-from tasks.rows import DIGEST, KEY, OF, TEXT_BYTES, fact
+from tasks.rows import DIGEST, KEY, OF, REASON, TEXT_BYTES, fact
 
 
 class Originals(NamedTuple):
@@ -152,15 +152,17 @@ def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
     begun, number = time.monotonic(), duplicates.compared
     duplicates.compared += 1
     streamed = duplicates.streamed.pop(number, None)
-    if part.shard.written and (streamed is None or any(len(some.copies) for some in streamed)):
+    if part.shard.seq_count and (streamed is None or any(len(some.copies) for some in streamed)):
         documents = open_part(part, duplicates.target, KEY, DIGEST, TEXT_BYTES)
         if streamed is None:
-            found = duplicates.seen.add(documents.fact(DIGEST), documents.keys)
+            there = np.flatnonzero(documents.fact(REASON) == 0)
+            found = duplicates.seen.add(documents.fact(DIGEST)[there], documents.keys[there])
+            found = found._replace(copies=there[found.copies])
         else:
             found = Originals(*map(np.concatenate, zip(*streamed, strict=True)))
         if len(found.copies):
             facts = {"document": found.copies.astype(np.uint64), OF: found.of}
             part = with_repeats(part, documents, duplicates.target, number, "duplicate", facts, found.copies)
-    meter.add("duplicates", part.shard.text_bytes, part.shard.written)
+    meter.add("duplicates", part.shard.text_bytes, part.shard.seq_count)
     duplicates.seconds += time.monotonic() - begun
     return part

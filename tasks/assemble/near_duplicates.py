@@ -95,11 +95,10 @@ def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     """
     begun, target = time.monotonic(), signed.target
     signatures, keys = np.empty((0, NUMBERS), np.uint64), np.empty(0, np.uint64)
-    if part.shard.written:
+    if part.shard.seq_count:
         documents = open_part(part, target, KEY, signed.name)
         signatures, keys = documents.fact(signed.name), documents.keys
-        if part.repeats:
-            signatures = np.where(documents.fact(REASON)[:, None], NO_SHINGLE, signatures)
+        signatures = np.where(documents.fact(REASON)[:, None], NO_SHINGLE, signatures)
     signed.append(signatures, keys)
     signed.seconds += time.monotonic() - begun
     return part
@@ -110,14 +109,14 @@ def mark_near_duplicates(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     when the signatures of all have been taken.
     """
     begun, number, first = time.monotonic(), signed.marked, signed.marked_documents
-    mine = np.arange(first, first + part.shard.written)
+    mine = np.arange(first, first + part.shard.seq_count)
     signed.marked, signed.marked_documents = number + 1, first + len(mine)
     is_later = signed.clusters[mine] != mine
     dropped = signed.policy.action == "drop"
     wanted = mine[is_later if dropped else signed.sizes[signed.clusters[mine]] > 1]
     if len(wanted):
         part = _near_of(part, number, wanted, first, signed)
-    meter.add("near-duplicates", part.shard.text_bytes, part.shard.written)
+    meter.add("near-duplicates", part.shard.text_bytes, part.shard.seq_count)
     signed.seconds += time.monotonic() - begun
     return part
 

@@ -24,7 +24,7 @@ from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.runs import runs_in_memory
 from tasks.parts.unfinished import Tail, followed_by, last_of
-from tasks.rows import drawn_by
+from tasks.rows import REASON, drawn_by
 from tasks.shards.stream import TASK, BrokenStreamError, Streamed
 
 
@@ -197,7 +197,9 @@ class VersionStream:
     def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> UInt64s:
         """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n]."""
         numbers = split_numbers(self._all_in, self._target.rule, drawn_by(rows)).astype(np.uint64)
-        if self._compared is not None:
+        if REASON in rows.schema.names:
+            numbers[:] = ALL_SPLITS.index(LEFT_OUT)
+        elif self._compared is not None:
             numbers[self._compared.find(rows)] = ALL_SPLITS.index(LEFT_OUT)
         # Consecutive documents that go to one split are one run of tokens.
         borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1

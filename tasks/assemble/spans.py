@@ -51,7 +51,7 @@ class SpanLayout:
     """
 
     def __init__(self, target: Target) -> None:
-        self._keeps_columns = bool(target.columns)
+        self._keeps_columns, self._has_texts = bool(target.columns), bool(target.texts)
         self._waiting: list[Span] = []
         self._lines: dict[Split, tuple[_ArraySpans, _ArraySpans]] = {
             split: (_ArraySpans(split, True, target), _ArraySpans(split, False, target)) for split in target.every_split
@@ -60,7 +60,7 @@ class SpanLayout:
     def add(self, part: Part, counts: SplitCounts) -> Iterator[Span]:
         """The spans that end within the next part."""
         for split, (tokens, documents) in self._lines.items():
-            seq_count, token_count = counts.of(split)
+            seq_count, token_count = counts[split]
             position = Position(first_seq=documents.end, seq_count=seq_count, first_token=tokens.end, token_count=token_count)
             here = part.model_copy(update=dict(position))
             yield from tokens.add(here)
@@ -71,7 +71,9 @@ class SpanLayout:
 
     def rest(self, kinds: Mapping[str, str]) -> Iterator[Span]:
         """The last spans, when there are no more parts. *kinds*: of the kept columns."""
-        for tokens, documents in self._lines.values():
+        for split, (tokens, documents) in self._lines.items():
+            if split == LEFT_OUT and not documents.end and not self._has_texts:
+                continue  # nothing is left out, and nothing is next to the version
             yield from tokens.rest(tokens.end)
             self._waiting += documents.rest(tokens.end)
         for span in self._waiting:

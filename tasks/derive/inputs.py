@@ -22,8 +22,7 @@ from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
-from tasks.finalize.naming import FORGOTTEN
-from tasks.models import Model, digest_of
+from tasks.models import FORGOTTEN, Model, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION

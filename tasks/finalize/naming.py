@@ -11,12 +11,12 @@ from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.seal import is_published
+from tasks.models import FORGOTTEN
 from tasks.output.forgotten import ForgottenRecord, change_record
 from tasks.output.paths import VERSIONS, version_store
 from tasks.output.versions import find_version
 from tasks.rows import SPLIT_KEY
 
-FORGOTTEN = "forgotten"
 """Key of the documents in a provenance: how many the list has by which they were left out, and its digest."""
 
 P = TypeVar("P", bound=Provenance)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +14,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
+from flat_tokens.extras import pa
 from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
@@ -29,9 +26,10 @@ from tasks.finalize.provenance import CARD, Provenance
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, TEXTS, version_store
 from tasks.output.target import Target
-from tasks.parts.part import DocumentCounts, ShardPart
+from tasks.parts.part import ShardPart
 from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
+from tasks.rows import KEY, as_rows
 from tasks.shards.index import IndexEntry, published_shards, write_index
 from tasks.text.documents import EXAMPLES
 
@@ -69,14 +67,14 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     beside = [stored for part in assembled.written for stored in part.beside]
     objects = [stored for part in assembled.written for stored in part.objects]
     known = known_below(store, objects)
-    totals["documents"] = draft.documents(repeated_keys(known, layout, totals, Path(target.workspace.staging)))
+    totals["documents"] = draft.documents(repeated_keys(known, layout, totals))
     for split in target.splits:
         objects += _split_metadata(target, split, totals[split])
-    if target.texts:
+    if LEFT_OUT in of_texts:
         beside += [*_split_metadata(target, LEFT_OUT, of_texts[LEFT_OUT]), *_texts_metadata(target, of_texts)]
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
     entries = (
-        IndexEntry(part.shard, part.file, part.first_row, tuple(counts.of(split)[0] for split in ALL_SPLITS))
+        IndexEntry(part.shard, part.file, part.first_row, tuple(counts[split][0] for split in ALL_SPLITS))
         for part, counts in shards
     )
     if published := [*draft.shards, *published_shards(target.name, entries)]:
@@ -107,7 +105,7 @@ def _split_metadata(target: Target, split: Split, totals: dict[str, int]) -> lis
 
 
 def _texts_metadata(target: Target, totals: dict[str, Any]) -> Iterator[StoredObject]:
-    for split in target.every_split:
+    for split in filter(totals.__contains__, target.every_split):
         for name, numbers in target.texts_of(split).items():
             metadata = document_spec(target.layout_of(split)).metadata(numbers * totals[split]["seq_count"])
             yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
@@ -134,10 +132,12 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
 
 
 def split_totals(assembled: Assembled, splits: Sequence[Split]) -> dict[str, Any]:
-    """Counts of each split, from its written spans."""
+    """Counts of each split that has spans, from what was written of them."""
     totals: dict[str, Any] = {}
     for split in splits:
         mine = [(at, part) for at, part in zip(assembled.spans, assembled.written, strict=True) if at.split == split]
+        if not mine:
+            continue
         totals[split] = {
             "token_count": max((at.stop for at, _ in mine if at.of_tokens), default=0),
             "seq_count": max(at.stop for at, _ in mine if not at.of_tokens),
@@ -146,27 +146,24 @@ def split_totals(assembled: Assembled, splits: Sequence[Split]) -> dict[str, Any
     return totals
 
 
-def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]:
+def _sums(parts: Sequence[ShardPart]) -> dict[str, Any]:
+    """Counts of the documents of parts, of those with near-duplicates that are kept only if there are any."""
     counts = [part.counts for part in parts]
-    skipped, replaced = _added(of.skipped for of in counts), _added(part.shard.replaced for part in parts)
-    read, written = sum(of.read for of in counts), sum(of.written for of in counts)
-    if read != written + sum(skipped.values()):
-        raise AssertionError(f"documents read {read}, written {written}, skipped {skipped}")
+    near = sum(some.documents for part in parts for some in part.repeats if some.reason is None)
     return {
-        "read": read,
-        "written": written,
-        "skipped": skipped,
-        "replaced": replaced,
-        "repeated_keys": repeated,
-        "text_bytes": sum(of.text_bytes for of in counts),
-        **_near_duplicates(counts),
+        **{name: sum(getattr(of, name) for of in counts) for name in ("read", "written", "text_bytes", "token_count")},
+        "skipped": _added(of.skipped for of in counts),
+        **({"near_duplicates": near} if near else {}),
     }
 
 
-def _near_duplicates(counts: Sequence[DocumentCounts]) -> dict[str, int]:
-    """The count of near-duplicates that are kept, if there are any."""
-    found = sum(of.near_duplicates for of in counts)
-    return {"near_duplicates": found} if found else {}
+def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]:
+    found = _sums(parts)
+    if found["read"] != found["written"] + sum(found["skipped"].values()):
+        raise AssertionError(f"documents do not add up: {found}")
+    found |= {"replaced": _added(part.shard.replaced for part in parts), "repeated_keys": repeated}
+    names = ("read", "written", "skipped", "replaced", "repeated_keys", "text_bytes", "near_duplicates")
+    return {name: found[name] for name in names if name in found}
 
 
 def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> dict[str, Any]:
@@ -209,20 +206,11 @@ def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[dict[
     parts_of: list[list[ShardPart]] = [[] for _ in made_of.sources]
     for part in parts:
         parts_of[of_file[part.file]].append(part)
-    counts = [[part.counts for part in mine] for mine in parts_of]
-    return [
-        {
-            "name": source["name"],
-            **{name: sum(getattr(of, name) for of in mine) for name in ("read", "written", "text_bytes", "token_count")},
-            "skipped": _added(of.skipped for of in mine),
-            **_near_duplicates(mine),
-            **_matches(made_of, its_parts),
-        }
-        for source, mine, its_parts in zip(made_of.sources, counts, parts_of, strict=True)
-    ]
+    named = zip(made_of.sources, parts_of, strict=True)
+    return [{"name": source["name"], **_sums(mine), **_matches(made_of, mine)} for source, mine in named]
 
 
-def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], staging: Path) -> int:
+def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any]) -> int:
     """Count the documents whose key an earlier document has: equal ids, or, without ids, equal texts. The version's own arrays
     are read, as they have larger and fewer objects than the shards.
     """
@@ -233,29 +221,19 @@ def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any], stag
         for column in columns
         for start in range(0, column.length, spec.object_length)
     )
-    return count_repeated(keys, sum(column.length for column in columns), staging)
+    return count_repeated(keys, sum(column.length for column in columns))
 
 
-def count_repeated(keys: Iterable[UInt64s], count: int, staging: Path) -> int:
-    """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are divided, equal ones into one file."""
-    parts = -(-count // KEYS_AT_ONCE)
-    if parts <= 1:
-        return _repeated(np.concatenate([*keys, np.empty(0, np.uint64)]))
-    with tempfile.TemporaryDirectory(dir=staging, prefix="keys-") as directory, contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open(Path(directory, str(part)), "w+b")) for part in range(parts)]
-        for some in keys:
-            part_of = some % np.uint64(parts)
-            order = np.argsort(part_of, kind="stable")
-            bounds = np.searchsorted(part_of[order], np.arange(parts + 1, dtype=np.uint64)).tolist()
-            for file, (start, stop) in zip(files, pairwise(bounds), strict=True):
-                file.write(some[order[start:stop]].tobytes())
-        for file in files:
-            file.seek(0)
-        return sum(_repeated(np.frombuffer(file.read(), np.uint64)) for file in files)
+def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
+    """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are counted by a query."""
+    if count <= KEYS_AT_ONCE:
+        return count - len(np.unique(np.concatenate([*keys, np.empty(0, np.uint64)])))
+    from flat_tokens.tools.queries import query  # what has few documents does without duckdb
 
-
-def _repeated(keys: UInt64s) -> int:
-    return len(keys) - len(np.unique(keys))
+    batches = (as_rows({KEY: some}) for some in keys)
+    rows = pa.RecordBatchReader.from_batches(pa.schema([(KEY, pa.uint64())]), batches)
+    ((repeated,),) = query(rows, "SELECT count(*) - count(DISTINCT key) FROM documents")
+    return int(repeated)
 
 
 def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:

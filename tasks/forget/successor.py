@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +23,16 @@ from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.derive.inputs import Input
-from tasks.derive.pieces import Counted
 from tasks.derive.provenance import Derived
 from tasks.derive.provenance import card as card_of_derived
-from tasks.finalize.naming import FORGOTTEN
 from tasks.finalize.provenance import Provenance, build_id
 from tasks.finalize.provenance import card as card_of_build
-from tasks.forget.find import OfVersion, entries_of
-from tasks.models import LEFT_OUT, PublishedLocation, Split, TokenShard
+from tasks.forget.find import OfVersion, entries_of, sources_of_files, split_of
+from tasks.models import FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, fact_key, origin_key, version_store
 from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
 from tasks.parts.opening import open_shard
-from tasks.parts.part import InputPart
 from tasks.rows import FILE, REASON, SIMILARITY
 from tasks.shards.index import check_beside, read_index, segments_of
 from tasks.tokenize.segments import DIGEST_BYTES
@@ -68,71 +67,62 @@ def successor_of(root: Store, version: str, forgotten: Forgotten) -> Successor:
     return Successor(version, build_id(made_of, former["layout"]), made_of, former)
 
 
-def totals_without(
-    former: Mapping[str, Any], counted: Sequence[tuple[InputPart, Counted]], copies: Mapping[int, LostCopies], repeated: int
-) -> dict[str, Any]:
-    """Totals of the documents of a successor. *former*: those of the version before. *counted*: what stays, by part. *copies*:
-    documents that it left out and near-duplicates that it loses, by the index of their source. Text that was read stays counted.
-    """
+Lost = Counter[tuple[str, str]]
+"""Losses of counts of documents, by the name of the count; of documents that were left out by the reason, too."""
+WRITTEN, TOKEN_COUNT, NEAR_DUPLICATES = ("written", ""), ("token_count", ""), ("near_duplicates", "")
+
+
+def counts_without(counts: Mapping[str, Any], lost: Lost) -> dict[str, Any]:
+    """Counts of documents without those that are *lost*, which count as forgotten. Text that was read stays counted."""
+    found = {name: of - lost[name, ""] if isinstance(of, int) else of for name, of in counts.items()}
+    if "skipped" in counts:
+        gone = Counter({reason: count for (name, reason), count in lost.items() if name == "skipped"})
+        skipped = Counter(counts["skipped"])
+        skipped.subtract(gone)
+        skipped[FORGOTTEN] += lost[WRITTEN] + gone.total()
+        found["skipped"] = dict(sorted((+skipped).items()))
+    return {name: of for name, of in found.items() if of or name != "near_duplicates"}
+
+
+def totals_without(former: Mapping[str, Any], lost: Mapping[int, Lost], repeated: int) -> dict[str, Any]:
+    """Totals of the documents of a successor. *former*: the manifest of the version before. *lost*: by the source's index."""
     # Examples of what steps found may be of forgotten documents.
     before = {name: counts for name, counts in former["totals"]["documents"].items() if name != "examples"}
-    kept = np.zeros((len(before.get("by_source") or ()), 2), np.int64)
-    for _, count in counted:
-        kept += np.array(count.sources).reshape(-1, 2)
-    sources, gone = [], 0
-    for i, source in enumerate(before.get("by_source") or ()):
-        written, tokens = kept[i].tolist()
-        lost = source["written"] - written
-        counts = {**source, "written": written, "token_count": tokens}
-        if "skipped" in source:
-            counts["skipped"] = skipped_without(source["skipped"], lost, copies.get(i, {}))
-        sources.append(_kept_without(counts, copies.get(i, {})))
-        gone += lost
-    of_all = Counter[str | None]()
-    for some in copies.values():
-        of_all.update(some)
-    totals = {
-        **before,
-        "written": before["written"] - gone,
-        "skipped": skipped_without(before["skipped"], gone, of_all),
-        "repeated_keys": repeated,
-        "by_source": sources,
-    }
-    return _kept_without(totals, of_all)
+    sources = [counts_without(source, lost.get(i, Lost())) for i, source in enumerate(before.get("by_source") or ())]
+    of_all = functools.reduce(operator.add, lost.values(), Lost())
+    return {**counts_without(before, of_all), "repeated_keys": repeated, "by_source": sources}
 
 
-LostCopies = Mapping[str | None, int]
-"""Copies that are forgotten, by the reason for which these were left out; None: near-duplicates that were kept."""
+def lost_by_source(root: Store, of: OfVersion, former: dict[str, Any], near: Mapping[int, int]) -> dict[int, Lost]:
+    """The counts that a version loses with its forgotten documents, by the index of their source. *near*: how many
+    near-duplicates fewer it keeps, by the number of their file.
+    """
+    reasons, lost = _names_of(former["totals"]["documents"].get("skipped") or ()), defaultdict[int, Lost](Counter)
+    names = [source["name"] for source in former["provenance"].get("sources") or ()]
+    source_of = [names.index(source) for source, *_ in sources_of_files(former)]
+
+    for split, numbers in of.numbers.items():
+        if len(numbers):
+            starts = open_split(split_of(root, of.version, split)).seq_starts
+            lengths = (starts.take(numbers + 1) - starts.take(numbers)).tolist()
+            keys = _fact(root, of, split, REASON) if split == LEFT_OUT else [0] * len(lengths)
+            for file, reason, length in zip(_fact(root, of, split, FILE), keys, lengths, strict=True):
+                of_source = {("skipped", reasons[reason]): 1} if reason else {WRITTEN: 1, TOKEN_COUNT: length}
+                lost[source_of[file]].update(of_source)
+    for file, count in near.items():
+        lost[source_of[file]][NEAR_DUPLICATES] += count
+    return lost
 
 
-def _kept_without(counts: dict[str, Any], copies: LostCopies) -> dict[str, Any]:
-    """Counts of documents, with fewer near-duplicates that are kept."""
-    found = counts.get("near_duplicates", 0) - copies.get(None, 0)
-    return {
-        **{name: of for name, of in counts.items() if name != "near_duplicates"},
-        **({"near_duplicates": found} if found else {}),
-    }
+def _fact(root: Store, of: OfVersion, split: Split, name: str) -> list[int]:
+    found: list[int] = open_array(root / fact_key(of.version, split, name), "uint64").take(of.numbers[split]).tolist()
+    return found
 
 
-def skipped_without(skipped: Mapping[str, int], lost: int, copies: LostCopies) -> dict[str, int]:
-    """Counts of skipped documents by reason, where *lost* more are forgotten, and *copies* that were left out as such."""
-    counts = Counter(skipped)
-    counts[FORGOTTEN] += lost
-    for reason, count in copies.items():
-        if reason is not None:
-            counts[FORGOTTEN] += count
-            counts[reason] -= count
-    return dict(sorted((+counts).items()))
-
-
-def copies_lost(root: Store, of: OfVersion, former: Mapping[str, Any]) -> Counter[tuple[int, str | None]]:
-    """How many forgotten documents the version left out, by the number of their file and the reason."""
-    if not len(numbers := of.numbers[LEFT_OUT]):
-        return Counter()
-    names = list(former["totals"]["documents"]["skipped"])
-    reasons = dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
-    facts = (open_array(root / fact_key(of.version, LEFT_OUT, name), "uint64").take(numbers).tolist() for name in (FILE, REASON))
-    return Counter((file, reasons[reason]) for file, reason in zip(*facts, strict=True))
+def _names_of(skipped: Iterable[str]) -> dict[int, str]:
+    """The reasons for which documents are left out, by their keys."""
+    names = list(skipped)
+    return dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
 
 
 MEMBER = np.dtype([(name, "<u8") for name in ("split", "document", "key", "file", "cluster", "similarity")])
@@ -193,9 +183,9 @@ def keeps_clusters(manifest: Mapping[str, Any]) -> bool:
     return ((manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}).get("action") == "keep"
 
 
-def facts_beside(root: Store, version: str) -> dict[str, int]:
-    """The facts of texts that are next to a version, and how many numbers each has; none if they are not what was written:
-    compared slices are then tokenized again.
+def facts_beside(root: Store, version: str) -> dict[str, Any]:
+    """The settings of the successor of a version that follow from what is next to it: the facts of texts, and whether there are
+    documents that it left out. None if they are not what was written: slices that need them are then tokenized again.
     """
     index = read_index(root, version)
     try:
@@ -206,13 +196,14 @@ def facts_beside(root: Store, version: str) -> dict[str, int]:
         logger.warning("What version %s left out is not trusted, and is rebuilt: %s", version, problem)
         return {}
     kept = {SIMILARITY: 1} if keeps_clusters(read_manifest(version_store(root, version))) else {}
-    return {name: shard.facts[name] for shard in index.published for name in shard.of_texts} | kept
+    texts = {name: shard.facts[name] for shard in index.published for name in shard.of_texts} | kept
+    return {"texts": texts, "leaves_out": True}
 
 
 def left_out_by(one: Input, target: Target) -> Input:
     """The documents that a version left out, as an input."""
     store = target.root / beside_key(one.location.rpartition("/")[2])
-    counts = {LEFT_OUT: open_split(store / LEFT_OUT).seq_count} if target.texts else {}
+    counts = {LEFT_OUT: open_split(store / LEFT_OUT).seq_count} if target.leaves_out else {}
     return one.model_copy(update={"location": store.url, "seq_counts": counts})
 
 
@@ -220,13 +211,16 @@ def successor_shards(target: Target, of: str, forgotten: Forgotten, gone: Mappin
     """The slices of the version *of* without the documents *gone*, by their ascending numbers in each split, int64[n]. Segments
     that lose documents are not known by their digests any more.
     """
-    shards = (shard for shard in read_index(target.root, of).published if target.texts or not shard.of_texts)
-    return [_without(target.root, shard, target.name, forgotten, gone) for shard in shards]
+    return [
+        _without(target.root, shard, was, target.name, forgotten, gone)
+        for shard in read_index(target.root, of).published
+        if (was := shard.published) and (target.leaves_out or not (shard.of_texts or was.left_out[1]))
+    ]
 
 
-def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> TokenShard:
-    was = shard.published
-    assert was is not None
+def _without(
+    root: Store, shard: TokenShard, was: PublishedLocation, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]
+) -> TokenShard:
     runs, lost = dict[Split, tuple[int, int]](), 0
     for split, numbers in gone.items():
         first, count = was.of(split)
@@ -238,19 +232,12 @@ def _without(root: Store, shard: TokenShard, to: str, forgotten: Forgotten, gone
     if not lost:
         return here
     documents = open_shard(root, shard)
-    mine = forgotten.those(documents.keys)
-    return here.model_copy(update=counts_without(shard, mine, int(documents.lengths[mine].sum())))
-
-
-def counts_without(shard: TokenShard, gone: Bools, token_count: int) -> dict[str, Any]:
-    """The facts of a shard that change where it loses documents, bool[n], that have *token_count* tokens together."""
-    lost = int(gone.sum())
-    return {
-        "written": shard.written - lost,
-        "skipped": skipped_without(shard.skipped, lost, {}),
-        "token_count": shard.token_count - token_count,
-        "segments": segments_without(shard, gone),
-    }
+    mine, reasons, names = forgotten.those(documents.keys), documents.fact(REASON), _names_of(shard.skipped)
+    less = Lost({WRITTEN: int((mine & (reasons == 0)).sum()), TOKEN_COUNT: int(documents.lengths[mine].sum())})
+    less.update(("skipped", names[reason]) for reason in reasons[mine & (reasons > 0)].tolist())
+    counts = counts_without({name: getattr(shard, name) for name in ("written", "token_count", "skipped")}, less)
+    counts["left_out"] = shard.left_out - int((mine & (reasons > 0)).sum())
+    return here.model_copy(update={**counts, "segments": segments_without(shard, mine[reasons == 0])})
 
 
 def segments_without(shard: TokenShard, gone: Bools) -> str:

@@ -119,7 +119,7 @@ near-duplicates has from now on, 0 for none, with the similarity to the document
 class Target(Model):
     """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
     its token arrays, and the kinds of the columns that it keeps, as far as they are known before its documents are
-    read. ``texts``: facts of texts, which are next to the version as what it leaves out is; it leaves nothing out without any.
+    read. ``texts``: facts of texts, which are next to the version as what it leaves out is.
     """
 
     workspace: Workspace
@@ -127,6 +127,7 @@ class Target(Model):
     layout: LayoutName
     splits: tuple[Split, ...] = SPLITS
     rule: SplitRule = SplitRule(fraction=0, seed=0)
+    leaves_out: bool = Field(False, description="Whether documents that it leaves out are one more split, if there are any")
     facts: tuple[Name, ...] = Field(OF_VERSION, description="Of each document, in arrays with an entry a document")
     texts: dict[Name, FactWidth] = Field({}, description="The numbers of each of these facts")
     selection: Selection = ALL
@@ -159,7 +160,7 @@ class Target(Model):
     @property
     def every_split(self) -> tuple[Split, ...]:
         """Its splits, with that of the documents that it leaves out."""
-        return (*self.splits, LEFT_OUT) if self.texts else self.splits
+        return (*self.splits, LEFT_OUT) if self.leaves_out else self.splits
 
     def texts_of(self, split: Split) -> dict[Name, FactWidth]:
         """The facts that are next to the version of the documents of a split, and the numbers of each."""

@@ -13,13 +13,17 @@ from flat_tokens.array_types import AnyArray, Bools, DType, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens
+from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
+from tasks.output.paths import shard_key
 from tasks.parts.runs import FROM_DISK, FROM_STORE, Reads, read_runs
-from tasks.rows import FILE, KEY, ROW, SPLIT_KEY
+from tasks.rows import FILE, KEY, REASON, ROW, SPLIT_KEY
 
 WINDOW_TOKENS = 1 << 21
 """Tokens that are put together at a time where they come from several splits of a version."""
 
+REASONS = "reasons"
+"""Below a token shard: the keys of the reasons for which its last documents were left out, uint64."""
 Read = Callable[[str, int, int], UInt64s]
 """Reads a fact of some documents, by its name and their range."""
 Runs = Callable[[Int64s, Int64s], Iterator[AnyArray]]
@@ -149,10 +153,13 @@ def one_array(lengths: Int64s) -> tuple[npt.NDArray[np.int8], Int64s, Int64s]:
     return np.zeros(len(lengths), np.int8), np.cumsum(lengths) - lengths, lengths
 
 
-def of_shard(read: Read, shard: TokenShard) -> Read:
+def of_shard(root: Store, read: Read, shard: TokenShard) -> Read:
     """The facts of a shard's documents, where *read* gives those that it has. (slice, row) -> (file, row)"""
 
     def of(name: str, first: int, stop: int) -> UInt64s:
+        if name == REASON:
+            left_out = root.read(f"{shard_key(shard.key)}/{REASONS}") if shard.left_out else b""
+            return np.append(np.zeros(shard.written, np.uint64), np.frombuffer(left_out, "<u8"))[first:stop]
         if name not in (FILE, ROW):
             return read(KEY if name == SPLIT_KEY and name not in shard.facts else name, first, stop)
         file, row = places_of(read(ROW, first, stop), shard.file_starts)

@@ -48,7 +48,8 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
 
     def read(name: str, first: int, stop: int) -> UInt64s:
         if name in OF_CHOICE:
-            return compared()[name][first:stop]
+            of_version = compared()[name][first:stop]
+            return np.where(of_version, of_version, documents.read(REASON, first, stop)) if name == REASON else of_version
         found = documents.read(name, first, stop)
         if name == SPLIT_KEY and any(some.together for some in part.repeats):
             of = compared()[OF][first:stop]
@@ -72,7 +73,7 @@ def _repeated(part: ShardPart, target: Target) -> dict[str, UInt64s]:
     """The facts that comparing documents gives those of a part, by OF_CHOICE: uint64[n] each. ValueError if
     they are not what was written.
     """
-    facts = {name: np.zeros(part.shard.written, np.uint64) for name in OF_CHOICE}
+    facts = {name: np.zeros(part.shard.seq_count, np.uint64) for name in OF_CHOICE}
     for some in part.repeats:
         store = target.of_attempt(some.attempt)
         data = store.read(some.stored.key)

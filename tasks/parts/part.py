@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import Field
@@ -60,30 +59,6 @@ class Repeats(Model):
         return StoredObject(self.name_of(self.attempt, self.number, self.reason), self.size, self.digest)
 
 
-class DocumentCounts(NamedTuple):
-    """Counts of one slice: documents read and written, text and tokens of the written ones, documents skipped by reason, and
-    near-duplicates that are kept, all but the first of each cluster.
-    """
-
-    read: int
-    written: int
-    text_bytes: int
-    token_count: int
-    skipped: dict[str, int]
-    near_duplicates: int = 0
-
-    def after(self, found: Repeats) -> DocumentCounts:
-        """The counts, once documents that repeat others were found."""
-        if found.reason is None:
-            return self._replace(near_duplicates=found.documents)
-        return self._replace(
-            written=self.written - found.documents,
-            text_bytes=self.text_bytes - found.text_bytes,
-            token_count=self.token_count - found.token_count,
-            skipped={**self.skipped, found.reason: found.documents},
-        )
-
-
 class ShardPart(Position):
     """A token shard. ``file``: the number of its first file, of which ``first_row`` is the slice's first row. ``repeats``: its
     documents that repeat others.
@@ -97,11 +72,17 @@ class ShardPart(Position):
     repeats: tuple[Repeats, ...] = ()
 
     @property
-    def counts(self) -> DocumentCounts:
-        """Counts of the shard's documents, those of all splits together."""
-        shard = self.shard
-        counts = DocumentCounts(shard.read, shard.written, shard.text_bytes, shard.token_count, shard.skipped)
-        return functools.reduce(DocumentCounts.after, self.repeats, counts)
+    def counts(self) -> TokenShard:
+        """The shard with the counts of the documents that stay, those of all splits together."""
+        facts, skipped = dict(self.shard), dict(self.shard.skipped)
+        for some in self.repeats:
+            if some.reason is None:
+                continue
+            facts["written"] -= some.documents
+            facts["token_count"] -= some.token_count
+            facts["text_bytes"] -= some.text_bytes
+            skipped[some.reason] = some.documents
+        return self.shard.model_copy(update={**facts, "skipped": skipped})
 
 
 class InputPart(Position):

@@ -21,7 +21,7 @@ from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, fact_key, home_key, version_store
 from tasks.parts.documents import Documents, read_fact, stored_arrays
-from tasks.rows import FILE, KEY, ROW
+from tasks.rows import FILE, KEY, OF, OF_CHOICE, REASON, ROW
 
 VERSIONS_OPEN = 4
 
@@ -76,16 +76,19 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     read_before = {KEY: keys, FILE: files, ROW: rows}
 
     def read(name: str, first: int, stop: int) -> UInt64s:
-        if name in read_before or name not in shard.facts:
+        if name in read_before or name not in (*shard.facts, *OF_CHOICE):
             return read_before.get(name, keys)[first:stop]
         split_of, numbers = places(order[first:stop])
-        found = np.empty((stop - first, shard.facts[name]), np.uint64)
+        found = np.zeros((stop - first, shard.facts.get(name, 1)), np.uint64)
         for number, split in enumerate(names):
             mine = split_of == number
-            if mine.any():  # documents that follow each other in the slice do so in each split
+            if mine.any() and (name not in OF_CHOICE or split == LEFT_OUT):
                 some = numbers[mine]
-                array = _open_fact(opened, version, split, name)
-                found[mine] = read_fact(array, found.shape[1], int(some[0]), int(some[-1]) + 1).reshape(len(some), -1)
+                first_of, end = int(some.min()), int(some.max()) + 1
+                values = read_fact(_open_fact(opened, version, split, name), found.shape[1], first_of, end)
+                found[mine] = values.reshape(-1, found.shape[1])[some - first_of]
+        if name == REASON:  # of the slice, not those that comparing its documents gave
+            found[read(OF, first, stop) > 0] = 0
         return found if found.shape[1] > 1 else found[:, 0]
 
     return Documents(

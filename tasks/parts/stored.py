@@ -187,9 +187,9 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     layout = SHARD_LAYOUT
     for name in shard.token_arrays:
         yield from layout.token_array(name).metadata(shard.token_count).values()
-    yield from layout.seq_starts.metadata(shard.written + 1).values()
+    yield from layout.seq_starts.metadata(shard.seq_count + 1).values()
     for numbers in {*shard.facts.values()}:
-        yield from document_spec(layout).metadata(numbers * shard.written).values()
+        yield from document_spec(layout).metadata(numbers * shard.seq_count).values()
     yield from group_metadata(layout.zarr_format, split_attributes(shard.max_token_id, shard.token_arrays)).values()
 
 
@@ -199,11 +199,11 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
     tokens = open_split(store)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     lengths: Int64s = np.diff(starts)
-    read = of_shard(open_facts(store, shard.facts), shard)
+    read = of_shard(root, open_facts(store, shard.facts), shard)
     return Documents(*one_array(lengths), (stored_arrays(tokens),), read, functools.partial(shard_columns, root, shard))
 
 
 def shard_columns(root: Store, shard: TokenShard, wanted: Int64s) -> pa.RecordBatch:
     """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
-    parts = (ColumnsPart(COLUMNS, 0, shard.written),) if shard.columns and shard.written else ()
+    parts = (ColumnsPart(COLUMNS, 0, shard.seq_count),) if shard.columns and shard.seq_count else ()
     return Columns(root / shard_key(shard.key), shard.columns, parts).take(wanted, list(shard.columns))

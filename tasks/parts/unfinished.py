@@ -83,11 +83,11 @@ def read_entries(root: Store, shard: TokenShard) -> dict[str, UInt64s]:
     """
     key, facts = f"{shard_key(shard.key)}/{ENTRIES}", {**shard.facts, LENGTH: 1, SPLIT: 1}
     data, begin = np.frombuffer(root.read(key), np.uint8), 0
-    if len(data) != 8 * shard.written * sum(facts.values()):
-        raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {shard.written} documents")
+    if len(data) != 8 * shard.seq_count * sum(facts.values()):
+        raise ValueError(f"{root.path(key)}: has {len(data)} bytes, which are not those of {shard.seq_count} documents")
     found = {}
     for name, numbers in sorted(facts.items()):
-        values = data.view("<u8")[begin : begin + numbers * shard.written]
+        values = data.view("<u8")[begin : begin + numbers * shard.seq_count]
         found[name] = values if numbers == 1 else values.reshape(-1, numbers)
         begin += len(values)
     return found
@@ -120,7 +120,7 @@ def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> AnyAr
 def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLocation) -> Documents:
     """The documents of a streamed shard."""
     entries = read_entries(root, shard)
-    lengths, (begins, array) = entries[LENGTH].astype(np.int64), np.zeros((2, shard.written), np.int64)
+    lengths, (begins, array) = entries[LENGTH].astype(np.int64), np.zeros((2, shard.seq_count), np.int64)
     for number, split in enumerate(location.splits):
         mine = entries[SPLIT] == ALL_SPLITS.index(split)
         begins[mine], array[mine] = np.cumsum(lengths[mine]) - lengths[mine], number
@@ -128,7 +128,7 @@ def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLoc
     def arrays(split: Split) -> TokenRuns:
         return {name: _runs(unfinished_items(root, shard, split, name)) for name in shard.token_arrays}
 
-    read = of_shard(lambda name, first, stop: entries[name][first:stop], shard)
+    read = of_shard(root, lambda name, first, stop: entries[name][first:stop], shard)
     columns = partial(shard_columns, root, shard)
     return Documents(array.astype(np.int8), begins, lengths, (*map(arrays, location.splits),), read, columns)
 

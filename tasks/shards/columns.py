@@ -74,4 +74,4 @@ class ShardColumns:
             return
         self._end()
         if self._object is not None:
-            self.objects = [self._object.stored]
+            self.objects.append(self._object.stored)

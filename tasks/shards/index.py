@@ -35,7 +35,7 @@ from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
 from tasks.parts.stored import document_spec
-from tasks.rows import FILE, OF_PLACE
+from tasks.rows import FILE, OF_PLACE, REASON
 from tasks.shards.receipts import load_shard, read_receipt
 from tasks.tokenize.segments import STORED, Segments
 
@@ -267,12 +267,13 @@ class StoredTokens:
             while len(self._open) >= OPEN:
                 del self._open[next(iter(self._open))]
             whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
-            self._open[shard.key] = open_shard(self.root, shard) if whole else None
+            documents = open_shard(self.root, shard) if whole else None
+            self._open[shard.key] = documents and documents.those(documents.fact(REASON) == 0)
         return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
         """Whether the version's objects that hold a slice are what its manifest says, and those next to it what its index says,
-        if texts were compared. Each is read through once.
+        if it has anything there. Each is read through once.
         """
         assert shard.published is not None
         version = shard.published.version
@@ -288,7 +289,7 @@ class StoredTokens:
                             raise ValueError(f"{store.path(key)} is not what was published")
                     if not self._checked[where]:
                         return False  # it was reported before
-            if not shard.of_texts:
+            if not shard.of_texts and not shard.published.left_out[1]:
                 return True
             with self._lock:
                 if (where := (version, BESIDE)) not in self._checked:

@@ -168,6 +168,7 @@ def settings_of_target(config: BuildConfig) -> dict[str, Any]:
     rule = SplitRule.of(config)
     return {
         "rule": rule,
+        "leaves_out": True,
         "splits": rule.splits,
         "facts": config.facts,
         "texts": {name: fact.numbers for name, fact in text_facts(config.documents).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.array_types import Int64s
-from flat_tokens.batch import TokenBatch
+from flat_tokens.batch import TOKENS, TokenBatch
+from flat_tokens.columns import with_kinds
 from flat_tokens.text.rows import text_buffers
 from tasks.models import Slice
-from tasks.rows import ROW, as_rows, changed, fact
+from tasks.rows import KEY, REASON, ROW, as_rows, changed, fact, kept_of
 from tasks.shards.index import StoredTokens
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch
@@ -64,6 +65,20 @@ def tokenize_segments(
         batches.append(Batch(tokens, changed(part.rows, as_rows(made)), kinds))
     names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
     return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)
+
+
+def rows_left_out(left_out: Iterable[pa.RecordBatch], facts: Mapping[str, int], kinds: Mapping[str, str]) -> Batch:
+    """Documents that are left out, in the order of their rows. They have no tokens, columns *kinds* and 0 for other *facts*."""
+    parts = list[pa.RecordBatch]()
+    for rows in left_out:
+        zeros = {name: np.zeros((len(rows), *[numbers] * (numbers > 1)), np.uint64) for name, numbers in facts.items()}
+        kept = kept_of(rows)
+        kept = with_kinds(rows.select([ROW]) if kept is None else kept, kinds)  # no column is called as that
+        parts.append(changed(as_rows(zeros, kept), rows.select([KEY, ROW, REASON])))
+    rows = pa.concat_batches(parts)
+    rows = rows.take(pa.array(np.argsort(fact(rows, ROW))))
+    tokens = TokenBatch.of_arrays({TOKENS: np.empty(0, np.uint32)}, np.zeros(len(rows) + 1, np.uint64), 0)
+    return Batch(tokens, rows, kinds)
 
 
 def text_length(documents: TextBatch) -> int:

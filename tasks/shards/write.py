@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ import pyarrow as pa
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject
+from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import fetched_ahead, lent
 from tasks.download.sources import naming
@@ -30,16 +30,17 @@ from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
+from tasks.parts.documents import REASONS
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
 from tasks.parts.unfinished import LENGTH, SPLIT, write_entries, write_tails
 from tasks.progress import meter
-from tasks.rows import as_rows, changed, fact, kept_of
+from tasks.rows import REASON, as_rows, changed, fact, kept_of
 from tasks.shards.columns import ShardColumns
 from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
 from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
-from tasks.shards.tokenized import Batch, bytes_read, tokenize_segments
+from tasks.shards.tokenized import Batch, bytes_read, rows_left_out, tokenize_segments
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.engines import engine_of
 from tasks.tokenize.masks import encoder_of
@@ -137,10 +138,6 @@ class ShardWriter(NamedTuple):
         if (kept := kept_of(batch.rows)) is not None:
             self.columns.append(kept, batch.kinds)
 
-    def end_columns(self, kinds: Mapping[str, str]) -> None:
-        """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
-        self.columns.end(kinds)
-
     @property
     def stored(self) -> dict[str, Any]:
         """The facts of the shard that its arrays tell, once they are closed."""
@@ -169,57 +166,37 @@ def staging_shard(
         yield ShardWriter(tokens, arrays, stack.enter_context(ShardColumns(store)))
 
 
-class StreamedTokens:
-    """The tokens of a slice on their way into a version, and the rows of its documents, which go into the *store* of its shard.
-    *facts*: of the rows.
+class StreamedShardWriter:
+    """The tokens of a slice on their way into a version, and the rows of its documents with their *facts*, which go into the
+    *store* of its shard, as do their *columns*.
     """
 
-    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str]) -> None:
-        self._store, self._stream, self._facts = store, stream, [*facts]
-        self._parts: list[pa.RecordBatch] = []
-
-    def append(self, batch: Batch) -> None:
-        """Append documents."""
-        rows = batch.rows.select(self._facts)
-        numbers = self._stream.append(batch.tokens, rows)
-        self._parts.append(changed(rows, as_rows({LENGTH: np.diff(batch.tokens.seq_starts), SPLIT: numbers})))
-
-    def end(self, *others: StoredObject) -> dict[str, Any]:
-        """Write the entries, and wait for the tokens. Return where all is, with the *others* of the shard's objects."""
-        some = [write_entries(self._store, self._parts), *others]
-        location, tails = self._stream.end()
-        tail = [write_tails(self._store, tails)] if any(len(some[TOKENS]) for some in tails) else []
-        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
-
-
-class StreamedShardWriter:
-    """The tokens and the kept columns of a shard whose tokens go into a version at once."""
-
-    def __init__(self, tokens: StreamedTokens, columns: ShardColumns, token_arrays: Sequence[str]) -> None:
-        self._tokens, self._columns, self._token_arrays = tokens, columns, token_arrays
+    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str], columns: ShardColumns) -> None:
+        self._store, self._stream, self._facts, self.columns = store, stream, [*facts], columns
+        self._parts = list[pa.RecordBatch]()
         self._token_count = self._max_token_id = 0
 
     def append(self, batch: Batch) -> None:
         """Append documents."""
-        self._tokens.append(batch)
+        rows = batch.rows.select(self._facts)
+        numbers = self._stream.append(batch.tokens, batch.rows)
+        self._parts.append(changed(rows, as_rows({LENGTH: np.diff(batch.tokens.seq_starts), SPLIT: numbers})))
         self._token_count += batch.tokens.token_count
         self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
         if (kept := kept_of(batch.rows)) is not None:
-            self._columns.append(kept, batch.kinds)
+            self.columns.append(kept, batch.kinds)
 
-    def end_columns(self, kinds: Mapping[str, str]) -> None:
-        """There are no more documents. *kinds*: of the kept columns, in all rows that were read."""
-        self._columns.end(kinds)
+    def end(self) -> dict[str, Any]:
+        """Write the entries, and wait for the tokens. Return where all is."""
+        some = [write_entries(self._store, self._parts), *self.columns.objects]
+        location, tails = self._stream.end()
+        tail = [write_tails(self._store, tails)] if any(len(some[TOKENS]) for some in tails) else []
+        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
 
-    def end(self) -> None:
-        """Write what is left, and wait for the tokens."""
-        self.stored = {
-            **self._tokens.end(*self._columns.objects),
-            "token_arrays": self._token_arrays,
-            "columns": self._columns.kinds,
-            "token_count": self._token_count,
-            "max_token_id": self._max_token_id,
-        }
+    def close(self, token_arrays: Sequence[str]) -> None:
+        """The same, for a shard that has these *token_arrays*: ``stored`` are its facts then."""
+        counts = {"token_count": self._token_count, "max_token_id": self._max_token_id}
+        self.stored = {**self.end(), "token_arrays": token_arrays, "columns": self.columns.kinds, **counts}
 
 
 @contextlib.contextmanager
@@ -229,9 +206,9 @@ def streaming_shard(
     """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
     store = staging_of(key, workspace)
     with ShardColumns(store) as columns:
-        writer = StreamedShardWriter(StreamedTokens(store, stream, facts), columns, token_arrays)
+        writer = StreamedShardWriter(store, stream, facts, columns)
         yield writer
-    writer.end()
+    writer.close(token_arrays)
 
 
 def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) -> TokenShard:
@@ -242,16 +219,19 @@ def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) 
     tokens, read = open_split(store), open_facts(store, shard.facts)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1)
     # Documents of about BATCH_TOKENS together: where the batch of each begins.
-    firsts = np.unique(np.append(np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS)), tokens.seq_count))
-    streamed = StreamedTokens(store, stream, shard.facts)
-    for first, stop in itertools.pairwise(map(int, np.unique(np.append(0, firsts)))):
+    firsts = np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS))
+    borders = np.unique([0, *firsts, shard.written, tokens.seq_count])
+    streamed = StreamedShardWriter(store, stream, shard.facts, columns := ShardColumns(store))
+    for first, stop in itertools.pairwise(borders.tolist()):
         low, high = int(starts[first]), int(starts[stop])
         arrays = {name: array.read(low, high) for name, array in tokens.arrays.items()}
         batch = TokenBatch.of_arrays(arrays, starts[first : stop + 1] - starts[first], shard.max_token_id)
-        streamed.append(Batch(batch, as_rows({name: read(name, first, stop) for name in shard.facts}), {}))
-    made = streamed.end(*(stored for stored in shard.objects if stored.key == COLUMNS))
+        rows = as_rows({name: read(name, first, stop) for name in shard.facts})
+        streamed.append(Batch(batch, rows if first < shard.written else changed(rows, as_rows({REASON: starts[first:stop]})), {}))
+    columns.objects = [stored for stored in shard.objects if stored.key in (COLUMNS, REASONS)]
+    made = streamed.end()
     for stored in shard.objects:
-        if stored.key != COLUMNS:
+        if stored.key not in (COLUMNS, REASONS):
             store.remove(stored.key)
     return TokenShard.model_validate({**dict(shard), **made})
 
@@ -287,10 +267,9 @@ def tokenize_slice(
     work = partial(
         tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(workspace.root, versions)
     )
-    tally, refused, taken, tokenized = Tally(), Tally(), 0, 0
+    tally, refused, taken, tokenized = Tally(forgotten=forgotten_at(workspace.root, recipe.forgotten)), Tally(), 0, 0
     names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    forgotten, split_by = forgotten_at(workspace.root, recipe.forgotten), recipe.split_by_of(slice_)
-    texts = read_documents(slice_, source, recipe.documents, tally, split_by=split_by, forgotten=forgotten)
+    texts = read_documents(slice_, source, recipe.documents, tally, split_by=recipe.split_by_of(slice_))
     reads = ((segments, tally.kinds) for segments in cut(texts))
     with (
         naming(recipe.sources, slice_.source),
@@ -309,7 +288,13 @@ def tokenize_slice(
             documents.append(done.documents)
             taken += done.text_bytes_taken
             refused.add(done.refused)
-        writer.end_columns(tally.kinds)
+        left_out = [*tally.left_out, *refused.left_out]
+        if left_out:
+            last = rows_left_out(left_out, recipe.facts(slice_), tally.kinds)
+            writer.append(last)
+            reasons = fact(last.rows, REASON).astype("<u8").tobytes()
+            writer.columns.objects.append(staging_of(key, workspace).put(REASONS, reasons))
+        writer.columns.end(tally.kinds)
     tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tokenized)
@@ -320,6 +305,7 @@ def tokenize_slice(
         rows=tally.rows,
         read=tally.read,
         written=tally.written,
+        left_out=sum(map(len, left_out)),
         skipped={reason: count for reason, count in sorted(tally.skipped.items()) if count},
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
         matches=dict(sorted(tally.matches.items())),

@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Bools, UInt64s
+from flat_tokens.array_types import Bools, Int64s, UInt64s
 from flat_tokens.columns import FLOAT64_HAS_ALL, common, kind_of
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.keys import document_keys
+from flat_tokens.keys import document_keys, keys_of_bytes
 from flat_tokens.steps import Steps, TextMatch
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
-from tasks.models import FileRange, Slice
-from tasks.rows import KEY, ROW, SPLIT_KEY, as_rows, changed, fact, kept_of
+from tasks.models import FORGOTTEN, FileRange, Slice
+from tasks.rows import KEY, REASON, ROW, SPLIT_KEY, as_rows, changed, fact, kept_of
 from tasks.text.files import range_of, rows_of, text_file
 from tasks.text.runs import RunOfFiles
 
@@ -65,6 +65,7 @@ class Tally:
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
     kept columns, as far as they have been read; ``kind_files``: the first file that made each of them what it is.
     ``matches``: documents in which steps found something, by step and what it was; ``examples``: the first few of each.
+    ``forgotten``: the list of documents that are counted alone; ``left_out``: rows of the others that are left out.
     """
 
     rows: int = 0
@@ -81,21 +82,37 @@ class Tally:
     file_rows: list[int] = field(default_factory=list)
     matches: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    forgotten: Forgotten = field(default_factory=Forgotten)
+    left_out: list[pa.RecordBatch] = field(default_factory=list)
 
-    def note(self, matches: Sequence[TextMatch], rows: UInt64s, gone: Bools) -> None:
-        """Count what steps found in n documents, which are at *rows*. Those that are *gone* are not kept as examples."""
+    def leave_out(self, rows: pa.RecordBatch, reasons: Mapping[str, Sequence[int] | Int64s]) -> None:
+        """Leave documents out: their numbers among *rows*, by the reason. Of one that is forgotten no row is kept."""
+        which = np.repeat(np.arange(len(reasons)), list(map(len, reasons.values())))
+        if not len(which):
+            return
+        numbers = np.concatenate([np.asarray(some, np.int64) for some in reasons.values()])
+        gone = self.forgotten.those(fact(rows, KEY)[numbers])
+        counts = np.bincount(which[~gone], minlength=len(reasons)).tolist()
+        self.skipped.update({**dict(zip(reasons, counts, strict=True)), FORGOTTEN: int(gone.sum())})
+        names = keys_of_bytes([name.encode() for name in reasons])[which[~gone]]
+        self.left_out.append(changed(rows.take(pa.array(numbers[~gone])), as_rows({REASON: names})))
+
+    def note(self, matches: Sequence[TextMatch], rows: pa.RecordBatch) -> None:
+        """Count what steps found in documents that are at *rows*. Forgotten ones are not kept as examples."""
+        gone = self.forgotten.those(fact(rows, KEY)) if matches else ()
         for match in matches:
             self.matches[match.name] += 1
             if not gone[match.document] and len(examples := self.examples.setdefault(match.name, [])) < EXAMPLES:
                 # Text of a document would stay in records when it is forgotten.
                 facts = {name: fact for name, fact in match.example.items() if not isinstance(fact, str)}
-                examples.append({"row": int(rows[match.document]), **facts})
+                examples.append({"row": int(fact(rows, ROW)[match.document]), **facts})
 
     def add(self, refused: Tally) -> None:
         """Add the counts of documents that were refused after they had been counted here."""
         self.written += refused.written
         self.text_bytes += refused.text_bytes
         self.skipped.update(refused.skipped)
+        self.left_out += refused.left_out
 
 
 def read_documents(
@@ -105,10 +122,9 @@ def read_documents(
     tally: Tally,
     batch_bytes: int | None = None,
     split_by: str | None = None,
-    forgotten: Forgotten | None = None,
 ) -> Iterator[TextBatch]:
     """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, after the policy's steps, without
-    those that are *forgotten*, whose text is counted. *tally* counts along. *split_by*: ``text``, or a kept column, whose hashes
+    those that are forgotten, whose text is counted. *tally* counts along. *split_by*: ``text``, or a kept column, whose hashes
     are the split keys. ValueError names file and row of a bad document where the policy says so, and a file that changes
     meanwhile.
     """
@@ -117,16 +133,16 @@ def read_documents(
         if split_by == "text":  # before all steps, as keys are
             documents = documents.with_split_keys(keys_of(documents.texts, None))
         if steps.described:
-            documents = _take_steps(steps, documents, slice_, source, policy, tally, forgotten)
+            documents = _take_steps(steps, documents, slice_, source, policy, tally)
         if split_by is not None and split_by != "text":
             kept = kept_of(documents.rows)
             assert kept is not None
             documents = documents.with_split_keys(value_keys(kept.column(split_by), documents.keys))
         _, offsets = text_buffers(documents.texts)
         tally.text_bytes += int(offsets[-1] - offsets[0])
-        if forgotten is not None and (gone := forgotten.those(documents.keys)).any():
-            # Behind the steps: what is counted of the others is then what a version says that had these documents.
-            tally.skipped["forgotten"] += int(gone.sum())
+        if (gone := tally.forgotten.those(documents.keys)).any():
+            # After the steps: the counts of the others are then those of a version that had these documents.
+            tally.skipped[FORGOTTEN] += int(gone.sum())
             documents = documents.those(~gone)
         tally.written += len(documents.texts)
         yield documents
@@ -134,11 +150,12 @@ def read_documents(
         raise AssertionError(f"{slice_.label}: read {tally.read}, written {tally.written}, skipped {tally.skipped}")
 
 
-def _skip_bad(bad: list[tuple[int, str, str]], slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> None:
-    """Count bad documents, by row, reason and detail. ValueError for the first one, if the policy says so."""
-    if bad and policy.on_bad == "error":
-        raise bad_document(slice_, source, *min(bad))
-    tally.skipped.update(reason for _, reason, _ in bad)
+def by_reason(bad: Iterable[Any]) -> dict[str, list[int]]:
+    """The numbers of bad documents by the reason, of their numbers, reasons and details."""
+    found = dict[str, list[int]]()
+    for number, reason, _ in bad:
+        found.setdefault(reason, []).append(number)
+    return found
 
 
 def value_keys(values: pa.Array, keys: UInt64s) -> UInt64s:
@@ -186,35 +203,40 @@ def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, b
 def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> TextBatch:
     """Apply the policy: what is left is text."""
     tally.read += len(found.texts) + len(found.faults)
-    bad = list(found.faults)
+    bad = list[tuple[int, str, str]]()
     keep = np.ones(len(found.texts), bool)
     for values, reason, detail in ((found.texts, "null", "the text is null"), (found.ids, "null_id", "the id is null")):
         if values is not None and values.null_count:
             nulls = np.asarray(values.is_null()) & keep
-            bad += [(int(row), reason, detail) for row in found.rows[nulls]]
+            bad += [(i, reason, detail) for i in np.flatnonzero(nulls).tolist()]
             keep &= ~nulls
     texts, wrong = as_unicode(found.texts)
     wrong = [i for i in wrong if keep[i]]
     if policy.on_bad == "replace":
         tally.replaced["invalid_unicode"] += len(wrong)
     else:
-        bad += [(int(found.rows[i]), "invalid_unicode", "the text is not valid UTF-8") for i in wrong]
+        bad += [(i, "invalid_unicode", "the text is not valid UTF-8") for i in wrong]
         keep[wrong] = False
     lengths = np.diff(text_buffers(texts)[1])
     long = np.flatnonzero((lengths > policy.max_bytes) & keep)
-    bad += [(int(found.rows[i]), "too_long", too_long(int(lengths[i]), policy.max_bytes)) for i in long]
+    bad += [(i, "too_long", too_long(int(lengths[i]), policy.max_bytes)) for i in long.tolist()]
     keep[long] = False
-    _skip_bad(bad, slice_, source, policy, tally)
-    if policy.empty == "skip":
-        empty = (lengths == 0) & keep
-        tally.skipped["empty"] += int(empty.sum())
-        keep &= ~empty
-    ids, rows, columns = found.ids, found.rows, found.columns
-    if not keep.all():
-        mask = pa.array(keep)
-        texts, rows = texts.filter(mask), rows[keep]
-        ids, columns = (None if beside is None else beside.filter(mask) for beside in (ids, columns))
-    return TextBatch(texts, as_rows({KEY: keys_of(texts, ids), ROW: rows.astype(np.uint64)}, columns))
+    _check_bad([*found.faults, *((int(found.rows[i]), *why) for i, *why in bad)], slice_, source, policy)
+    empty = (lengths == 0) & keep & (policy.empty == "skip")
+    rows = as_rows({KEY: _keys_of(texts, found.ids), ROW: found.rows.astype(np.uint64)}, found.columns)
+    tally.leave_out(rows, {**by_reason(bad), "empty": np.flatnonzero(empty)})
+    not_parsed = np.array([row for row, _, _ in found.faults], np.uint64)
+    reasons = by_reason((i, *why) for i, (_, *why) in enumerate(found.faults))
+    tally.leave_out(as_rows({KEY: 0 * not_parsed, ROW: not_parsed}), reasons)
+    return TextBatch(texts, rows).those(keep & ~empty)
+
+
+def _keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> UInt64s:
+    """The key of each document: uint64[n]. 0, as that of the empty text: its id is null, or without ids its text."""
+    named, keys = texts if ids is None else ids, keys_of(texts, ids)
+    if named.null_count:
+        keys[np.asarray(named.is_null())] = 0
+    return keys
 
 
 def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
@@ -258,7 +280,6 @@ def _take_steps(
     source: Source,
     policy: DocumentPolicy,
     tally: Tally,
-    forgotten: Forgotten | None,
 ) -> TextBatch:
     """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
     before.
@@ -276,22 +297,24 @@ def _take_steps(
     at, texts = np.flatnonzero(found.keep), found.texts
     lengths = np.diff(text_buffers(texts)[1])
     long, empty = lengths > policy.max_bytes, (lengths == 0) & (policy.empty == "skip")
-    bad = [(int(rows[i]), reason, detail) for i, reason, detail in found.failed]
-    messages = ((int(rows[at[i]]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
-    bad += [(row, "too_long", f"{detail}, after its steps") for row, detail in messages]
-    _skip_bad(bad, slice_, source, policy, tally)
-    tally.skipped.update(found.skipped)
-    tally.skipped["empty"] += int(empty.sum())
+    messages = ((int(at[i]), too_long(int(lengths[i]), policy.max_bytes)) for i in np.flatnonzero(long))
+    bad = [*found.failed, *((i, "too_long", f"{detail}, after its steps") for i, detail in messages)]
+    _check_bad([(int(rows[i]), *why) for i, *why in bad], slice_, source, policy)
+    tally.leave_out(documents.rows, {**by_reason(bad), **found.left_out, "empty": at[empty]})
     tally.replaced.update(+found.changed)
-    if found.matches:
-        gone = np.zeros(len(documents.keys), bool) if forgotten is None else forgotten.those(documents.keys)
-        tally.note(found.matches, rows, gone)
+    tally.note(found.matches, documents.rows)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
     _note_step_kinds(found.kinds, slice_, tally)
     stayed = documents.those(found.keep).rows
     taken = TextBatch(texts, changed(stayed, as_rows({}, found.columns))).those(stay)
     return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))
+
+
+def _check_bad(bad: Sequence[Any], slice_: Slice, source: Source, policy: DocumentPolicy) -> None:
+    """ValueError for the first of the bad documents, if the policy says so. *bad*: row, reason and detail of each."""
+    if bad and policy.on_bad == "error":
+        raise bad_document(slice_, source, *min(bad))
 
 
 SPANS = "\0\2"

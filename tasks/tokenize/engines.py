@@ -29,7 +29,7 @@ from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice
 from tasks.rows import ROW, fact
-from tasks.text.documents import Tally, TextBatch, bad_document, row_name
+from tasks.text.documents import Tally, TextBatch, bad_document, by_reason, row_name
 from tasks.tokenize.probes import awkward_texts
 
 logger = logging.getLogger(__name__)
@@ -540,7 +540,7 @@ def _encodable(
     batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
 ) -> tuple[TextBatch, Tokens]:
     """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
-    keep, taken = np.ones(len(batch.texts), bool), list[Tokens]()
+    keep, taken, refused = np.ones(len(batch.texts), bool), list[Tokens](), list[tuple[int, str, str]]()
     for i, tokens in enumerate(engine.one_by_one(batch.texts)):
         if not isinstance(tokens, str):
             taken.append(tokens)
@@ -549,7 +549,8 @@ def _encodable(
         if policy.on_bad == "error":
             raise bad_document(slice_, source, int(fact(batch.rows, ROW)[i]), reason, tokens)
         keep[i] = False
+        refused.append((i, reason, tokens))
         tally.written -= 1
-        tally.skipped[reason] += 1
         tally.text_bytes -= len(batch.texts[i].as_buffer())
+    tally.leave_out(batch.rows, by_reason(refused))
     return batch.those(keep), joined(taken)

@@ -91,9 +91,8 @@ def texts_of_sources(
         for slice_ in wanted:
             source = config.sources[slice_.source]
             with lent(slice_, config.sources, workspace) as here:
-                for documents in read_documents(
-                    here, source, config.documents, Tally(), None, config.split_by_of(source), forgotten
-                ):
+                tally, split_by = Tally(forgotten=forgotten), config.split_by_of(source)
+                for documents in read_documents(here, source, config.documents, tally, None, split_by):
                     in_train = split_numbers(slice_.split, rule, drawn_by(documents.rows)) == 0
                     keep = in_train & in_sample(documents.keys, request)
                     texts = documents.those(keep).texts

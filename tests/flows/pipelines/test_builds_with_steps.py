@@ -28,7 +28,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tests.examples import first_fast
-from tests.faults.support import build_here, receipts, shards_stay, version_digests
+from tests.faults.support import build_here, version_digests
 from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
 from tests.sources import write_rows
@@ -91,14 +91,9 @@ def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
         assert keys_of(tmp_path / "out", split) == keys_of(tmp_path / "plain", split) != set()
 
 
-def test_receipts_and_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
+def test_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
     told = settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS)
-    with shards_stay():
-        result = build_here(told)
-        (key,) = receipts(tmp_path / "out")
-    receipt = json.loads((tmp_path / "out" / "_cache" / key / "receipt.json").read_text())
-    assert receipt["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
-    assert receipt["read"] == receipt["written"] + sum(receipt["skipped"].values())
+    result = build_here(told)
     assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 repaired: normalize.changed" in "\n".join(
         told_summary(result)
     )

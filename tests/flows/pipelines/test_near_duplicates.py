@@ -127,14 +127,6 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
     assert version_digests(tmp_path / "groups", there.version) == version_digests(tmp_path / "out", result.version)
 
 
-def test_exact_copies_go_first(tmp_path: Path, paths: tuple[Path, Path]) -> None:
-    documents = {"duplicates": "drop", "near_duplicates": {}}
-    result = build_here(told(tmp_path / "out", *paths, documents=documents))
-    both = sum(len(mine) - 1 for mine in naive(ONE, OTHER))
-    assert result.totals["documents"]["skipped"] == {"duplicate": 1, "near_duplicate": both - 1}
-    assert set(by_place(result.path)) == set(by_place(build_here(told(tmp_path / "near", *paths)).path))
-
-
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were signed, call by call."""

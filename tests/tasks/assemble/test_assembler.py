@@ -14,7 +14,6 @@ import tasks.assemble.spans
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.choice import SplitCounts
 from tasks.assemble.spans import Span
 from tasks.assemble.write import Written, write_span
 from tasks.output.staging import Workspace
@@ -160,6 +159,6 @@ def test_a_build_that_fails_leaves_no_part_of_a_span(place: Workspace) -> None:
 
 def test_a_span_that_did_not_get_its_items_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
-    monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: SplitCounts(6, 16, 0, 0))
+    monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: {"train": (6, 16), "validation": (0, 0)})
     with pytest.raises(AssertionError, match="15 items arrived instead of 16"):
         assembled(store_shards([even(5, 3)], place), target_of(place, ALL_TRAIN))

@@ -116,18 +116,6 @@ def slices(source: Source, place: Workspace) -> tuple[Slice, Recipe, Workspace]:
     return parts[0], recipe, place
 
 
-def test_receipt_tells_what_became_of_every_row(tmp_path: Path, place: Workspace) -> None:
-    rows = [{"text": "good"}, {"text": None}, {"text": 7}, {}, {"text": ""}, {"text": "\ud800"}]
-    lines = [*map(json.dumps, rows), "", "{"]
-    (fresh(tmp_path / "in") / "a.jsonl").write_text("\n".join(lines) + "\n")
-    (shard,) = made(Source(path=str(tmp_path / "in")), place, 1 << 20, on_bad="skip", empty="skip")
-    assert shard.rows == 8
-    assert (shard.read, shard.written) == (7, 1)
-    assert sum(shard.skipped.values()) == 6
-    assert shard.skipped["empty"] == shard.skipped["malformed"] == shard.skipped["invalid_unicode"] == 1
-    assert facts(load_shard(place.root, shard.key)) == facts(shard)
-
-
 def make_shard(part: Slice, recipe: Recipe, place: Workspace) -> TokenShard:
     return store_shard(tokenize_or_load(part, recipe, place), place)
 
