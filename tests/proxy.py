@@ -112,7 +112,7 @@ def _run(loop: asyncio.AbstractEventLoop, state: Proxy, upstream: str, started: 
 
 
 async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: aiohttp.ClientSession) -> web.StreamResponse:
-    state.requests.append((request.method, request.raw_path, request.headers.get("Range", "")))
+    state.requests.append((request.method, request.raw_path, request.headers.get("Range", request.headers.get("x-ms-range", ""))))
     state.waiting += 1
     state.most_waiting = max(state.most_waiting, state.waiting)
     try:

@@ -407,6 +407,10 @@ def plan_text(made: Plan) -> list[str]:
         f"  output     {stored} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
         f"  scratch    {files}, {kept}",
+        *(
+            f"  server     {one} sends no ranges or no strong ETags: its files are fetched as a whole"
+            for one in made.whole_files_of
+        ),
         f"  time       about {duration(made.seconds)} with {plural(made.workers, 'worker')}",
         *(f"  gate       {WOULD[one.action]}: {one.sentence}" for one in made.findings),
         *([f"  gate       a sample does not tell {', '.join(made.untold)}"] if made.untold else []),

@@ -21,8 +21,7 @@ from flows.pipelines.text import check_files, files_of, pin_sets, pin_sources, w
 from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import copied_bytes, cut_files, is_by_ranges
-from tasks.download.cut import room_for as room_of_file
-from tasks.download.outlines import outline_of
+from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
@@ -70,9 +69,9 @@ class Loss(Model):
 class Plan(Model):
     """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
     ``scratch_bytes``: most that fetched files take in scratch; None: no bound. ``keeps_files``: they stay there, but for
-    Parquet. ``losses``: of each step, in a sample of ``sampled_documents``. ``findings``: what the gates of a refresh would
-    find, by these estimates; ``untold``: the facts of gates of which a sample says nothing. ``pinned``: sources with a revision,
-    and which.
+    Parquet. ``whole_files_of``: web servers that send no ranges of Parquet and Arrow files. ``losses``: of each step, in a sample
+    of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these estimates; ``untold``: the facts of
+    gates of which a sample says nothing. ``pinned``: sources with a revision, and which.
     """
 
     version: str | None
@@ -97,6 +96,7 @@ class Plan(Model):
     disk_free: int | None
     scratch_bytes: int | None
     keeps_files: bool
+    whole_files_of: tuple[str, ...] = ()
     warning: str | None = None
     workers: int
     seconds: float
@@ -120,16 +120,17 @@ def plan(config: BuildConfig) -> Plan:
     pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
     place = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    workspace = fetching_to(config, place, files_of(pinned))
-    looked = look_into(config, pinned, workspace, workers)
+    found = files_of(pinned)
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
     record = read_record_of(root)
-    slices = [part for parts in looked.slices for part in parts]
-    recipe = tried(Recipe.of(config, tokenizer, chats, list_left_out(record)), config, workspace, tokenizer, slices)
-    starting = clock() - begun - looked.seconds  # a build does all of this, too
-    forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
+    with fetching_to(config, place, found) as workspace:
+        looked = look_into(config, pinned, workspace, workers)
+        slices = [part for parts in looked.slices for part in parts]
+        recipe = tried(Recipe.of(config, tokenizer, chats, list_left_out(record)), config, workspace, tokenizer, slices)
+        starting = clock() - begun - looked.seconds  # a build does all of this, too
+        forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 
-    whole, found = forecast.whole, files_of(pinned)
+    whole = forecast.whole
     complete = len(looked.files) == len(found)
     latest, make = (
         read_pointer(root).version,
@@ -167,8 +168,9 @@ def plan(config: BuildConfig) -> Plan:
         dataset_bytes_high=round(dataset_bytes + dataset_error),
         disk_bytes=disk_bytes,
         disk_free=free,
-        scratch_bytes=scratch_bytes(workspace, found),
+        scratch_bytes=workspace.room,
         keeps_files=workspace.keeps,
+        whole_files_of=servers_of_whole(found),
         warning=None if published else lack_of_room(root, disk_bytes, free),
         workers=workers,
         seconds=round(looked.seconds * _size(found) / max(_size(looked.chosen), 1) + making, 1),
@@ -322,13 +324,6 @@ def _size(files: Iterable[FoundFile]) -> float:
     sizes = [file.size for file in files]
     known = [size for size in sizes if size is not None]
     return sum(known) * len(sizes) / len(known) if known else float(len(sizes))
-
-
-def scratch_bytes(workspace: Workspace, found: Sequence[FoundFile]) -> int | None:
-    """Most bytes that fetched files take of the scratch directory, if they are bounded."""
-    if workspace.room is None:
-        return None
-    return workspace.room + (sum(room_of_file(file) for file in found if not outline_of(file)) if workspace.keeps else 0)
 
 
 def check_writable(root: Store) -> None:

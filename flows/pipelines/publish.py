@@ -25,9 +25,8 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.config import BuildConfig
-from tasks.download.cut import room_for
-from tasks.download.fetch import UNKNOWN_BYTES
-from tasks.download.outlines import outline_of
+from tasks.download.cut import bytes_to_keep
+from tasks.download.fetch import NoRoomError, kept_in, take_room
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
@@ -360,17 +359,24 @@ def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
     return scratch_apart(request.scratch)
 
 
-def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Workspace:
-    """The workspace with what becomes of fetched files, by their sizes and those of the disk."""
+@contextlib.contextmanager
+def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Iterator[Workspace]:
+    """The workspace with what becomes of fetched files, by their sizes and the room in scratch. That of files to be kept is taken
+    within the block.
+    """
     if config.keep_files is True:
-        return workspace
-    place = Path(workspace.scratch)
-    there = next(path for path in (place, *place.parents) if kind_of(path) is not None)
-    room = config.scratch_bytes or shutil.disk_usage(there).free // 2
-    whole = sum(UNKNOWN_BYTES if one.size is None else room_for(one) for one in found if not outline_of(one))
-    if config.keep_files == "auto" and whole <= room:
-        return workspace._replace(room=room - whole)
-    return workspace._replace(keeps=False, room=room)
+        yield workspace
+        return
+    files = Path(workspace.scratch) / "files"
+    there = next(path for path in (files, *files.parents) if kind_of(path) is not None)
+    room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(there).free // 2
+    with contextlib.ExitStack() as stack:
+        keeps = config.keep_files == "auto"
+        if keeps and (size := bytes_to_keep(found, files)):
+            keeps = False
+            with contextlib.suppress(NoRoomError):
+                keeps = take_room(files, size, room, stack, keeps=True) is not None
+        yield workspace._replace(keeps=keeps, room=room)
 
 
 def scratch_apart(wanted: str | None) -> Path:

@@ -31,7 +31,7 @@ from flat_tokens.text import limits
 from flat_tokens.tools.terminal import size
 from flows.pipelines.publish import layout_of
 from tasks.config import BuildConfig, Source, available_cores
-from tasks.download.cut import is_by_ranges, lent
+from tasks.download.cut import lent
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.forgotten import forgotten_at
@@ -185,7 +185,7 @@ def _sampled(
             return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes, forgotten), parts))
 
         is_much = total > READ_AS_A_WHOLE
-        if not workspace.keeps or any(is_by_ranges(part.ranges[0].file, workspace) for part in slices):
+        if not all(part.ranges[0].file.location for part in slices):
             # A thread that has files does not wait for the room of more.
             is_much, slices = is_much or len(slices) > 1, spread(slices, 1)
         chosen = spread(slices, PIECES) if is_much else slices

@@ -56,25 +56,25 @@ def tokenize(
     """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
     which of them were there.
     """
-    workspace = fetching_to(config, target.workspace, files_of(text.pinned))
-    warn_of_separators(config, text.files)
-    recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
-    recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
-    if stored.missing:
-        warn_of_room(config, workspace, text.slices, recipe, tokenizer)
-    duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
-    sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
-    with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
-        shards = started_in_order(
-            runner,
-            under_way,
-            stored.slices.values(),
-            TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
-            SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
-        )
-        parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
-        for part in with_near_duplicates(config, target, runner, parts, output):
-            assembler.add(part)
+    with fetching_to(config, target.workspace, files_of(text.pinned)) as workspace:
+        warn_of_separators(config, text.files)
+        recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
+        recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
+        if stored.missing:
+            warn_of_room(config, workspace, text.slices, recipe, tokenizer)
+        duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
+        sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
+        with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
+            shards = started_in_order(
+                runner,
+                under_way,
+                stored.slices.values(),
+                TOKENIZE.given(recipe, workspace, stored.versions, sink),  # slice -> shard, or tokens in the version
+                SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
+            )
+            parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
+            for part in with_near_duplicates(config, target, runner, parts, output):
+                assembler.add(part)
     return stored
 
 

@@ -111,10 +111,14 @@ def download(
     meter.add("download", known_bytes, stored=known_bytes)
     cuts = list(known)
     if fresh := unknown(found, known):
-        workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root))), found)
-        step = DOWNLOAD.given(config.sources, config.slice_bytes, workspace)  # files -> digests, where they are cut
+        place = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
         left = (number for number, cut in enumerate(known) if cut is None)
-        with settled() as under_way, remembering(config, root, cuts, begun) as remember:
+        with (
+            fetching_to(config, place, found) as workspace,
+            settled() as under_way,
+            remembering(config, root, cuts, begun) as remember,
+        ):
+            step = DOWNLOAD.given(config.sources, config.slice_bytes, workspace)  # files -> digests, where they are cut
             for pack in started_in_order(runner, under_way, packs_of(fresh), step):
                 for cut in pack:
                     cuts[next(left)] = cut

@@ -106,11 +106,11 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
             "split": config.split_facts,
             **_sample(request),
         }
-        workspace = fetching_to(config, Workspace(root, staging="", scratch=os.fspath(scratch)), files_of(text.pinned))
-        seen = TextCounts()
-        texts = texts_of_sources(config, text.slices, workspace, forgotten, request, seen)
-        read_bytes = sum(slice_.text_bytes for slice_ in text.slices)
-        return _train(texts, seen, read_bytes, trained_on, request, to, seconds)
+        place, seen = Workspace(root, staging="", scratch=os.fspath(scratch)), TextCounts()
+        with fetching_to(config, place, files_of(text.pinned)) as workspace:
+            texts = texts_of_sources(config, text.slices, workspace, forgotten, request, seen)
+            read_bytes = sum(slice_.text_bytes for slice_ in text.slices)
+            return _train(texts, seen, read_bytes, trained_on, request, to, seconds)
 
 
 def train_on_version(

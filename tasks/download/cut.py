@@ -18,8 +18,8 @@ from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import NoRoomError, fetch_file, room_taken
-from tasks.download.outlines import digest_by_version, fetch_spans, outlined, spans_of, version_read
+from tasks.download.fetch import NoRoomError, fetch_file, kept_in, note_of, room_taken
+from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import naming
 from tasks.download.table import CutFile, forget_file
@@ -38,12 +38,17 @@ def cut_files(
     """Stage download: fetch some small files of a source, or one large file, and cut each into ranges of about *slice_bytes* of
     text. ValueError, naming the file, where one is damaged or not as its source says.
     """
-    if len(pack) == 1 and not is_small(pack[0]):
-        cuts = [look_into(pack[0], sources, slice_bytes, workspace)]
-    else:
-        with _removed_after(workspace, sum(map(room_for, pack)), pack[0].name) as here:
-            cuts = list(_cut_small(pack, sources, slice_bytes, here))
+    room = sum(map(room_for, pack))
+    try:
+        if len(pack) == 1 and not is_small(pack[0]):
+            raise NoRoomError
+        with _removed_after(workspace, 0 if workspace.keeps else room, pack[0].name) as here:
+            cuts = list(_cut_small(pack, sources, slice_bytes, here, _room_to_keep(pack, here) if here.keeps else room))
         cuts = cuts if workspace.keeps else list(map(_still_there, cuts))
+    except NoRoomError:
+        if half := len(pack) // 2:
+            return tuple(cut for some in (pack[:half], pack[half:]) for cut in cut_files(some, sources, slice_bytes, workspace))
+        cuts = [look_into(pack[0], sources, slice_bytes, workspace)]
     meter.add("download", sum(found.size or 0 for found in pack))
     return tuple(cuts)
 
@@ -82,6 +87,26 @@ def room_for(found: FoundFile) -> int:
     return size * ((not local) + UNPACKED_TIMES * packed)
 
 
+def bytes_to_keep(found: Iterable[FoundFile], files: Path) -> int:
+    """Bytes of a directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
+    return sum(room_for(one) for one in found if is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
+
+
+def _are_kept(found: Iterable[FoundFile | None], workspace: Workspace) -> bool:
+    """Whether files stay in the scratch directory: with a bound on it, those that ``bytes_to_keep`` has counted."""
+    return workspace.keeps and (workspace.room is None or all(map(is_whole, filter(None, found))))
+
+
+def _left(workspace: Workspace) -> int:
+    """Bytes of the scratch directory that kept files leave."""
+    return max((workspace.room or 0) - kept_in(_files(workspace)), 0)
+
+
+def _room_to_keep(found: Iterable[FoundFile], workspace: Workspace) -> int | None:
+    """Bytes that files may take that are kept: those that were counted for them, and what all kept ones leave. None: any."""
+    return None if workspace.room is None else sum(map(room_for, found)) + _left(workspace)
+
+
 @contextlib.contextmanager
 def _removed_after(workspace: Workspace, size: int, name: str) -> Iterator[Workspace]:
     """The workspace. If fetched files are not kept, one with a scratch directory of its own, which is removed at the end. All
@@ -97,11 +122,11 @@ def _removed_after(workspace: Workspace, size: int, name: str) -> Iterator[Works
 
 
 def _cut_small(
-    pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace
+    pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace, room: int | None
 ) -> Iterator[CutFile]:
     source, knows_text = sources[pack[0].source], False
     with naming(sources, pack[0].source):
-        for file, content in read_small(pack, sources, Path(workspace.scratch)):
+        for file, content in read_small(pack, sources, Path(workspace.scratch), room=room):
             if file.format == "text" and knows_text and not source.keep_columns and file.size <= slice_bytes:
                 yield CutFile(file, (Range(0, file.size, None, file.size),))  # which the reader says, too, but not as fast
                 continue
@@ -122,15 +147,15 @@ def _fetched(
     """Fetch files into the scratch directory. They are kept there, or removed when *stack* ends; until then *more* bytes of its
     room are taken, too. *digests*: of the files, if they are known.
     """
-    room, keeps = workspace.room or 0, workspace.keeps
     size = sum(one.size or 0 for one in found if "://" in one.uri)
-    wanted = more if keeps else more + min(sum(map(room_for, found)), max(room - more, size))
+    left, keeps = _left(workspace), _are_kept(found, workspace)
+    wanted = more if keeps else more + min(sum(map(room_for, found)), max(left - more, size))
     # What a packed file takes is not known before it is unpacked: at last it has all the room.
-    tries = list(dict.fromkeys((wanted, wanted if keeps else room)))
+    tries, place = list(dict.fromkeys((wanted, wanted if keeps else left))), workspace._replace(keeps=keeps)
     while True:
         most = tries.pop(0)
         with contextlib.ExitStack() as tried:
-            here = tried.enter_context(_removed_after(workspace, most, ", ".join(one.name for one in found[:3]) or "a range"))
+            here = tried.enter_context(_removed_after(place, most, ", ".join(one.name for one in found[:3]) or "a range"))
             try:
                 files = list(_read_files(found, most - more, sources, here, digests))
             except NoRoomError:
@@ -152,13 +177,14 @@ def _read_files(
 ) -> Iterator[SourceFile]:
     """Fetch files. *left*: bytes that all of them may take, if they are not kept."""
 
-    def most(one: FoundFile) -> int | None:
-        return left if not here.keeps else None if here.room is None else room_for(one) + here.room
+    def most(*some: FoundFile) -> int | None:
+        return left if not here.keeps else _room_to_keep(some, here)
 
     scratch = Path(here.scratch)
     alone = ((fetch_file(one, sources, scratch, room=most(one)), None) for one in found)
     is_pack = found and all(map(is_small, found))
-    for one, (file, _) in zip(found, read_small(found, sources, scratch, digests) if is_pack else alone, strict=True):
+    files = read_small(found, sources, scratch, digests, most(*found)) if is_pack else alone
+    for one, (file, _) in zip(found, files, strict=True):
         left -= copied_bytes(one, file)
         if left < 0 and not here.keeps:
             raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. Raise it.")
@@ -268,7 +294,7 @@ def _return(key: tuple[Any, ...]) -> None:
 
 def _stays(slice_: Slice, workspace: Workspace) -> bool:
     """Whether all that is fetched for a slice is kept."""
-    return workspace.keeps and not any(is_by_ranges(part.file, workspace) for part in slice_.ranges)
+    return _are_kept((part.file.found for part in slice_.ranges), workspace)
 
 
 def _key(slice_: Slice, workspace: Workspace) -> tuple[Any, ...]:

@@ -64,7 +64,8 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, roo
 
 def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) -> SourceFile:
     is_local = "://" not in found.uri
-    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, source.max_bytes)
+    limit = source.max_bytes if room is None else min(room, source.max_bytes or MAX_BYTES)
+    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, limit)
     before = stamp(os.fspath(path))
     if is_local:
         found = found._replace(size=before[0], stamp=before)
@@ -110,30 +111,51 @@ def halves_in(files: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
     """A directory among fetched files for *size* bytes of the *room* that processes share there. It waits until these are free,
-    at last until nobody else has any. Each notes what it takes in the lock of its directory, which ends with it.
+    at last until nobody else has any. Each notes what it takes in the lock of its directory, which ends with it. NoRoomError if
+    files that are kept have the room.
     """
-    make_directory(files)
     with contextlib.ExitStack() as stack:
-        while (own := _take_room(files, size, room, stack)) is None:
+        while (own := take_room(files, size, room, stack)) is None:
             time.sleep(ROOM_SECONDS)
         yield own
 
 
-def _take_room(files: Path, size: int, room: int, stack: contextlib.ExitStack) -> Path | None:
-    """The same, until *stack* ends; None if the bytes are not free now."""
-    taken = 0
+def take_room(files: Path, size: int, room: int, stack: contextlib.ExitStack, *, keeps: bool = False) -> Path | None:
+    """The same, until *stack* ends; None if the bytes are not free now. *keeps*: they are of files that stay after it."""
+    make_directory(files)
     with open(files / ".lock", "ab") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         sweep(os.fspath(files))
-        for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
-            with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
-                taken += int(lock.read_text() or 0)
-        if taken and taken + size > room:
-            return None
+        taken, kept = _taken_in(files)
+        if taken + kept + size > room:
+            if taken:
+                return None
+            raise NoRoomError(
+                f"{files} keeps {kept:,} bytes of this and other builds, and {size:,} more are over scratch_bytes, {room:,}. "
+                "Raise it, or remove files there while nothing is built."
+            )
         own = stack.enter_context(halves_in(files))
         with named_errors(own):
-            own.with_suffix(".lock").write_text(str(size))
+            own.with_suffix(".lock").write_text(f"0 {kept + size}" if keeps else f"{size} 0")
         return own
+
+
+def kept_in(files: Path) -> int:
+    """Bytes of the fetched files that stay in a directory, or will, as processes have noted."""
+    return _taken_in(files)[1] if kind_of(files) else 0
+
+
+def _taken_in(files: Path) -> tuple[int, int]:
+    """Bytes that are taken until files are removed, and those of the files that stay."""
+    taken = kept = 0
+    for entry in os.scandir(files):
+        with contextlib.suppress(FileNotFoundError):
+            kept += entry.stat().st_size * entry.is_file()
+    for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
+        with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
+            size, later = map(int, (lock.read_text() or "0 0").split())
+            taken, kept = taken + size, max(kept, later)
+    return taken, kept
 
 
 def check_remote(found: FoundFile) -> None:
@@ -149,7 +171,7 @@ def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
         check_remote(found)
     if found.uri.startswith(("hf://", "datasets://")) and not found.uri.startswith(BUCKETS):
         return fetch_hub(found, files)
-    note = files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
+    note = note_of(found, files)
     with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
         if found.immutable and (known := _noted(note)):
             return known
@@ -160,6 +182,11 @@ def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
         path = _settle(halves / "raw", files / f"{sha256}.raw", sha256)
         Store.at(files, staging=os.fspath(halves)).put(note.name, json.dumps({"uri": found.uri, "sha256": sha256}).encode())
     return path
+
+
+def note_of(found: FoundFile, files: Path) -> Path:
+    """The file that says which copy of a version is here."""
+    return files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
 
 
 @contextlib.contextmanager
@@ -202,7 +229,9 @@ def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str
     sha256 = hashlib.sha256()
     state: dict[str, str] = {}
     limit, whose = (
-        (most or MAX_BYTES, "source.max_bytes") if found.size is None else (found.size, "the size that the server said")
+        (most or MAX_BYTES, "source.max_bytes or left of scratch_bytes")
+        if found.size is None
+        else (found.size, "the size that the server said")
     )
     check_room(file, found.size or 0)
 
@@ -214,7 +243,7 @@ def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str
                 file.truncate()
                 sha256, size = hashlib.sha256(), start
             if size + len(block) > limit:
-                remedy = "it changed while it was fetched" if found.size is not None else "set source.max_bytes if it is trusted"
+                remedy = "it changed while it was fetched" if found.size is not None else "raise that if it is trusted"
                 raise ValueError(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
             file.write(block)
             sha256.update(block)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flat_tokens.extras import pa
 from flat_tokens.stores.answers import bounded, check_encoding
@@ -21,6 +22,7 @@ from flat_tokens.text.formats import FORMATS, named_format
 from flat_tokens.text.rows import Outline, Span
 from tasks.config import DocumentPolicy, Source
 from tasks.download.fetch import UNKNOWN_BYTES, check_remote, halves_in
+from tasks.download.small import is_small
 from tasks.download.sources import TIMEOUT, fetching
 from tasks.download.tables import TABLE
 from tasks.locations import checked_session
@@ -34,6 +36,9 @@ END_BYTES = 1 << 16
 OUTLINE_BYTES = 1 << 20
 REQUESTS = 8
 """Requests at a time for a slice."""
+WEB = ("http://", "https://")
+_sending = dict[str, bool]()
+"""Whether web servers send ranges, as far as they were asked."""
 
 
 class NoRangesError(ValueError):
@@ -50,10 +55,47 @@ def outline_of(found: FoundFile) -> Outline | None:
     return FORMATS[kind].outline if found.name.lower().endswith(FORMATS[kind].endings) else None
 
 
+def is_whole(found: FoundFile) -> bool:
+    """Whether a file is fetched as a whole: a small one, one of another format, or one of a web server that sends no ranges."""
+    return outline_of(found) is None or is_small(found) or not _sends_ranges(found)
+
+
+def servers_of_whole(found: Iterable[FoundFile]) -> tuple[str, ...]:
+    """Web servers whose Parquet and Arrow files are fetched as a whole: they send no ranges, or no sizes or strong ETags."""
+    fit = (one for one in found if one.uri.startswith(WEB) and outline_of(one._replace(size=one.size or 1, immutable="ETag:")))
+    return tuple(sorted({_server_of(one) for one in fit if not is_small(one) and is_whole(one)}))
+
+
+def _server_of(found: FoundFile) -> str:
+    return "{0.scheme}://{0.netloc}".format(urlsplit(found.uri))
+
+
+def _sends_ranges(found: FoundFile) -> bool:
+    """Whether ranges of a file are sent. A web server is asked once, for what is read first."""
+    if not found.uri.startswith(WEB):
+        return True
+    if (server := _server_of(found)) not in _sending:
+        try:
+            _of_outline(found, _end_span(found))
+        except NoRangesError:
+            _sending[server] = False
+            logger.info("%s sends no ranges: its files are fetched as a whole", server)
+        except (OSError, ValueError):
+            return True  # reading the file says what is wrong
+        else:
+            _sending[server] = True
+    return _sending[server]
+
+
+def _end_span(found: FoundFile) -> Span:
+    size = found.size or 0
+    return max(0, size - END_BYTES), size
+
+
 def bytes_to_cut(found: FoundFile) -> int:
     """About how many bytes must be fetched to cut a file into slices."""
     size = UNKNOWN_BYTES if found.size is None else found.size
-    return min(size, OUTLINE_BYTES) if outline_of(found) else size
+    return size if is_whole(found) else min(size, OUTLINE_BYTES)
 
 
 def digest_by_version(found: FoundFile) -> str:
@@ -82,7 +124,7 @@ def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | No
     needs. None where the file has to be fetched.
     """
     outline, kind = outline_of(found), named_format(found.name)
-    if outline is None or kind is None or found.size is None or source.format not in ("auto", kind):
+    if outline is None or kind is None or found.size is None or source.format not in ("auto", kind) or not _sends_ranges(found):
         yield None
         return
     check_remote(found)
@@ -106,8 +148,7 @@ def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | No
 
 def _end_of(found: FoundFile, mark: bytes) -> tuple[int, bytes]:
     """Where the footer of a file begins, and its bytes to the file's end."""
-    size = found.size or 0
-    start = max(0, size - END_BYTES)
+    start, size = _end_span(found)
     end = _of_outline(found, (start, size))
     least = len(mark) + 4
     length = int.from_bytes(end[-least : -len(mark)], "little") + least
@@ -144,7 +185,7 @@ def fetch_spans(found: FoundFile, spans: Iterable[Span], path: Path) -> None:
 def _read(found: FoundFile, span: Span) -> bytes:
     """Bytes of a remote file. ValueError where it is not of the version that was found any more."""
     try:
-        if found.uri.startswith(("http://", "https://")):
+        if found.uri.startswith(WEB):
             answer = fetching(lambda: _of_server(found, span), found.uri)
             if isinstance(answer, ValueError):
                 raise answer

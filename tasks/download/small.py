@@ -19,12 +19,12 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
-from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
+from tasks.download.fetch import NoRoomError, check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
 from tasks.download.hub import BUCKETS, fetch_hub
 from tasks.download.sources import naming
 from tasks.download.tables import TABLE
 from tasks.locations import readable_directory
-from tasks.models import FoundFile, SourceFile, Stamp, stamp_of
+from tasks.models import FoundFile, SourceFile, Stamp, stamp_of, version_of
 
 SMALL_BYTES = 1 << 20
 """Bytes of a small file, at most."""
@@ -66,14 +66,15 @@ def read_small(
     sources: tuple[Source, ...],
     scratch: Path,
     digests: Sequence[str] = (),
+    room: int | None = None,
 ) -> Iterator[tuple[SourceFile, bytes | None]]:
     """Small files of one source, in order, each with the bytes of its text; None where they are not in memory. *digests*: theirs,
-    where they are known. As ``fetch_file`` otherwise.
+    where they are known. *room*: bytes that all of them may take in *scratch*. As ``fetch_file`` otherwise.
     """
     source, files = sources[pack[0].source], scratch / "files"
-    alone = partial(fetch_file, sources=sources, scratch=scratch)
     with contextlib.ExitStack() as stack, naming(sources, pack[0].source):
-        keep = _Keeper(files, stack)
+        keep = _Keeper(files, stack, room)
+        alone = partial(fetch_file, sources=sources, scratch=scratch, room=room)
         is_local = "://" not in pack[0].uri
         raws = _from_disk(pack) if is_local else _from_store(pack, files, digests)
         for found, raw in zip(pack, raws, strict=True):
@@ -83,7 +84,7 @@ def read_small(
             data, location, stamp = raw
             sha256 = hashlib.sha256(data).hexdigest()
             if not location:
-                location, stamp = keep(f"{sha256}.raw", data)
+                location, stamp = keep(f"{sha256}.raw", data, found.name)
             text = data
             if ending := compression_of(data[:HEAD_BYTES], found.name):
                 parts = _unpacked(data, ending, found.name, source.max_expansion or limits.MAX_EXPANSION)
@@ -91,7 +92,7 @@ def read_small(
                     yield alone(found), None
                     continue
                 text = parts
-                location, stamp = keep(sha256, text)
+                location, stamp = keep(sha256, text, found.name)
             kind = detect_format(text[:HEAD_BYTES], found.name, source.file_format)
             file = SourceFile(found.source, found.name, len(text), sha256, kind, location, found.split, stamp, found)
             yield file._replace(line_ends="crlf") if may_be_crlf(source, kind) and b"\r\n" in text else file, text
@@ -102,18 +103,22 @@ class _Keeper:
     of that name with other bytes would be read as text.
     """
 
-    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
-        self._directory, self._stack = directory, stack
+    def __init__(self, directory: Path, stack: contextlib.ExitStack, room: int | None) -> None:
+        self._directory, self._stack, self._left = directory, stack, room
         self._halves: Path | None = None
         self._new: list[Path] = []
 
-    def __call__(self, name: str, data: bytes) -> tuple[str, Stamp]:
-        """Path and stamp of the file *name*, which has *data*. One that has it stays: somebody may be reading it."""
+    def __call__(self, name: str, data: bytes, of: str) -> tuple[str, Stamp]:
+        """Path and stamp of the file *name*, which has *data* of the file *of* of the source. One that has it stays."""
         path = self._directory.absolute() / name
         with contextlib.suppress(OSError):
             kept, stamp = _whole(os.fspath(path), len(data))
             if kept == data:
                 return os.fspath(path), stamp
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                raise NoRoomError(f"{of} takes {-self._left:,} bytes more than scratch_bytes leaves. Raise it.")
         if self._halves is None:
             self._stack.callback(self._sync)
             self._halves = self._stack.enter_context(halves_in(self._directory))
@@ -214,10 +219,19 @@ def _at_once(left: Sequence[FoundFile]) -> Iterator[Raw | None]:
     stops = [(found.size or 0) + 1 for found in left]
     some = [k for k, found in enumerate(left) if found.size]
     answers = dict(zip(some, store.read_ranges([keys[k] for k in some], [0] * len(some), [stops[k] for k in some]), strict=True))
-    for k, found in enumerate(left):
-        data = answers.get(k, b"")
-        is_it = isinstance(data, bytes) and len(data) == found.size and _is_of(data, found.immutable)
-        yield Raw(data) if is_it and isinstance(data, bytes) else None
+    store.fs.invalidate_cache()
+
+    def raw(k: int) -> Raw | None:
+        data, found = answers.get(k, b""), left[k]
+        if not isinstance(data, bytes) or len(data) != found.size:
+            return None
+        try:
+            return Raw(data) if _is_of(data, found.immutable) or version_of(store.info(keys[k])) == found.immutable else None
+        except FileNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(FETCHERS, "fetch") as pool:
+        yield from pool.map(raw, range(len(left)))
 
 
 def _is_of(data: bytes, immutable: str | None) -> bool:

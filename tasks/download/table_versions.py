@@ -49,7 +49,9 @@ def reading(what: str, read: Callable[[], T]) -> T:
     except (TableError, ModuleNotFoundError, MemoryError):
         raise
     except Exception as error:  # every library and store has errors of its own
-        first = brief(error).split(" 0: <unknown>")[0]
+        # The cause of what pyiceberg raises for a catalog's answer is an HTTP status, without the catalog's words.
+        said = " ".join(str(error).split()) if type(error).__module__.startswith("pyiceberg.") else brief(error)
+        first = said.split(" 0: <unknown>")[0]
         raise TableError(
             f"{what} cannot be read: {first}. If it is being written, try again later; else check the address, the version and "
             "the credentials in the environment."

@@ -451,6 +451,12 @@ class Webhook(BaseHTTPRequestHandler):
         """Nothing."""
 
 
+def registered(service: Service, block: str) -> subprocess.CompletedProcess[str]:
+    """Register the service, with a block for notifications."""
+    command = [sys.executable, "deployments/register.py", "--notify", block]
+    return subprocess.run(command, cwd=CHECKOUT, env=service.environment, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def pager(service: Service) -> Iterator[None]:
     """A block tells of what happens."""
@@ -465,14 +471,7 @@ def pager(service: Service) -> Iterator[None]:
                 json_data={"subject": "{{subject}}", "body": "{{body}}"},
             )
             block.save("pager", overwrite=True)
-        told = subprocess.run(
-            [sys.executable, "deployments/register.py", "--notify", "custom-webhook/pager"],
-            cwd=CHECKOUT,
-            env=service.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        told = registered(service, "custom-webhook/pager")
         assert told.returncode == 0, told.stderr
         yield
     finally:
@@ -545,14 +544,7 @@ def test_an_unknown_block_is_told_before_anything_is_registered(service: Service
 
 
 def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service: Service) -> None:
-    told = subprocess.run(
-        [sys.executable, "deployments/register.py", "--notify", "slack/alerts"],
-        cwd=CHECKOUT,
-        env=service.environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    told = registered(service, "slack/alerts")
     assert (told.returncode, told.stdout) == (1, "")
     assert re.search(r"There is no type 'slack'; there are .*slack-webhook", told.stderr)
 

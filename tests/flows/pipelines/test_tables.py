@@ -85,6 +85,19 @@ def merged(table: Any) -> None:
     merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
 
 
+def refreshed(
+    changes: list[tuple[Change, str, int]], load: Callable[[], Any], options: Settings, tmp_path: Path, seen: list[str]
+) -> RefreshResult:
+    """Change a table and refresh after each change: what changed is tokenized, the version is that of a build from nothing."""
+    for change, headline, count in changes:
+        seen.clear()
+        change(load())
+        again = refresh_here(options)
+        assert (again.changes.headline.partition(", web.")[0], len({*seen})) == (headline, count)
+        assert made_from_nothing(again, options, tmp_path)
+    return again
+
+
 def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path, tokenized: list[str]) -> None:  # noqa: F811
     place = str(tmp_path / "tab")
     for first in range(0, 100, 5):
@@ -99,12 +112,7 @@ def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path,
         (lambda table: table.update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
         (lambda table: table.delete("n = 98"), "1 file added, 1 removed", 1),
     ]
-    for change, headline, count in changes:
-        tokenized.clear()
-        change(delta(place))
-        again = refresh_here(options)
-        assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
-        assert made_from_nothing(again, options, tmp_path)
+    again = refreshed(changes, lambda: delta(place), options, tmp_path, tokenized)
     source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
     assert (source["from"], source["revision"]) == ("local files (tab) (Delta table)", str(delta(place).version()))
     assert plan(BuildConfig.model_validate(options)).pinned == {"web": f"local files (tab) (Delta table) at {source['revision']}"}
@@ -158,7 +166,9 @@ def test_a_rest_catalog_names_tables(tmp_path: Path, catalog: Any) -> None:
         for version, count in (("latest", 7), ("main", 7), ("audit", 5), ("of today", 5), (first, 5)):
             options = {**settings(tmp_path, "texts.web", catalog=url, version=version), "output": f"{tmp_path}/{version}"}
             assert len(documents(build_here(options).path)) == count
-        with pytest.raises(ValueError, match=rf"Iceberg table texts.none of catalog {url} cannot be read: 404"):
+        with pytest.raises(
+            ValueError, match=rf"Iceberg table texts.none of catalog {url} cannot be read: NoSuchTable.*texts.none"
+        ):
             build_here(settings(tmp_path, "texts.none", catalog=url))
     with pytest.raises(ValueError, match=rf"Iceberg table texts.web of catalog {url} cannot be read: .*refused"):
         build_here(settings(tmp_path, "texts.web", catalog=url))
@@ -185,13 +195,8 @@ def test_a_refresh_of_an_iceberg_table_reads_the_files_that_changed(
             0,
         ),
     ]
-    for change, headline, count in changes:
-        tokenized.clear()
-        change(table)
-        table = catalog.load_table("texts.web")
-        again = refresh_here(options)
-        assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
-        assert made_from_nothing(again, options, tmp_path)
+    again = refreshed(changes, lambda: catalog.load_table("texts.web"), options, tmp_path, tokenized)
+    table = catalog.load_table("texts.web")
     source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
     assert source["revision"] == str(table.current_snapshot().snapshot_id)
     assert source["from"] == "local files (web) (Iceberg table)"

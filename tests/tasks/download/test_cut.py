@@ -98,13 +98,7 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
     assert known.cuts == cut.cuts
     assert known.file == cut.file._replace(location="", stamp=(), found=found)
-    assert fetched == ["a.parquet"]
-
-
-def test_a_file_that_is_here_is_read_in_place(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
-    found, sources = write_file(tmp_path)
-    cut = cut_file(found, sources, SLICE_BYTES, place)
-    assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)
+    assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)  # it is here, and read in place
     assert fetched == ["a.parquet"]
 
 

@@ -243,17 +243,20 @@ def test_a_broken_connection_goes_on_behind_what_came(server: Server, tmp_path: 
     assert starts[0] < starts[1] <= starts[0] + 300_000
 
 
-def test_a_reset_connection_is_tried_again(server: Server, tmp_path: Path, waits: list[float]) -> None:
-    server.moves = [well, resetting(600_000), resetting(0)]
+@pytest.mark.parametrize(
+    ("moves", "with_ranges", "asked", "waited"),
+    [
+        ([resetting(600_000), resetting(0)], True, 4, 2),
+        ([breaking(600_000), breaking(900_000)], False, 4, 2),  # it begins anew
+        ([breaking(300_000), *[busy(503)] * 6] * 3, True, 23, 21),  # progress gives it new tries
+    ],
+)
+def test_a_connection_that_breaks_is_tried_again(
+    server: Server, tmp_path: Path, waits: list[float], moves: list[Any], with_ranges: bool, asked: int, waited: int
+) -> None:
+    server.with_ranges, server.moves = with_ranges, [well, *moves]
     assert is_whole(bring(server.url(), tmp_path))
-    assert len(waits) == 2
-
-
-def test_a_server_without_ranges_begins_anew(server: Server, tmp_path: Path) -> None:
-    server.with_ranges = False
-    server.moves = [well, breaking(600_000), breaking(900_000)]
-    assert is_whole(bring(server.url(), tmp_path))
-    assert len(server.seen) == 4
+    assert (len(server.seen), len(waits)) == (asked, waited)
 
 
 def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Server, tmp_path: Path) -> None:
@@ -263,12 +266,6 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Serve
     with pytest.raises(OSError, match=r"cannot be fetched \(8 tries\)"):
         bring(server.url(), tmp_path)
     assert len(server.seen) < 12
-
-
-def test_progress_gives_a_flaky_server_new_tries(server: Server, tmp_path: Path) -> None:
-    server.body = BODY[: 1 << 20]
-    server.moves = [well, *[breaking(300_000), *[busy(503)] * 6] * 3]
-    assert is_whole(bring(server.url(), tmp_path), server.body)
 
 
 def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path, waits: list[float]) -> None:
@@ -320,7 +317,7 @@ GZIP = f"{HEAD}\r\nContent-Encoding: GZIP"
     [
         (100, without_end(HEAD), "it has more than 100 bytes, which is the size that the server said"),
         (100, without_end(f"{HEAD}\r\nContent-Length: {1 << 40}"), "it has more than 100 bytes"),
-        (None, without_end(HEAD), r"more than 300,000 bytes, which is source\.max_bytes: set source\.max_bytes if"),
+        (None, without_end(HEAD), r"more than 300,000 bytes, which is source\.max_bytes or left of scratch_bytes: raise that if"),
         (100, without_end(GZIP), r"sends it packed \(Content-Encoding 'GZIP'\), which was not asked for"),
         (100, without_end("302 Found\r\nLocation: /files/data.jsonl"), "HTTP status 302"),
         (1 << 20, without_end(HEAD, b"x", 0.01), r"\(8 tries\).* the least speed is 1,000 bytes a second"),
@@ -479,6 +476,9 @@ def test_packed_files_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert Path(file.location).read_bytes() == BODY
     assert (file.size, file.format) == (len(BODY), "jsonl")
     assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    for note in (tmp_path / "scratch").rglob("*.json"):
+        note.unlink()  # it is unpacked again, and a copy that somebody reads stays the same file
+    assert fetch(local(path), tmp_path / "scratch") == file
     monkeypatch.setattr("tasks.download.fetch.unpacked", None)
     assert fetch(local(path), tmp_path / "scratch") == file
 
@@ -511,16 +511,6 @@ def test_damaged_packed_files_are_refused_before_any_of_them_is_used(
     with pytest.raises(ValueError, match=rf"^data.jsonl.{kind} is damaged at byte \d+ or before: "):
         fetch(local(path), tmp_path / "scratch")
     assert [file.name for file in (tmp_path / "scratch").rglob("*") if file.is_file()] == []
-
-
-def test_equal_packed_files_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """A copy that somebody reads stays the same file, even where its note is lost and it is unpacked again."""
-    path = tmp_path / "data.jsonl.gz"
-    path.write_bytes(packed("gz", BODY))
-    first = fetch(local(path), tmp_path / "scratch")
-    for note in (tmp_path / "scratch").rglob("*.json"):
-        note.unlink()
-    assert fetch(local(path), tmp_path / "scratch") == first
 
 
 def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import re
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,17 +23,19 @@ import pytest
 import flat_tokens
 import tasks.download.cut
 from flat_tokens.stores.store import Store
+from flows.commands.build import plan_text
 from flows.pipelines.build import build
 from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import lent, look_into
-from tasks.download.fetch import room_taken
+from tasks.download.fetch import NoRoomError, room_taken, take_room
 from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.output.staging import Workspace
 from tests.faults.stores import BUCKETS, Bucket
+from tests.flows.runners.test_work_pool import served
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
@@ -94,7 +101,7 @@ def left_in(config: BuildConfig) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["w.parquet", "w.arrow"])
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, ("abfs", "")], indirect=["bucket"])
 def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
     write(tmp_path / name, wide())
@@ -115,10 +122,10 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
     assert [path.stat().st_size for path in left_in(kept) if path.suffix == ".raw"] == [len(data)]
     assert built(settings(tmp_path / "local", str(tmp_path / name)))[1] == documents
     files = json.loads((tmp_path / "ranges" / "latest" / "manifest.json").read_text())["provenance"]["sources"][0]["files"]
-    assert files[0]["version"].startswith('ETag:"' if bucket.protocol == "s3" else "generation:")
+    assert files[0]["version"].startswith({"s3": 'ETag:"', "gs": "generation:", "abfs": "etag:"}[bucket.protocol])
 
 
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, ("abfs", "")], indirect=["bucket"])
 def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
     name = "w.parquet"
     for seed in (0, 1):
@@ -194,10 +201,10 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
 
 
 def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
-    """One that takes too much waits for the others; not for one that was killed."""
+    """One that takes too much waits for the others, not for a killed one. It is an error if files that are kept have the room."""
     dead = tmp_path / "_staging" / "fetch" / "killed.lock"
     dead.parent.mkdir(parents=True)
-    dead.write_text("10")
+    dead.write_text("10 0")
     order = list[str]()
 
     def second() -> None:
@@ -212,6 +219,46 @@ def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
             order.append("first")
         waits.result()
     assert order == ["first", "second"]
+    with contextlib.ExitStack() as stack:
+        assert take_room(tmp_path, 7, 10, stack, keeps=True)
+        with pytest.raises(NoRoomError, match="keeps 7 bytes of this and other builds, and 5 more are over scratch_bytes, 10"):
+            second()
+    (tmp_path / "kept.raw").write_bytes(b"6 here")
+    with pytest.raises(NoRoomError, match="keeps 6 bytes"):
+        second()
+
+
+@pytest.mark.slow
+def test_builds_at_once_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket) -> None:
+    """One keeps its files; the other has no room for that, and removes them."""
+    builds, seen, line = list[subprocess.Popen[bytes]](), 0, json.dumps({"text": "salt wind " * 99}) + "\n"
+    for name in "ab":
+        for number in range(3):
+            put(bucket, f"{name}/{number}.jsonl", line.encode() * 2000)
+        made = settings(tmp_path / name, f"{bucket.url}/{name}", scratch=str(tmp_path), scratch_bytes=9_000_000)
+        made_as = tmp_path / f"{name}.yaml"
+        made_as.write_text(made.model_dump_json(exclude_unset=True))
+        builds.append(subprocess.Popen([sys.executable, "-m", "flows", "build", made_as, "--no-server", "--quiet"]))
+    while any(build.poll() is None for build in builds):
+        here = sum(path.stat().st_size for path in (tmp_path / "files").glob("**/*.raw") if path.exists())
+        seen = max(seen, here)
+        time.sleep(0.02)
+    assert [build.returncode for build in builds] == [0, 0]
+    assert 0 < seen <= 9_000_000
+
+
+def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path: Path) -> None:
+    """``plan`` names it, and they take room as others do."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    write(tmp_path / "w.parquet", wide())
+    size = (tmp_path / "w.parquet").stat().st_size
+    with served(tmp_path, port):
+        config = settings(tmp_path / "out", f"http://127.0.0.1:{port}/w.parquet", scratch_bytes=size + 99)
+        forecast = "".join(plan_text(plan(config)))
+        assert f"http://127.0.0.1:{port} sends no ranges or no strong ETags: its files are fetched as a whole" in forecast
+        assert len(built(config)[1]) == ROWS
+    assert [path.stat().st_size for path in left_in(config) if path.suffix == ".raw"] == [size]
 
 
 def test_spans_that_meet_or_lie_in_each_other_are_read_once() -> None:
