@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -359,7 +359,7 @@ def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
     return scratch_apart(request.scratch)
 
 
-@contextlib.contextmanager
+@contextmanager
 def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Iterator[Workspace]:
     """The workspace with what becomes of fetched files, by their sizes and the room in scratch. That of files to be kept is taken
     within the block.
@@ -370,11 +370,11 @@ def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[Found
     files = Path(workspace.scratch) / "files"
     there = next(path for path in (files, *files.parents) if kind_of(path) is not None)
     room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(there).free // 2
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         keeps = config.keep_files == "auto"
         if keeps and (size := bytes_to_keep(found, files)):
             keeps = False
-            with contextlib.suppress(NoRoomError):
+            with suppress(NoRoomError):
                 keeps = take_room(files, size, room, stack, keeps=True) is not None
         yield workspace._replace(keeps=keeps, room=room)
 

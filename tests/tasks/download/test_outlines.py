@@ -235,10 +235,10 @@ def test_builds_at_once_never_take_more_than_the_bound(tmp_path: Path, bucket: B
     for name in "ab":
         for number in range(3):
             put(bucket, f"{name}/{number}.jsonl", line.encode() * 2000)
+        config = tmp_path / f"{name}.yaml"
         made = settings(tmp_path / name, f"{bucket.url}/{name}", scratch=str(tmp_path), scratch_bytes=9_000_000)
-        made_as = tmp_path / f"{name}.yaml"
-        made_as.write_text(made.model_dump_json(exclude_unset=True))
-        builds.append(subprocess.Popen([sys.executable, "-m", "flows", "build", made_as, "--no-server", "--quiet"]))
+        config.write_text(made.model_dump_json(exclude_unset=True))
+        builds.append(subprocess.Popen([sys.executable, "-m", "flows", "build", config, "--no-server", "--quiet"]))
     while any(build.poll() is None for build in builds):
         here = sum(path.stat().st_size for path in (tmp_path / "files").glob("**/*.raw") if path.exists())
         seen = max(seen, here)
