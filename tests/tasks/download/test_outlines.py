@@ -39,7 +39,7 @@ from tests.flows.runners.test_work_pool import served
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
-GS = pytest.param("gs", "", marks=pytest.mark.slow)
+GS, AZURE = (pytest.param(protocol, "", marks=pytest.mark.slow) for protocol in ("gs", "abfs"))
 ROWS, COLUMNS = 2000, 200
 TEXTS = [f"document {row} " + "salt wind " * (row % 40) for row in range(ROWS)]
 
@@ -101,7 +101,7 @@ def left_in(config: BuildConfig) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["w.parquet", "w.arrow"])
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, ("abfs", "")], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, AZURE], indirect=["bucket"])
 def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
     write(tmp_path / name, wide())
@@ -125,7 +125,7 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
     assert files[0]["version"].startswith({"s3": 'ETag:"', "gs": "generation:", "abfs": "etag:"}[bucket.protocol])
 
 
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, ("abfs", "")], indirect=["bucket"])
+@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, AZURE], indirect=["bucket"])
 def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
     name = "w.parquet"
     for seed in (0, 1):
