@@ -173,14 +173,14 @@ SABOTAGES = (
         "flat_tokens/stores/local.py",
         "                goes = self._in_staging\n",
         "                os.unlink(self._temporary)\n                goes = self._in_staging\n",
-        "--only power --under streamed$ --every 2",
+        "--only power --under streamed$ --every 4",
     ),
     Sabotage(
         "an object that is whole is not synced",
         "flat_tokens/stores/local.py",
         "                if self._durable:\n                    os.fsync(self._fd)\n",
         "",
-        "--only power --under streamed$ --every 4",
+        "--only power --under streamed$ --every 7",
     ),
     Sabotage(
         "a version can be opened before it has a manifest",
