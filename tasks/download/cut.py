@@ -9,7 +9,7 @@ import platform
 import stat
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import NoRoomError, fetch_file, kept_in, note_of, room_taken
+from tasks.download.fetch import MORE_ROOM, NoRoomError, fetch_file, kept_in, note_of, room_taken
 from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import naming
@@ -108,7 +108,9 @@ def _room_to_keep(found: Iterable[FoundFile], workspace: Workspace) -> int | Non
 
 
 @contextlib.contextmanager
-def _removed_after(workspace: Workspace, size: int, name: str) -> Iterator[Workspace]:
+def _removed_after(
+    workspace: Workspace, size: int, name: str, waiting: Callable[[], object] = lambda: None
+) -> Iterator[Workspace]:
     """The workspace. If fetched files are not kept, one with a scratch directory of its own, which is removed at the end. All
     processes of a machine share the room: it waits until *size* bytes of that are free, at last until nobody else has any.
     """
@@ -117,7 +119,7 @@ def _removed_after(workspace: Workspace, size: int, name: str) -> Iterator[Works
         return
     if size > workspace.room:
         raise NoRoomError(f"{name} takes {size:,} bytes, and scratch_bytes is {workspace.room:,}. Raise it.")
-    with room_taken(_files(workspace), size, workspace.room) as own:
+    with room_taken(_files(workspace), size, workspace.room, waiting) as own:
         yield workspace if workspace.keeps else workspace._replace(scratch=os.fspath(own))
 
 
@@ -143,6 +145,7 @@ def _fetched(
     workspace: Workspace,
     stack: contextlib.ExitStack,
     digests: Sequence[str] = (),
+    waiting: Callable[[], object] = lambda: None,
 ) -> list[SourceFile]:
     """Fetch files into the scratch directory. They are kept there, or removed when *stack* ends; until then *more* bytes of its
     room are taken, too. *digests*: of the files, if they are known.
@@ -155,7 +158,8 @@ def _fetched(
     while True:
         most = tries.pop(0)
         with contextlib.ExitStack() as tried:
-            here = tried.enter_context(_removed_after(place, most, ", ".join(one.name for one in found[:3]) or "a range"))
+            name = ", ".join(one.name for one in found[:3]) or "a range"
+            here = tried.enter_context(_removed_after(place, most, name, waiting))
             try:
                 files = list(_read_files(found, most - more, sources, here, digests))
             except NoRoomError:
@@ -187,7 +191,7 @@ def _read_files(
     for one, (file, _) in zip(found, files, strict=True):
         left -= copied_bytes(one, file)
         if left < 0 and not here.keeps:
-            raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. Raise it.")
+            raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. {MORE_ROOM}")
         yield file
 
 
@@ -206,7 +210,11 @@ def is_by_ranges(file: SourceFile, workspace: Workspace) -> bool:
 
 
 def _brought(
-    parts: Sequence[FileRange], sources: tuple[Source, ...], workspace: Workspace, stack: contextlib.ExitStack
+    parts: Sequence[FileRange],
+    sources: tuple[Source, ...],
+    workspace: Workspace,
+    stack: contextlib.ExitStack,
+    waiting: Callable[[], object],
 ) -> Iterator[SourceFile]:
     """The files of ranges, fetched until *stack* ends, or to be kept. Of a file that is read by ranges, what its range needs."""
     spans = dict[int, tuple[SourceFile, list[Span]]]()
@@ -218,7 +226,8 @@ def _brought(
             spans[number] = outline, spans_of(part, outline._replace(partitions=part.file.partitions), source)
     whole = [part.file for number, part in enumerate(parts) if number not in spans]
     more = sum(stop - start for _, some in spans.values() for start, stop in some)
-    fetched = _fetched([_there(file) for file in whole], more, sources, workspace, stack, [file.sha256 for file in whole])
+    digests = [file.sha256 for file in whole]
+    fetched = _fetched([*map(_there, whole)], more, sources, workspace, stack, digests, waiting)
     for number, part in enumerate(parts):
         if number not in spans:
             yield fetched.pop(0)
@@ -254,10 +263,12 @@ _lent: defaultdict[tuple[Any, ...], Lent] = defaultdict(Lent)
 
 
 @contextlib.contextmanager
-def lent(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Iterator[Slice]:
+def lent(
+    slice_: Slice, sources: tuple[Source, ...], workspace: Workspace, waiting: Callable[[], object] = lambda: None
+) -> Iterator[Slice]:
     """A slice that this machine can read, within the block. Files that are not here are fetched, once for all threads. They are
-    kept, or removed after the last slice of them that ``fetched_ahead`` knows. ValueError where one cannot be had here, or has
-    changed.
+    kept, or removed after the last slice of them that ``fetched_ahead`` knows. *waiting* is called while there is no room for
+    them: slices that have it may wait for this one. ValueError where one cannot be had here, or has changed.
     """
     here = list(_located(slice_.ranges, workspace))
     missing = [part for part, found in zip(slice_.ranges, here, strict=True) if found is None]
@@ -273,7 +284,7 @@ def lent(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> It
             ready = [part._replace(file=file) for part, file in zip(slice_.ranges, shared.files, strict=False)]
             if not ready or not all(_located(ready, workspace)):
                 with contextlib.ExitStack() as tried:
-                    brought = _brought(missing, sources, workspace, tried)
+                    brought = _brought(missing, sources, workspace, tried, waiting)
                     files = [next(brought) if found is None else found.file for found in here]
                     ready = [_at(part, file, sources, workspace) for part, file in zip(slice_.ranges, files, strict=True)]
                     shared.files = [part.file for part in ready]

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ UNKNOWN_BYTES = 1_000_000_000
 ROOM_SECONDS = 0.1
 """How often a full scratch directory is looked at again."""
 FETCH = "fetch"
+MORE_ROOM = "Raise it, or lower slice_bytes: the files of a slice are there together."
 
 
 class NoRoomError(ValueError):
@@ -109,13 +110,14 @@ def halves_in(files: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def room_taken(files: Path, size: int, room: int) -> Iterator[Path]:
+def room_taken(files: Path, size: int, room: int, waiting: Callable[[], object] = lambda: None) -> Iterator[Path]:
     """A directory among fetched files for *size* bytes of the *room* that processes share there. It waits until these are free,
-    at last until nobody else has any. Each notes what it takes in the lock of its directory, which ends with it. NoRoomError if
-    files that are kept have the room.
+    at last until nobody else has any, and calls *waiting* meanwhile. Each notes what it takes in the lock of its directory, which
+    ends with it. NoRoomError if files that are kept have the room.
     """
     with contextlib.ExitStack() as stack:
         while (own := take_room(files, size, room, stack)) is None:
+            waiting()
             time.sleep(ROOM_SECONDS)
         yield own
 
@@ -330,7 +332,7 @@ def _unpack(path: Path, name: str, ending: str, target: Path, max_expansion: int
             for block in unpacked(file, ending, name, max_expansion, available_memory() // 4):
                 writer.write(block)
                 if most is not None and writer.size > most:
-                    raise NoRoomError(f"{name} takes more than {most:,} bytes when it is unpacked, and scratch_bytes bound these")
+                    raise NoRoomError(f"{name} takes more, unpacked, than scratch_bytes leaves for it. {MORE_ROOM}")
         _settle(halves / "unpacked", target, writer.stored.digest)
         Store.at(target.parent, staging=os.fspath(halves)).put(note.name, json.dumps({"sha256": writer.stored.digest}).encode())
     return target

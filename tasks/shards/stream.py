@@ -56,6 +56,10 @@ class Sink(Protocol):
         """The slice of that key has tokens already: they arrive when its part is added."""
         ...
 
+    def stop(self) -> None:
+        """From now on every slice is stored as a shard: none waits for those before it."""
+        ...
+
 
 HereOnly = Annotated[Sink | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
 """A sink, which this process alone has: in JSON, and in any other process, it is none."""

@@ -75,7 +75,7 @@ def tokenize_or_load(
         if sink is not None:
             sink.skip(key)
         return stored
-    with lent(slice_, recipe.sources, workspace) as here:
+    with lent(slice_, recipe.sources, workspace, (lambda: None) if sink is None else sink.stop) as here:
         if sink is not None:
             with contextlib.suppress(BrokenStreamError):
                 return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key)))
