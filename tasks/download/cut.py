@@ -18,7 +18,7 @@ from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import MORE_ROOM, NoRoomError, fetch_file, kept_in, note_of, room_taken
+from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, NoRoomError, fetch_file, kept_in, note_of, room_taken
 from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import naming
@@ -87,9 +87,14 @@ def room_for(found: FoundFile) -> int:
     return size * ((not local) + UNPACKED_TIMES * packed)
 
 
+def _to_keep(found: FoundFile) -> int:
+    """Bytes that are counted for a file that is kept."""
+    return UNKNOWN_BYTES if found.size is None else room_for(found)
+
+
 def bytes_to_keep(found: Iterable[FoundFile], files: Path) -> int:
     """Bytes of a directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
-    return sum(room_for(one) for one in found if is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
+    return sum(_to_keep(one) for one in found if is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
 
 
 def _are_kept(found: Iterable[FoundFile | None], workspace: Workspace) -> bool:
@@ -104,7 +109,7 @@ def _left(workspace: Workspace) -> int:
 
 def _room_to_keep(found: Iterable[FoundFile], workspace: Workspace) -> int | None:
     """Bytes that files may take that are kept: those that were counted for them, and what all kept ones leave. None: any."""
-    return None if workspace.room is None else sum(map(room_for, found)) + _left(workspace)
+    return None if workspace.room is None else sum(map(_to_keep, found)) + _left(workspace)
 
 
 @contextlib.contextmanager
