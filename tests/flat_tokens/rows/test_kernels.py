@@ -22,9 +22,6 @@ def written(path: Path, documents: list[list[int]]) -> FlatTokens:
     return flat_tokens.open(path).train
 
 
-lengths_of_documents = st.lists(st.integers(0, 40) | st.just(0), min_size=1, max_size=150)
-
-
 def documents_of(lengths: list[int]) -> list[list[int]]:
     return [[10 * d + k % 10 for k in range(length)] for d, length in enumerate(lengths)]
 

@@ -14,21 +14,10 @@ from tokenizers import normalizers
 
 from tasks.config import TokenizerConfig
 from tasks.tokenize.characters import divided
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, large_string_array, may_use_fast_engine
+from tasks.tokenize.engines import Tokenizer, Tokens, large_string_array, may_use_fast_engine
 from tasks.tokenize.nfc import changed_by_nfc, may_change
 from tasks.tokenize.tokenizers import load_tokenizer
-
-DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
-
-
-def lists(encode: Encode, texts: pa.LargeStringArray) -> list[list[int]]:
-    ids, offsets, _ = encode(texts)
-    return [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(texts))]
-
-
-def fast(tokenizer: Tokenizer) -> Encode:
-    assert tokenizer.make_fast is not None
-    return tokenizer.make_fast()
+from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists
 
 
 def nfc_tokenizer(path: Path) -> Tokenizer:

@@ -20,9 +20,9 @@ ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
 MARKED = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
 
 
-def renderer(template: str, **more: Any) -> Renderer:
+def renderer(template: str) -> Renderer:
     usual = {"tokens": {"bos_token": "<s>"}, "roles": ("assistant",), "day": None, "specials": SPECIALS, "names": None}
-    return Renderer(Settings(template=template, fast=True, **{**usual, **more}))
+    return Renderer(Settings(template=template, fast=True, **usual))
 
 
 def user(content: Any, **more: Any) -> str:
