@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import jsonschema
 import pytest
-import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import DeploymentSchedule
@@ -287,18 +286,6 @@ def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Pa
         client.request("POST", f"/deployments/{deployment.id}/schedule", json=times).raise_for_status()
         assert replace_waiting(client, deployment) == 0
         assert ("right", True) in outputs()
-
-
-def test_large_datasets_are_spread_over_workers() -> None:
-    hub = {path.stem: yaml.safe_load(path.read_text()) for path in DATASETS}
-    assert {
-        name: (one["source"]["hub"]["path"], one["source"]["hub"]["name"]) for name, one in hub.items() if "hub" in one["source"]
-    } == {
-        "fineweb-edu-10bt": ("HuggingFaceFW/fineweb-edu", "sample-10BT"),
-        "fineweb-edu-350bt": ("HuggingFaceFW/fineweb-edu", "sample-350BT"),
-        "c4-en": ("allenai/c4", "en"),
-    }
-    assert [name for name, one in hub.items() if one.get("runner") == "groups"] == ["c4-en", "fineweb-edu-350bt"]
 
 
 def test_each_dataset_gets_a_refresh_of_its_own() -> None:

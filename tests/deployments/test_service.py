@@ -216,47 +216,24 @@ def test_an_export_and_a_check_can_be_watched(service: Service, home: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"layuot": "mmap"},
-        {"layout": "columns"},
-        {"validation_fraction": 2},
-        {"sources": []},
-        {"tokenizer": None},
-        {"workers": 0},
-    ],
-)
-def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, settings: dict[str, Any]) -> None:
-    config = {"name": "wrong", "output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}, **settings}
-    refused = service.start_run("build", {"config": config}, ["wrong"])
-    assert refused.status_code in (409, 422), refused.text
-    assert next(iter(settings)) in refused.text
-    assert service.runs_tagged("wrong") == []
-
-
-@pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"layuot": "mmap"}, "layuot"),
+        ({"layout": "columns"}, "layout"),
+        ({"validation_fraction": 2}, "validation_fraction"),
+        ({"sources": []}, "sources"),
+        ({"tokenizer": None}, "tokenizer"),
+        ({"workers": 0}, "workers"),
         ({"sources": [{"path": "/nowhere/*.txt"}]}, "there are no files at /nowhere/*.txt"),
         ({"tokenizer": {"name": "cl100k"}}, "Did you mean 'cl100k_base'?"),
     ],
 )
-def test_a_path_or_tokenizer_that_is_not_there_is_refused_before_there_is_a_run(
-    service: Service, settings: dict[str, Any], words: str
-) -> None:
+def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, settings: dict[str, Any], words: str) -> None:
     config = {"name": "wrong", "output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}, **settings}
     refused = service.start_run("build", {"config": config}, ["wrong"])
-    assert refused.status_code == 409
+    assert refused.status_code in (409, 422), refused.text
     assert words in refused.text
     assert service.runs_tagged("wrong") == []
-
-
-def test_a_parameter_that_the_flow_does_not_have_is_refused(service: Service) -> None:
-    """The run would end as crashed, and say why in a traceback."""
-    config = {"output": "wrong", "sources": [{"path": "README.md"}], "tokenizer": {"name": "bytes"}}
-    refused = service.start_run("refresh", {"config": config, "keep": 1}, ["wrong"])
-    assert refused.status_code == 409
-    assert "'keep' was unexpected" in refused.text
 
 
 @pytest.mark.parametrize(

@@ -132,16 +132,6 @@ def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
         assert described == {"key": described["key"], "size": len(data), "blake3": blake3(data).hexdigest()}
 
 
-def test_the_same_tokens_make_the_same_bytes(tmp_path: Path, layout: Layout) -> None:
-    """No time, host or random number is in a dataset."""
-    for name in ("a", "b"):
-        publish(tmp_path / name, layout)
-    a, b = (
-        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in (tmp_path / "a", tmp_path / "b")
-    )
-    assert a == b
-
-
 def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path: Path, layout: Layout) -> None:
     publish(tmp_path / "dataset", layout, manifest=False)
     assert verify(tmp_path / "dataset", "full")[2:] == (0, 0, 16, 8)

@@ -73,21 +73,6 @@ def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: 
         ledger.mixture().steps().load_state_dict({"step": 9, "position": 6 * 8 + 3 * 12})
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.needs("torch", "torchdata")
-def test_torchdata_resumes_a_run_with_a_ledger(tmp_path: Path, views: dict[str, Any]) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
-    ledger = Ledger.create(tmp_path / "run.json", {"web": (views["web"], 1), "code": (views["code"], 1)}, 8)
-    first = stateful.StatefulDataLoader(ledger.mixture(steps=20), batch_size=None)
-    seen = [batch.index.tolist() for batch in itertools.islice(first, 6)]
-    ledger.edit(6, {"code": 1, "books": (views["books"], 3)}, batch_size=12)
-    changed = Ledger.open(tmp_path / "run.json").mixture(steps=20)
-    second = stateful.StatefulDataLoader(changed, batch_size=None)
-    second.load_state_dict(first.state_dict())
-    seen += [batch.index.tolist() for batch in second]
-    assert seen == [changed.indices(step)[1].tolist() for step in range(20)]
-
-
 def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, Any]) -> None:
     web, code = views["web"].tokens, views["code"].tokens
     for number, (rows, settings) in enumerate(

@@ -140,19 +140,6 @@ def test_a_pointer_is_resolved_once(tmp_path: Path) -> None:
     assert sequences(flat_tokens.open(tmp_path).train) == [[2]]
 
 
-@pytest.mark.parametrize("layout", NAMES)
-def test_datasets_and_splits_can_be_pickled(tmp_path: Path, layout: LayoutName) -> None:
-    write(tmp_path / "dataset", layout=layout)
-    dataset = flat_tokens.open(tmp_path / "dataset")
-    assert sequences(dataset.train) == SEQUENCES
-    for again in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)):
-        assert again.path == dataset.path
-        assert again.manifest == dataset.manifest
-        assert sequences(again.train) == SEQUENCES
-    assert sequences(pickle.loads(pickle.dumps(dataset.train))) == SEQUENCES
-    assert len(pickle.dumps(dataset)) < 4000
-
-
 def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nothing: there is nothing here"):
         flat_tokens.open(tmp_path / "nothing")

@@ -171,12 +171,7 @@ def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch:
     "location",
     [
         "https://user:Tr0ub4dor@example.org/a",
-        "https://Tr0ub4dor@example.org/a",
-        "s3://key:Tr0ub4dor@bucket/a",
         "https://bucket.example.org/a?X-Amz-Signature=Tr0ub4dor",
-        "https://example.org/a?x=1&access_token=Tr0ub4dor",
-        "https://example.org/a?sig=Tr0ub4dor&se=2030",
-        "https://example.org/a?api_key=Tr0ub4dor",
         "simplecache::https://Tr0ub4dor@example.org/a",
     ],
 )

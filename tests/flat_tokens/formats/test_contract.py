@@ -124,8 +124,6 @@ def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path
         open_any(tmp_path)
     assert sequences_in(open_any(tmp_path, "megatron").splits["train"]) == [[2]]
     assert sequences_in(open_any(tmp_path / "train.pbin").splits["train"]) == [[1]]
-    with pytest.raises(ValueError, match="there is no format 'tar'; there are flat-tokens, modalities, "):
-        open_any(tmp_path, "tar")
     with pytest.raises(FileNotFoundError):
         open_any(tmp_path, "flat-tokens")
 

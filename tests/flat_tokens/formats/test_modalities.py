@@ -270,12 +270,3 @@ def test_an_id_that_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 4)]), struct.pack("<I", 2**31)))
     with pytest.raises(ValueError, match=r"train\.pbin: holds 2147483648 to 2147483648"):
         open_any(tmp_path / "train.pbin").splits["train"].sequence(0)
-
-
-def test_the_largest_ids_and_documents_survive(tmp_path: Path) -> None:
-    sequences = [[2**31 - 1] * 3, [0], np.arange(2_000_000).tolist()]
-    export("modalities", splits_of(sequences), tmp_path, Modalities(end_of_text=2**31 - 2))
-    opened = open_any(tmp_path, options=Modalities(end_of_text=2**31 - 2)).splits["train"]
-    assert opened.sequence(2).tolist() == sequences[2]
-    assert opened.sequence(0).tolist() == sequences[0]
-    assert opened.token_count == 2_000_004

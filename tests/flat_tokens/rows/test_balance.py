@@ -77,5 +77,3 @@ def test_views_without_documents_are_refused(train: FlatTokens) -> None:
     for view in (train.packed(64), Numbers(8)):
         with pytest.raises(TypeError, match="balance is for packed_documents"):
             ShuffledLoader(view, 2, balance=True)
-    with pytest.raises(ValueError, match="balance is 'yes', but it is True or False"):
-        ShuffledLoader(train.packed(64), 2, balance="yes")  # type: ignore[arg-type]

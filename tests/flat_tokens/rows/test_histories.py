@@ -77,8 +77,6 @@ def test_schedules_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=complaint):
             Schedule(points)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="by is 'epoch', but it is one of sample, step, token"):
-        Schedule([(0, 1)], "epoch")  # type: ignore[arg-type]
     late = Schedule([(10, 0), (20, 1)], "step", "constant")
     with pytest.raises(ValueError, match="no source has a weight at sample 0"):
         Mixture({"a": (Numbers(5), late)}, 4)

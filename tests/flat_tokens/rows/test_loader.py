@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.array_types import Int64s
 from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import MixedBatch, Mixture
-from flat_tokens.rows.orders import KeyedPermutation, ReferenceOrder, derive_keys
+from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.writer import write_dataset
-from tests.elsewhere import elsewhere
+from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers, Row
 
@@ -131,7 +130,6 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
         ({"start": 21}, "start is 21, but there are 20 samples in all"),
         ({"start": 4, "start_token": 4}, "give one of them"),
         ({"start_token": 5}, "start_token 5 is inside a row: with 2 tokens a row, rows begin at 4 and 6"),
-        ({"order": "random"}, "order is 'random', but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder"),
         ({"view": Numbers(0)}, "the view has no rows"),
         ({"view": Numbers(0), "epochs": None}, "the view has no rows"),
         ({"batch_size": 3, "order": ReferenceOrder(2, 2, 2)}, "batch_size 3 does not divide evenly among 2 streams"),
@@ -391,38 +389,6 @@ def test_mixtures_never_change() -> None:
     assert index.tolist() == [192, 58, 331, 970, 5, 568, 9, 441, 60, 458, 2, 45]
 
 
-def one_place(length: int, place: int, *key: int) -> int:
-    return int(KeyedPermutation(length)(np.array([place], np.uint64), derive_keys(*key))[0])
-
-
-def mixed_one_by_one(quotas: list[int], lengths: list[int], seed: int, position: int) -> tuple[int, int]:
-    """The source and row at a position, by counting. *quotas*: of 2**20 samples, how many are each source's."""
-    blocks = [[quota // 64 for quota in quotas] for _ in range(64)]
-    left_over = [k for k, quota in enumerate(quotas) for _ in range(quota % 64)]
-    for block, k in zip(itertools.cycle(blocks), left_over, strict=False):
-        block[k] += 1
-    number, within = divmod(position, 1 << 14)
-    cycle, number_in_cycle = divmod(number, 64)
-    slots = KeyedPermutation(1 << 14)(np.arange(within + 1, dtype=np.uint64), derive_keys(seed, 0, number)).tolist()
-    slot, k = slots[-1], 0
-    while slot >= blocks[number_in_cycle][k]:
-        slot -= blocks[number_in_cycle][k]
-        k += 1
-    first = sum(blocks[number_in_cycle][:k])
-    slot = sum(first <= earlier < first + blocks[number_in_cycle][k] for earlier in slots[:-1])  # that the block has had
-    place = cycle * quotas[k] + sum(block[k] for block in blocks[:number_in_cycle]) + slot
-    epoch, within = divmod(place, lengths[k])
-    return k, one_place(lengths[k], within, seed, 1, k, epoch)
-
-
-@given(positions=st.lists(st.integers(0, 10**12), min_size=1, max_size=3))
-def test_a_mixture_is_what_counting_one_by_one_gives(positions: list[int]) -> None:
-    for position in positions:
-        source, index = mixture(batch_size=1).indices(position)
-        # 6 : 3 : 1 of 2**20 is 629145.6, 314572.8 and 104857.6: the largest remainders are rounded up, the first first.
-        assert (source[0], index[0]) == mixed_one_by_one([629_146, 314_573, 104_857], [1000, 70, 7], 3, position)
-
-
 def draws(sources: Mixture, positions: int) -> tuple[Int64s, Int64s]:
     batches = [sources.indices(step) for step in range(positions // sources.batch_size)]
     return np.concatenate([source for source, _ in batches]), np.concatenate([index for _, index in batches])
@@ -451,42 +417,6 @@ def test_every_block_has_the_weights_parts_to_one_sample(weights: list[float], b
     drawn = sources.drawn(64 * 5).tolist()
     assert sum(drawn) == 5 << 20
     assert all(abs(count - part * (5 << 20)) < 5 for count, part in zip(drawn, parts, strict=True))
-
-
-@given(step=st.integers(0, 400), batch_size=st.integers(1, 3000))
-def test_drawn_counts_what_came_before_a_step(step: int, batch_size: int) -> None:
-    sources = mixture(batch_size=batch_size)
-    end = step * batch_size
-    expected = np.zeros(3, np.int64)
-    for block in range(-(-end // (1 << 14))):
-        drawn, _ = mixture(batch_size=1 << 14).indices(block)
-        expected += np.bincount(drawn[: end - block * (1 << 14)], minlength=3)
-    assert sources.drawn(step).tolist() == expected.tolist()
-    assert sources.drawn(step).sum() == end
-
-
-@cache
-def forty_thousand_draws() -> tuple[Int64s, Int64s]:
-    return draws(mixture(batch_size=1000), 40_000)
-
-
-@given(data=st.data())
-@examples(30)
-def test_a_mixture_that_changes_batch_size_and_hosts_is_the_same_stream(data: st.DataObject) -> None:
-    expected_source, expected_index = forty_thousand_draws()
-    start = position = data.draw(st.integers(0, 40_000 - 4 * 4 * 4 * 300))
-    seen: list[MixedBatch] = []
-    for _ in range(data.draw(st.integers(1, 4))):
-        hosts, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 300))
-        whole = mixture(batch_size=hosts * rows, start=position)
-        steps = data.draw(st.integers(1, 4))
-        seen += [whole.shard(host, hosts)[step] for step in range(steps) for host in range(hosts)]
-        position = whole.position(steps)
-    assert np.array_equal(np.concatenate([batch.source for batch in seen]), expected_source[start:position])
-    assert np.array_equal(np.concatenate([batch.index for batch in seen]), expected_index[start:position])
-    first = np.array([0, 10_000, 20_000])
-    for batch in seen:
-        assert np.array_equal(batch.samples.number, batch.index + first[batch.source])
 
 
 def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
@@ -558,17 +488,9 @@ def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
             Mixture([(one.packed(8), 1), (view, 1)], 4)
 
 
-FRAMEWORKS = [
-    "numpy",
-    pytest.param("torch", marks=pytest.mark.needs("torch")),
-    pytest.param("jax", marks=[pytest.mark.needs("jax"), pytest.mark.slow]),
-]
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path: Path, framework: Any) -> None:
-    run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
-    run(mixed_arrays, *datasets(tmp_path), framework)
+    in_framework(framework, mixed_arrays, *datasets(tmp_path))
 
 
 def mixed_arrays(one: FlatTokens, other: FlatTokens, framework: Any) -> None:
@@ -778,16 +700,6 @@ def test_steps_can_be_pickled(prefetch: int, threads: int) -> None:
     assert prefetching() == []
 
 
-@pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(2, 2, 3)])
-def test_loaders_can_be_pickled(order: Any) -> None:
-    loader = ShuffledLoader(Numbers(100), 8, 1, order=order, epochs=2, start=4)
-    loader[0]
-    copied = pickle.loads(pickle.dumps(loader.shard(1, 2)))
-    assert stream(copied) == stream(loader.shard(1, 2))
-    mixed = pickle.loads(pickle.dumps(mixture(steps=5).shard(0, 2)))
-    assert [batch.index.tolist() for batch in mixed] == [batch.index.tolist() for batch in mixture(steps=5).shard(0, 2)]
-
-
 def test_a_fork_loads_on_but_not_from_its_parents_threads() -> None:
     loader = ShuffledLoader(Numbers(100), 8, order=ReferenceOrder(2, 2, 3))
     steps = loader.steps(prefetch=2)
@@ -817,14 +729,13 @@ SET_VITAL = "ignore:'set_vital' is deprecated"  # torchdata calls it, torch warn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.needs("torch", "torchdata")
-def test_torch_workers_load_steps(context: str, tmp_path: Path) -> None:
+def test_torch_workers_load_steps(tmp_path: Path) -> None:
     """In a process of its own: one that other tests have made threads in had better not fork."""
     pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
     pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
     datasets(tmp_path)
-    code = f"import test_loader; test_loader.load_with_workers({context!r}, {str(tmp_path)!r})"
+    code = f"import test_loader; test_loader.load_with_workers({str(tmp_path)!r})"
     paths = os.pathsep.join([str(Path(__file__).parents[3]), str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
@@ -833,20 +744,16 @@ def test_torch_workers_load_steps(context: str, tmp_path: Path) -> None:
     assert done.stdout == "loaded\n"
 
 
-def load_with_workers(context: str, root: str) -> None:
+def load_with_workers(root: str) -> None:
     from torch.utils.data import DataLoader
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     one, other = (flat_tokens.open(Path(root) / str(k)).train for k in range(2))
-    number = 1 if context == "spawn" else 2
-    workers: dict[str, Any] = {"batch_size": None, "num_workers": number, "multiprocessing_context": context}
+    workers: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork"}
     loader = ShuffledLoader(one.packed(8), 8, 2, epochs=2)
     expected = [batch.encoded.tolist() for batch in loader]
     assert [batch.encoded.tolist() for batch in DataLoader(loader, sampler=range(3, len(loader)), **workers)] == expected[3:]
     assert len(DataLoader(loader, **workers)) == len(expected)
-    print("loaded")
-    if context == "spawn":  # each worker takes seconds to begin
-        return
 
     mixed = Mixture({"one": (one.packed(8), 1), "other": (other.packed(8), 2)}, 8)
     endless = iter(DataLoader(mixed, sampler=itertools.count(5), **workers))
@@ -860,6 +767,7 @@ def load_with_workers(context: str, root: str) -> None:
     again = StatefulDataLoader(loader, **workers)
     again.load_state_dict(source.state_dict())
     assert seen + [batch.encoded.tolist() for batch in again] == expected
+    print("loaded")
 
 
 @pytest.mark.filterwarnings(SET_VITAL)

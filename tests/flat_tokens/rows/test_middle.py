@@ -292,7 +292,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"middle": -1}, "middle of FillInMiddle is -1, but token ids are 0 to"),
     ({"seed": -1}, "seed of FillInMiddle is -1"),
     ({"separator": -1}, "separator of FillInMiddle is -1, but token ids are 0 to"),
-    ({"cuts": "words"}, "cuts is 'words', but it is one of tokens, characters"),
     ({"cuts": "characters"}, "cuts of FillInMiddle is 'characters', and its tokenizer None"),
 ]
 

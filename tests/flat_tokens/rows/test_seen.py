@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader, TokenBatch, write_dataset
-from tests.elsewhere import elsewhere
+from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import first_fast
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
@@ -128,17 +128,9 @@ def test_a_view_that_does_not_know_documents_says_so() -> None:
 # Digests
 
 
-FRAMEWORKS = [
-    "numpy",
-    pytest.param("torch", marks=pytest.mark.needs("torch")),
-    pytest.param("jax", marks=[pytest.mark.needs("jax"), pytest.mark.slow]),
-]
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_one_changed_token_changes_the_digest_of_its_step_alone(tmp_path: Path, framework: Any) -> None:
-    run = elsewhere if framework == "jax" else lambda function, *arguments: function(*arguments)
-    run(digests_of_a_changed_token, tmp_path, framework)
+    in_framework(framework, digests_of_a_changed_token, tmp_path)
 
 
 def digests_of_a_changed_token(root: Path, framework: Any) -> None:

@@ -68,7 +68,8 @@ def shuffled_by_torch(path: str) -> None:
         batches = {}
         for workers in (0, 2):
             generator = torch.Generator().manual_seed(5)
-            loader = DataLoader(view, 8, shuffle=True, num_workers=workers, generator=generator)
+            context = ("spawn" if name == "documents" else "fork") if workers else None
+            loader = DataLoader(view, 8, shuffle=True, num_workers=workers, generator=generator, multiprocessing_context=context)
             batches[workers] = list(loader)
             assert len(loader) == len(batches[workers]) == -(-len(view) // 8), name
         assert all(type(batch) is type(view[0]) for batch in batches[2]), name
@@ -82,7 +83,7 @@ def shuffled_by_torch(path: str) -> None:
 
 @needs_torch
 def test_torchs_loader_shuffles_every_view(dataset: Path) -> None:
-    """Each row once, the fields collated, the same without workers and with two."""
+    """Each row once, the fields collated, the same without workers, with two that are forked, and with two that are spawned."""
     run("shuffled_by_torch", dataset)
 
 

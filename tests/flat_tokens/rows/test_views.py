@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pickle
 import sys
@@ -323,12 +322,6 @@ def test_batches_start_where_jax_takes_them_over(train: FlatTokens) -> None:
         assert [rows.encoded.ctypes.data % 64 for rows in batches] == [0] * len(batches)
 
 
-def test_views_can_be_pickled(train: FlatTokens) -> None:
-    for view in all_views(train):
-        for again in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
-            assert [lists(row) for row in again] == [lists(row) for row in view]
-
-
 def test_threads_share_a_view(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     train = split(tmp_path, [rng.integers(0, 100, rng.integers(0, 30)).tolist() for _ in range(200)], "compact")
@@ -491,7 +484,6 @@ def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
         ),
         (lambda train: train.packed(4, fields=["loss_mask"]), "is_seq_start, segment_ids, positions$"),
         (lambda train: train.documents(4, fields=()), "positions, loss_mask$"),
-        (lambda train: train.blocks(4, framework="tensorflow"), "framework is 'tensorflow', but it is one of numpy, torch, jax"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(train: FlatTokens, make: Callable[[FlatTokens], Any], message: str) -> None:
@@ -564,32 +556,6 @@ def torch_rows(train: FlatTokens) -> Any:
 @needs_torch
 def test_torch_tensors(ragged_split: FlatTokens) -> None:
     assert elsewhere(torch_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
-
-
-def through_torchs_loader(train: FlatTokens) -> Any:
-    from torch.utils.data import DataLoader
-
-    packed, documents, plain = train.packed(16), train.documents(5), train.packed(16, fields=("inputs", "targets"))
-    for view, workers, context in (
-        *((view, workers, context) for view in (packed, documents, plain) for workers, context in ((0, None), (2, "fork"))),
-        (documents, 1, "spawn"),
-    ):
-        order = np.arange(len(view) // 4 * 4).reshape(-1, 4)
-        batches = list(DataLoader(view, 4, drop_last=True, num_workers=workers, multiprocessing_context=context))
-        assert len(batches) == len(order)
-        for batch, indices in zip(batches, order, strict=True):
-            assert type(batch) is type(view[0])
-            same(batch, view.batch(indices))
-    return batch[0].tolist()
-
-
-@needs_torch
-@pytest.mark.slow
-def test_torchs_loader_collates_rows(ragged_split: FlatTokens) -> None:
-    """Without workers, with forked ones, with spawned ones."""
-    documents = ragged_split.documents(5)
-    last = len(documents) // 4 * 4
-    assert elsewhere(through_torchs_loader, ragged_split) == documents.batch(np.arange(last - 4, last))[0].tolist()
 
 
 def jax_rows(train: FlatTokens) -> Any:

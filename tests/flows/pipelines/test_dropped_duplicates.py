@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
 
 import flat_tokens
 import tasks.assemble.spans
@@ -263,6 +262,3 @@ def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path
     assert dropped.version != plain.version
     assert dropped.text_bytes_tokenized == 0
     assert documents_of(dropped) == documents_of(plain)
-
-
-TEXTS = st.lists(st.sampled_from(["", "a", "b", "cc", "dddd", "e" * 90, "f" * 90]), min_size=1, max_size=8)

@@ -221,13 +221,6 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[
         BuildConfig.model_validate(config)
 
 
-def test_datasets_without_them_are_as_before_and_share_segments(tmp_path: Path, paths: tuple[Path, Path]) -> None:
-    plain = build_here(told(tmp_path / "out", *paths, documents={}))
-    assert plain.version == build_here(told(tmp_path / "other", *paths, documents={"near_duplicates": None})).version
-    assert "near_dup" not in Path(plain.path, "manifest.json").read_text()
-    assert build_here(told(tmp_path / "out", *paths)).text_bytes_tokenized == 0
-
-
 @pytest.mark.parametrize("action", ["drop", "keep"])
 def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[Path, Path], action: str) -> None:
     result = build_here(told(tmp_path / "out", *paths, action=action))
