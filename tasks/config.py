@@ -110,10 +110,14 @@ READING = ("text_column", "id_column", "document_separator")
 class HubDataset(Model):
     """A dataset on the Hugging Face hub, or anything else that datasets.load_dataset takes by these names."""
 
-    path: Unsigned = Field(min_length=1, description="Repository, such as HuggingFaceFW/fineweb-edu")
-    name: str | None = Field(None, description="Configuration (subset), such as sample-10BT")
-    split: NonEmpty = Field("train", description="The split that is read")
-    revision: NonEmpty = Field("main", description="Branch, tag or commit; a build pins it to the commit")
+    path: Unsigned = Field(min_length=1)
+    """Repository, such as HuggingFaceFW/fineweb-edu."""
+    name: str | None = None
+    """Configuration (subset), such as sample-10BT."""
+    split: NonEmpty = "train"
+    """The split that is read."""
+    revision: NonEmpty = "main"
+    """Branch, tag or commit; a build pins it to the commit."""
 
     @field_validator("path", "revision")
     @classmethod
@@ -127,9 +131,12 @@ class MessageNames(Model):
 
     model_config = ConfigDict(title="with other names")
 
-    role: NonEmpty = Field("role", description="The key of a message's role, such as from")
-    content: NonEmpty = Field("content", description="The key of its content, such as value")
-    roles: dict[str, str] = Field({}, description="Roles by their names here, such as human: user; others stay as they are")
+    role: NonEmpty = "role"
+    """The key of a message's role, such as from."""
+    content: NonEmpty = "content"
+    """The key of its content, such as value."""
+    roles: dict[str, str] = Field({})
+    """Roles by their names here, such as human: user; others stay as they are."""
 
     @model_validator(mode="after")
     def two_keys(self) -> Self:
@@ -141,29 +148,26 @@ class MessageNames(Model):
 class TextPlace(Model):
     """A place of texts: files (path), a dataset on the hub (hub) or a table (table), one of the three."""
 
-    path: Location | None = Field(
-        None, description="Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text"
-    )
-    hub: HubDataset | None = Field(None, description="A dataset on the hub, instead of path")
-    text_column: NonEmpty = Field("text", description="The column or key that holds the text")
-    name: GivenName = Field("source", description="A name for people and the manifest")
-    format: Literal["auto", FileFormat, TableFormat] = Field("auto", description="auto: told from the content")
-    split: NonEmpty | None = Field(None, description="Files: only those of this split, by their names")
-    delimiter: Delimiter | None = Field(
-        None,
-        description="CSV files: the character between fields, such as ; or \\t; without it a comma, of .tsv files a tab",
-    )
-    table: Unsigned | None = Field(
-        None,
-        min_length=1,
-        description="A Delta or Iceberg table, instead of path: its directory or URL, its metadata file, or its name in catalog",
-    )
-    version: Whole | str | None = Field(
-        None, description="Tables: latest, a version of Delta, or a snapshot, branch or tag of Iceberg; latest without it"
-    )
-    catalog: Unsigned | None = Field(
-        None, min_length=1, description="Iceberg: a catalog of pyiceberg's settings, or its URL: http, https or sqlite:///PATH"
-    )
+    path: Location | None = None
+    """Files: a file, a directory, a glob or a URL, such as /data/*.parquet or s3://bucket/text."""
+    hub: HubDataset | None = None
+    """A dataset on the hub, instead of path."""
+    text_column: NonEmpty = "text"
+    """The column or key that holds the text."""
+    name: GivenName = "source"
+    """A name for people and the manifest."""
+    format: Literal["auto", FileFormat, TableFormat] = "auto"
+    """auto: told from the content."""
+    split: NonEmpty | None = None
+    """Files: only those of this split, by their names."""
+    delimiter: Delimiter | None = None
+    r"""CSV files: the character between fields, such as ; or \t; without it a comma, of .tsv files a tab."""
+    table: Unsigned | None = Field(None, min_length=1)
+    """A Delta or Iceberg table, instead of path: its directory or URL, its metadata file, or its name in catalog."""
+    version: Whole | str | None = None
+    """Tables: latest, a version of Delta, or a snapshot, branch or tag of Iceberg; latest without it."""
+    catalog: Unsigned | None = Field(None, min_length=1)
+    """Iceberg: a catalog of pyiceberg's settings, or its URL: http, https or sqlite:///PATH."""
 
     @model_validator(mode="after")
     def one_place(self) -> Self:
@@ -226,45 +230,40 @@ class Source(TextPlace):
         }
     )
 
-    id_column: NonEmpty | None = Field(
-        None, description="The column that names a document, such as id; without it, its text does"
-    )
-    keep_columns: tuple[ColumnName, ...] | None = Field(
-        None, min_length=1, max_length=256, description="Columns that are kept next to the tokens, such as url, language, score"
-    )
-    validation_split: NonEmpty | None = Field(
-        None, description="An existing split of the source that becomes the validation split, whole"
-    )
-    prompt_column: NonEmpty | None = Field(None, description="Instead of text_column: text that does not count")
-    completion_column: NonEmpty | None = Field(None, description="With prompt_column: the text after it, which counts")
-    messages_column: NonEmpty | None = Field(None, description="Instead of text_column: lists of messages")
-    messages: MessageNames | None = Field(
-        None, description="With messages: their keys and roles, where these are not role and content, user and assistant"
-    )
-    chat_template: Location | None = Field(None, description="With messages: a file; without it, the tokenizer's own")
-    roles: tuple[str, ...] | None = Field(None, min_length=1, description="With messages: whose count; assistant without it")
-    chat_date: Day | None = Field(None, description="With messages: the day, to a template that asks for it")
-    tools_column: NonEmpty | None = Field(None, description="With messages: the tools that each may call, or null")
-    count: tuple[Literal["content", "tool_calls", "thinking"], ...] | None = Field(
-        None, min_length=1, description="With messages: the parts of a message of roles that count; all of it without it"
-    )
-    document_separator: NonEmpty | None = Field(
-        None, description="Text files: what stands between documents; without it a file is one document"
-    )
-    quotes: Literal["csv", "none"] | None = Field(
-        None,
-        description="CSV files: csv: a field in quotes may hold delimiters and line ends. none: quotes are text. Without it csv, "
-        "but rows that may well be several are refused",
-    )
-    max_bytes: Whole | None = Field(
-        None, ge=1, le=1 << 50, description="Bytes of a file whose server does not say its size; 10 GiB without it"
-    )
-    max_expansion: Whole | None = Field(
-        None,
-        ge=1,
-        le=1 << 40,
-        description="Bytes of text that a byte of a compressed or Parquet file may stand for; 500 without it",
-    )
+    id_column: NonEmpty | None = None
+    """The column that names a document, such as id; without it, its text does."""
+    keep_columns: tuple[ColumnName, ...] | None = Field(None, min_length=1, max_length=256)
+    """Columns that are kept next to the tokens, such as url, language, score."""
+    validation_split: NonEmpty | None = None
+    """An existing split of the source that becomes the validation split, whole."""
+    prompt_column: NonEmpty | None = None
+    """Instead of text_column: text that does not count."""
+    completion_column: NonEmpty | None = None
+    """With prompt_column: the text after it, which counts."""
+    messages_column: NonEmpty | None = None
+    """Instead of text_column: lists of messages."""
+    messages: MessageNames | None = None
+    """With messages: their keys and roles, where these are not role and content, user and assistant."""
+    chat_template: Location | None = None
+    """With messages: a file; without it, the tokenizer's own."""
+    roles: tuple[str, ...] | None = Field(None, min_length=1)
+    """With messages: whose count; assistant without it."""
+    chat_date: Day | None = None
+    """With messages: the day, to a template that asks for it."""
+    tools_column: NonEmpty | None = None
+    """With messages: the tools that each may call, or null."""
+    count: tuple[Literal["content", "tool_calls", "thinking"], ...] | None = Field(None, min_length=1)
+    """With messages: the parts of a message of roles that count; all of it without it."""
+    document_separator: NonEmpty | None = None
+    """Text files: what stands between documents; without it a file is one document."""
+    quotes: Literal["csv", "none"] | None = None
+    """CSV files: csv: a field in quotes may hold delimiters and line ends. none: quotes are text. Without it csv, but rows that
+    may well be several are refused.
+    """
+    max_bytes: Whole | None = Field(None, ge=1, le=1 << 50)
+    """Bytes of a file whose server does not say its size; 10 GiB without it."""
+    max_expansion: Whole | None = Field(None, ge=1, le=1 << 40)
+    """Bytes of text that a byte of a compressed or Parquet file may stand for; 500 without it."""
 
     @field_validator("keep_columns")
     @classmethod
@@ -358,16 +357,18 @@ class TokenizerConfig(Model):
         min_length=1,
         description=TOKENIZERS,
     )
-    pattern: str | None = Field(None, description="Files of ranks: the split pattern, or the encoding whose it is")
-    revision: str | None = Field(None, description="Hub repositories: branch, tag or commit")
-    engine: Literal["auto", "reference"] = Field(
-        "auto", description="auto: the fast engine, where it gives exactly the reference engine's tokens"
-    )
-    lossy: bool = Field(False, description="true: the tokenizer of a file may have no tokens at all for some text, which is lost")
-    max_seconds: Whole = Field(
-        60, ge=1, le=1 << 20, description="For a file's tokenizer: to pass its trial; 8 MB of text may take ten times as long"
-    )
-    max_memory: Size = Field(8 << 30, ge=1 << 28, le=1 << 50, description="For the trial of a file's tokenizer, such as 8 GiB")
+    pattern: str | None = None
+    """Files of ranks: the split pattern, or the encoding whose it is."""
+    revision: str | None = None
+    """Hub repositories: branch, tag or commit."""
+    engine: Literal["auto", "reference"] = "auto"
+    """auto: the fast engine, where it gives exactly the reference engine's tokens."""
+    lossy: bool = False
+    """true: the tokenizer of a file may have no tokens at all for some text, which is lost."""
+    max_seconds: Whole = Field(60, ge=1, le=1 << 20)
+    """For a file's tokenizer: to pass its trial; 8 MB of text may take ten times as long."""
+    max_memory: Size = Field(8 << 30, ge=1 << 28, le=1 << 50)
+    """For the trial of a file's tokenizer, such as 8 GiB."""
 
     @field_validator("name")
     @classmethod
@@ -427,11 +428,10 @@ class DocumentStep(Model):
 
     model_config = ConfigDict(extra="allow")
 
-    use: str = Field(
-        min_length=1,
-        description="length, pattern, normalize, language, html, decontaminate, datatrove, or a step of an installed package",
-    )
-    name: NonEmpty | None = Field(None, description="For counts, where one step is used twice")
+    use: str = Field(min_length=1)
+    """length, pattern, normalize, language, html, decontaminate, datatrove, or a step of an installed package."""
+    name: NonEmpty | None = None
+    """For counts, where one step is used twice."""
 
     @model_validator(mode="after")
     def within_roots(self) -> Self:
@@ -471,14 +471,12 @@ class NearDuplicates(Model):
 
     model_config = ConfigDict(title="with settings")
 
-    threshold: Annotated[float, BeforeValidator(number)] = Field(
-        0.8, ge=0.5, le=1, description="Least share of common runs of words, of those that either text has"
-    )
-    action: Literal["drop", "keep"] = Field(
-        "drop",
-        description="drop: of each cluster the first stays. keep: all stay, and a kept column, cluster, says which are one",
-    )
-    words: Whole = Field(5, ge=1, le=64, description="Words in a run")
+    threshold: Annotated[float, BeforeValidator(number)] = Field(0.8, ge=0.5, le=1)
+    """Least share of common runs of words, of those that either text has."""
+    action: Literal["drop", "keep"] = "drop"
+    """drop: of each cluster the first stays. keep: all stay, and a kept column, cluster, says which are one."""
+    words: Whole = Field(5, ge=1, le=64)
+    """Words in a run."""
 
 
 class DocumentPolicy(Model):
@@ -486,22 +484,20 @@ class DocumentPolicy(Model):
 
     model_config = ConfigDict(title="with settings")
 
-    on_bad: Literal["error", "skip", "replace"] = Field(
-        "error",
-        description="error: stop, naming file and row. skip: leave out and count. replace: U+FFFD for what is not Unicode; "
-        "what has no text at all is skipped",
-    )
-    empty: Literal["keep", "skip"] = Field("keep", description="keep: an empty text is a sequence of no tokens")
-    max_bytes: Size = Field(
-        256 << 20, gt=0, le=1 << 31, description="A longer document is a bad document, such as 256 MiB; never cut"
-    )
-    steps: tuple[DocumentStep, ...] = Field((), description="What happens to the others, one step after the other: docs/steps.md")
-    duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop: of texts that are equal byte for byte, in all sources, the first stays; after the steps"
-    )
-    near_duplicates: NearDuplicates | None = Field(
-        None, description="Find texts that are nearly the same, in all sources; after the steps, and after duplicates"
-    )
+    on_bad: Literal["error", "skip", "replace"] = "error"
+    """error: stop, naming file and row. skip: leave out and count. replace: U+FFFD for what is not Unicode; what has no text at
+    all is skipped.
+    """
+    empty: Literal["keep", "skip"] = "keep"
+    """keep: an empty text is a sequence of no tokens."""
+    max_bytes: Size = Field(256 << 20, gt=0, le=1 << 31)
+    """A longer document is a bad document, such as 256 MiB; never cut."""
+    steps: tuple[DocumentStep, ...] = ()
+    """Steps that the others go through, in order: docs/steps.md."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """drop: of texts that are equal byte for byte, in all sources, the first stays; after the steps."""
+    near_duplicates: NearDuplicates | None = None
+    """Find texts that are nearly the same, in all sources; after the steps, and after duplicates."""
 
     @field_validator("steps")
     @classmethod
@@ -538,16 +534,12 @@ class SplitPolicy(Model):
 
     model_config = ConfigDict(title="with settings")
 
-    by: str = Field(
-        "key",
-        min_length=1,
-        max_length=256,
-        description="key: its id, else its text. text: equal texts go to one split. A column of keep_columns, such as domain: "
-        "documents that share its value go to one split. cluster: near-duplicates that are kept",
-    )
-    keep: str | None = Field(
-        None, min_length=1, max_length=4096, description="latest, or a version: documents that it has in train stay in train"
-    )
+    by: str = Field("key", min_length=1, max_length=256)
+    """key: its id, else its text. text: equal texts go to one split. A column of keep_columns, such as domain: documents that
+    share its value go to one split. cluster: near-duplicates that are kept.
+    """
+    keep: str | None = Field(None, min_length=1, max_length=4096)
+    """latest, or a version: documents that it has in train stay in train."""
 
 
 class GroupPolicy(Model):
@@ -555,70 +547,64 @@ class GroupPolicy(Model):
 
     model_config = ConfigDict(title="with settings")
 
-    threshold: Whole = Field(256, ge=1, le=1_000_000, description="Fewer slices stay in the build's own process")
-    slices: Whole = Field(64, ge=1, le=4096, description="Slices in a group")
-    at_once: Whole = Field(256, ge=1, le=4096, description="Groups that wait for a worker or run, at most")
-    fetch_bytes: Size = Field(
-        32_000_000_000,
-        gt=0,
-        le=1 << 60,
-        description="Source files in a group that fetches, such as 32 GB; below twice of it the build does it",
-    )
-    lost_after: Whole = Field(120, ge=4, le=86_400, description="Seconds without a sign of life before a group is begun again")
-    attempts: Whole = Field(4, ge=1, le=100, description="How often a group may be lost before the build gives up")
+    threshold: Whole = Field(256, ge=1, le=1_000_000)
+    """Fewer slices stay in the build's own process."""
+    slices: Whole = Field(64, ge=1, le=4096)
+    """Slices in a group."""
+    at_once: Whole = Field(256, ge=1, le=4096)
+    """Groups that wait for a worker or run, at most."""
+    fetch_bytes: Size = Field(32_000_000_000, gt=0, le=1 << 60)
+    """Source files in a group that fetches, such as 32 GB; below twice of it the build does it."""
+    lost_after: Whole = Field(120, ge=4, le=86_400)
+    """Seconds without a sign of life before a group is begun again."""
+    attempts: Whole = Field(4, ge=1, le=100)
+    """How often a group may be lost before the build gives up."""
 
 
 class BuildConfig(Model):
     """The settings of a build."""
 
-    output: Output = Field(description="Directory or URL, such as /data/web: versions, token shards and the pointer are below it")
-    name: GivenName = Field("dataset", description="A name for people, who find its runs by it")
-    sources: tuple[Source, ...] = Field(min_length=1, description="Where the text comes from; read in this order")
+    output: Output
+    """Directory or URL, such as /data/web: versions, token shards and the pointer are below it."""
+    name: GivenName = "dataset"
+    """A name for people, who find its runs by it."""
+    sources: tuple[Source, ...] = Field(min_length=1)
+    """Where the text comes from; read in this order."""
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description=TOKENIZERS, json_schema_extra=or_name)
-    validation_fraction: Share = Field(
-        0.005, description="Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split"
-    )
-    test_fraction: Share = Field(0.0, description="Share of all documents that are a third split, test, by the same hash")
-    split: SplitPolicy = Field(
-        SplitPolicy(), title="Split", description="What decides on a document's split", json_schema_extra=or_none
-    )
-    layout: Literal["auto", LayoutName] = Field("auto", description="auto: mmap on local disks, compact elsewhere")
-    licence: Licence | None = Field(
-        None, description="As the hub names licences, such as cc-by-4.0; for the card of a publication"
-    )
-    workers: Workers | None = Field(None, description="Slices at a time; the number of cores without it")
-    documents: DocumentPolicy = Field(
-        DocumentPolicy(),
-        title="Documents",
-        description="What happens to documents before they are tokenized",
-        json_schema_extra=or_none,
-    )
-    split_seed: Whole = Field(0, ge=0, lt=2**63, description="Another seed draws other documents for validation")
-    slice_bytes: Size = Field(
-        128_000_000, gt=0, le=1 << 31, description="Text in a slice, the unit of work and resume, such as 128 MB"
-    )
-    runner: Literal["threads", "groups", "ray"] = Field(
-        "threads", description="threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine"
-    )
-    groups: GroupPolicy = Field(
-        GroupPolicy(), title="Groups", description="With runner groups: how much work is a run", json_schema_extra=or_none
-    )
-    publish: PublishPolicy = Field(
-        PublishPolicy(),
-        title="Publish",
-        description="What a version has to be like before latest names it",
-        json_schema_extra=or_none,
-    )
-    scratch: Output | None = Field(None, description="Local directory for downloads and staging")
-    scratch_bytes: Size | None = Field(
-        None, gt=0, description="Most that fetched files take in scratch, such as 200 GB; half of the free disk without it"
-    )
-    keep_files: Literal["auto"] | bool = Field(
-        "auto",
-        description="true: fetched files stay in scratch. false: each is removed when its slices are settled. auto: they stay "
-        "if all fit. Of Parquet, auto and false fetch only what is read",
-    )
-    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+    validation_fraction: Share = 0.005
+    """Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split."""
+    test_fraction: Share = 0.0
+    """Share of all documents that are a third split, test, by the same hash."""
+    split: SplitPolicy = Field(SplitPolicy(), title="Split", json_schema_extra=or_none)
+    """The rule by which documents go to splits."""
+    layout: Literal["auto", LayoutName] = "auto"
+    """auto: mmap on local disks, compact elsewhere."""
+    licence: Licence | None = None
+    """As the hub names licences, such as cc-by-4.0; for the card of a publication."""
+    workers: Workers | None = None
+    """Slices at a time; the number of cores without it."""
+    documents: DocumentPolicy = Field(DocumentPolicy(), title="Documents", json_schema_extra=or_none)
+    """Changes of documents before they are tokenized."""
+    split_seed: Whole = Field(0, ge=0, lt=2**63)
+    """Another seed draws other documents for validation."""
+    slice_bytes: Size = Field(128_000_000, gt=0, le=1 << 31)
+    """Text in a slice, the unit of work and resume, such as 128 MB."""
+    runner: Literal["threads", "groups", "ray"] = "threads"
+    """threads: of one process. groups: runs on a work pool. ray: the Ray cluster of this machine."""
+    groups: GroupPolicy = Field(GroupPolicy(), title="Groups", json_schema_extra=or_none)
+    """With runner groups: how much work is a run."""
+    publish: PublishPolicy = Field(PublishPolicy(), title="Publish", json_schema_extra=or_none)
+    """Conditions on a version before latest names it."""
+    scratch: Output | None = None
+    """Local directory for downloads and staging."""
+    scratch_bytes: Size | None = Field(None, gt=0)
+    """Most that fetched files take in scratch, such as 200 GB; half of the free disk without it."""
+    keep_files: Literal["auto"] | bool = "auto"
+    """true: fetched files stay in scratch. false: each is removed when its slices are settled. auto: they stay if all fit. Of
+    Parquet, auto and false fetch only what is read.
+    """
+    verify_level: Literal["quick", "full"] = "quick"
+    """Check before publication; full reads every byte."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,13 +6,14 @@ import re
 from datetime import date, time
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from flat_tokens.options import did_you_mean, nearest
 from tasks.config import BuildConfig
+from tasks.models import Model
 
 
-def faults_of(error: ValidationError, model: type[BaseModel], one_source: bool = False) -> list[str]:
+def faults_of(error: ValidationError, model: type[Model], one_source: bool = False) -> list[str]:
     """A sentence for each fault of a configuration; with the nearest valid key. *one_source*: it has ``source``, not a list."""
     sentences, faults = [], error.errors(include_url=False)
     for fault in faults:
@@ -47,13 +48,13 @@ def _single(where: str) -> str:
     return "source" if where == "sources" else where
 
 
-def _explained(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+def _explained(model: type[Model], path: tuple[int | str, ...]) -> str:
     """The meaning of a setting, for people who set it."""
     here = model
     for part in path[:-1]:
         here = _nested(here).get(str(part), here)
-    field = here.model_fields.get(str(path[-1]))
-    return f"Set it: {field.description}." if field is not None and field.description else "Set it."
+    words = here.descriptions().get(str(path[-1]))
+    return f"Set it: {words}." if words else "Set it."
 
 
 def _quotes(value: Any) -> str:
@@ -89,7 +90,7 @@ def _shown(value: Any) -> str:
     return f", not {named.get(type(value)) or repr(value)}"
 
 
-def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+def _nearest(key: str, model: type[Model], path: tuple[int | str, ...]) -> str:
     """The valid keys nearest to one that the model at *path* within *model* does not have."""
     here = model
     for part in path:
@@ -99,24 +100,24 @@ def _nearest(key: str, model: type[BaseModel], path: tuple[int | str, ...]) -> s
     return f"Did you mean {' or '.join(map(repr, there))}?" if there else did_you_mean(key, valid)
 
 
-def _keys(model: type[BaseModel]) -> set[str]:
+def _keys(model: type[Model]) -> set[str]:
     return set(model.model_fields) | ({"source"} if model is BuildConfig else set())
 
 
-def _nested(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+def _nested(model: type[Model]) -> dict[str, type[Model]]:
     """The models in the fields of a model, by the fields' names."""
-    found: dict[str, type[BaseModel]] = {}
+    found: dict[str, type[Model]] = {}
     for name in _keys(model):
         kinds = [model.model_fields[name if name in model.model_fields else "sources"].annotation]
         while kinds:
             kind = kinds.pop()
             kinds += get_args(kind)
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if isinstance(kind, type) and issubclass(kind, Model):
                 found[name] = kind
     return found
 
 
-def _all_keys(model: type[BaseModel]) -> list[str]:
+def _all_keys(model: type[Model]) -> list[str]:
     """Every key within a model as ``--set`` takes it."""
     within = [f"{name}.{key}" for name, kind in sorted(_nested(model).items()) if name != "sources" for key in _all_keys(kind)]
     return sorted(_keys(model)) + within

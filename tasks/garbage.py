@@ -60,8 +60,10 @@ Kind = Literal[
 class Policy(Model):
     """Retention: the latest and pinned versions are kept, the most recently used ones, and what was in use in the last days."""
 
-    keep_versions: int = Field(3, ge=1, description="Versions that are kept, the latest one among them")
-    grace_days: float = Field(7.0, ge=0, description="Nothing goes that was in use, or made, in so many days")
+    keep_versions: int = Field(3, ge=1)
+    """Versions that are kept, the latest one among them."""
+    grace_days: float = Field(7.0, ge=0)
+    """Nothing goes that was in use, or made, in so many days."""
 
 
 class Garbage(Model):

@@ -96,16 +96,26 @@ class Gate(Model):
 
     model_config = ConfigDict(title="Gate")
 
-    of: Fact = Field(description="What is looked at, such as documents or skipped_share")
-    by: Literal["source", "split"] | None = Field(None, description="Of each source, or of each split, instead of all")
-    source: NonEmpty | None = Field(None, description="Of this source alone")
-    split: SplitName | None = Field(None, description="Of this split alone")
-    step: NonEmpty | None = Field(None, description="skipped_share: by this step of documents.steps")
-    reason: NonEmpty | None = Field(None, description="skipped_share: for this reason, such as too_long")
-    column: NonEmpty | None = Field(None, description="null_share, distinct: the kept column")
-    at_least: Limit | None = Field(None, description="A number, or a change from what latest names, such as -50 %")
-    at_most: Limit | None = Field(None, description="The same, such as 5 % of a share, or +20 %")
-    action: Action = Field("stop", description="stop: fail. hold: a person approves or rejects it. warn: publish it all the same")
+    of: Fact
+    """The figure that is looked at, such as documents or skipped_share."""
+    by: Literal["source", "split"] | None = None
+    """Look at each source, or at each split, instead of all."""
+    source: NonEmpty | None = None
+    """Of this source alone."""
+    split: SplitName | None = None
+    """Of this split alone."""
+    step: NonEmpty | None = None
+    """skipped_share: by this step of documents.steps."""
+    reason: NonEmpty | None = None
+    """skipped_share: for this reason, such as too_long."""
+    column: NonEmpty | None = None
+    """null_share, distinct: the kept column."""
+    at_least: Limit | None = None
+    """A number, or a change from what latest names, such as -50 %."""
+    at_most: Limit | None = None
+    """The same, such as 5 % of a share, or +20 %."""
+    action: Action = "stop"
+    """stop: fail. hold: a person approves or rejects it. warn: publish it all the same."""
 
     @model_validator(mode="after")
     def makes_sense(self) -> Self:
@@ -164,17 +174,13 @@ class PublishPolicy(Model):
 
     model_config = ConfigDict(title="with settings")
 
-    gates: tuple[Gate, ...] = Field((), max_length=1000, description="Conditions: docs/versions.md")
-    defaults: bool = Field(
-        True, description="Refreshes are held where a source loses more than half of its documents, or has none"
-    )
+    gates: tuple[Gate, ...] = Field((), max_length=1000)
+    """Conditions: docs/versions.md."""
+    defaults: bool = True
+    """Refreshes are held where a source loses more than half of its documents, or has none."""
 
-    max_split_changes: int = Field(
-        0,
-        ge=0,
-        strict=True,
-        description="Refreshes are held where more documents than this change their split; without defaults where it is set",
-    )
+    max_split_changes: int = Field(0, ge=0, strict=True)
+    """Refreshes are held where more documents than this change their split; without defaults where it is set."""
 
     def of_refresh(self) -> tuple[Gate, ...]:
         """The gates of a refresh."""

@@ -85,7 +85,8 @@ class Report(Model):
 
     host: str
     process: int
-    number: int = Field(description="Counts up: a report that stays the same is that of a dead process")
+    number: int
+    """Counts up: a report that stays the same is that of a dead process."""
     done: Done
     under_way: tuple[str, ...]
     fault: GroupFault | None = None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import functools
 import hashlib
+import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -91,6 +96,34 @@ class Model(BaseModel):
 
     # What is refused may hold a secret: a fault names the setting, never its value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, defer_build=True)
+
+    @classmethod
+    @functools.cache
+    def descriptions(cls) -> dict[str, str]:
+        """Meanings of the fields, by name: the docstrings below them. Pydantic's `use_attribute_docstrings` reads a file once for
+        each of its classes, 0.1 s of a start; this is read when somebody asks.
+        """
+        found = {}
+        for kind in reversed(cls.__mro__):
+            for field, text in pairwise(_classes_in(kind.__module__)[kind.__name__].body if issubclass(kind, Model) else ()):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        found[name] = " ".join(words.split()).removesuffix(".")
+        return {name: field.description or found.get(name, "") for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
+        made = handler(schema)
+        fields = handler.resolve_ref_schema(made)["properties"]
+        for name, words in cls.descriptions().items():
+            fields[name] |= {"description": words} if words else {}
+        return made
+
+
+@functools.cache
+def _classes_in(module: str) -> dict[str, ast.ClassDef]:
+    parsed = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
 class FoundFile(NamedTuple):
@@ -188,7 +221,8 @@ class PublishedLocation(Model):
 
     version: Name
     first_row: int
-    first_file: int | None = Field(None, description="The number of its first file in the version, for a run of files")
+    first_file: int | None = None
+    """The number of its first file in the version, for a run of files."""
     train: tuple[int, int] = (0, 0)
     validation: tuple[int, int] = (0, 0)
     test: tuple[int, int] = (0, 0)
@@ -224,8 +258,10 @@ class UnfinishedLocation(Model):
     layout: LayoutName = "mmap"
     train: TokenRange
     validation: TokenRange
-    test: TokenRange | None = Field(None, description="Of a version that has one")
-    left_out: TokenRange | None = Field(None, description="Of a version that leaves documents out")
+    test: TokenRange | None = None
+    """Of a version that has one."""
+    left_out: TokenRange | None = None
+    """Of a version that leaves documents out."""
 
     def of(self, split: Split) -> TokenRange:
         found: TokenRange | None = getattr(self, split)
@@ -247,29 +283,41 @@ class TokenShard(Model):
     """
 
     key: Name
-    inputs: JsonObject = Field(description="What the key is a digest of")
+    inputs: JsonObject
+    """The values that the key is a digest of."""
     objects: tuple[StoredObject, ...]
     text_bytes: int
-    rows: int = Field(description="Rows or lines of the slice, blank lines included")
-    read: int = Field(description="Documents")
+    rows: int
+    """Rows or lines of the slice, blank lines included."""
+    read: int
+    """Documents."""
     written: int
-    left_out: int = Field(0, description="Documents that were skipped and have rows, after the others")
+    left_out: int = 0
+    """Documents that were skipped and have rows, after the others."""
     skipped: dict[str, int]
     replaced: dict[str, int]
     token_count: int
     max_token_id: int
-    segments: str = Field("", description="Digest and documents of each segment, base64; empty: not known")
-    text_bytes_taken: int = Field(0, description="Text whose tokens were there already, in other shards")
-    token_arrays: tuple[TokenArrayName, ...] = Field(
-        (TOKENS,), description="Those that it has; without a loss mask all of its tokens count"
-    )
-    columns: dict[str, str] = Field({}, description="The kind of each kept column, by its name")
-    facts: dict[Name, FactWidth] = Field({KEY: 1, ROW: 1}, description="The schema of its rows: uint64 numbers of each fact")
-    matches: dict[str, int] = Field({}, description="Documents in which steps found something, by step and what it was")
-    examples: dict[str, list[JsonObject]] = Field({}, description="Of each of these the first few, by their rows")
-    file_rows: str = Field("", description="Rows of each file of a run of files: uint32, base64; empty: one range of one file")
-    unfinished: UnfinishedLocation | None = Field(None, description="The unfinished version that has the tokens")
-    published: PublishedLocation | None = Field(None, description="The published version that has the tokens")
+    segments: str = ""
+    """Digest and documents of each segment, base64; empty: not known."""
+    text_bytes_taken: int = 0
+    """Text whose tokens were there already, in other shards."""
+    token_arrays: tuple[TokenArrayName, ...] = (TOKENS,)
+    """Those that it has; without a loss mask all of its tokens count."""
+    columns: dict[str, str] = {}
+    """The kind of each kept column, by its name."""
+    facts: dict[Name, FactWidth] = {KEY: 1, ROW: 1}
+    """The schema of its rows: uint64 numbers of each fact."""
+    matches: dict[str, int] = {}
+    """Documents in which steps found something, by step and what it was."""
+    examples: dict[str, list[JsonObject]] = {}
+    """The first few of each of these, by their rows."""
+    file_rows: str = ""
+    """Rows of each file of a run of files: uint32, base64; empty: one range of one file."""
+    unfinished: UnfinishedLocation | None = None
+    """The unfinished version that has the tokens."""
+    published: PublishedLocation | None = None
+    """The published version that has the tokens."""
 
     @model_validator(mode="after")
     def in_one_place(self) -> Self:

@@ -21,7 +21,7 @@ from flows.commands.build import published_text, read_tokenizer, seconds_line
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from tasks.models import Model
 
 REASONS = {
     "split": "in the split that is dropped",
@@ -126,7 +126,7 @@ def run_request(options: Namespace, operation: str, inputs: list[str]) -> None:
     """Run an operation and print its result."""
     from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 
-    kinds: dict[str, type[BaseModel]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
+    kinds: dict[str, type[Model]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
     settings = {"operation": operation, **given(options, kinds[operation])}
     request = checked(DeriveRequest, **{**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
     if operation == "subset" and options.where:

@@ -19,7 +19,7 @@ from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from tasks.models import Model
 
 
 PROGRAM = "flat-tokens-service"
@@ -128,7 +128,7 @@ def add_command(
 NOT_OPTIONS = ("operation", "output", "path", "dataset", "repo", "options", "tokenizer", "vocab_sizes")
 
 
-def add_fields(command: ArgumentParser, model: type[BaseModel], *only: str, **flags: str) -> None:
+def add_fields(command: ArgumentParser, model: type[Model], *only: str, **flags: str) -> None:
     """Add an option for each field of a request, or for some *only*: ``--min-tokens`` for ``min_tokens``, unless *flags* has
     another name for it. A place that is read must be there.
     """
@@ -136,11 +136,11 @@ def add_fields(command: ArgumentParser, model: type[BaseModel], *only: str, **fl
         settings = typed(model, name)
         if "Location" in model.__annotations__[name]:
             settings |= {"type": existing, "metavar": "FILE"}
-        flag, about = flags.get(name, name).replace("_", "-"), model.model_fields[name].description or ""
+        flag, about = flags.get(name, name).replace("_", "-"), model.descriptions()[name]
         command.add_argument(f"--{flag}", dest=name, help=about[:1].lower() + about[1:], **settings)
 
 
-def given(options: Namespace, model: type[BaseModel]) -> dict[str, Any]:
+def given(options: Namespace, model: type[Model]) -> dict[str, Any]:
     """The fields of a request that the command line has."""
     return {name: value for name in model.model_fields if (value := getattr(options, name, None)) is not None}
 
@@ -192,7 +192,7 @@ def _name(request: Any) -> str:
     return getattr(request, "name", None) or PurePath(place.rstrip("/")).name
 
 
-M = TypeVar("M", bound="BaseModel")
+M = TypeVar("M", bound="Model")
 
 
 def checked(model: type[M], **settings: Any) -> M:

@@ -28,8 +28,10 @@ class Span(Model):
     of_tokens: bool
     start: int
     stop: int
-    last_entry: int | None = Field(None, description="The token count, for the one that ends seq_starts")
-    columns: dict[str, str] = Field({}, description="The kinds of the kept columns, by their names, for one of documents")
+    last_entry: int | None = None
+    """The token count, for the one that ends seq_starts."""
+    columns: dict[str, str] = Field({})
+    """The kinds of the kept columns, by their names, for one of documents."""
     parts: tuple[Annotated[Part, Field(discriminator="kind")], ...] = ()
 
     @property

@@ -23,29 +23,36 @@ class Merge(Model):
     """All documents of several datasets, in order, split by split."""
 
     operation: Literal["merge"] = "merge"
-    allow_different_tokenizers: bool = Field(False, description="Also where it is not recorded that they are the same")
+    allow_different_tokenizers: bool = False
+    """Also where it is not recorded that they are the same."""
 
 
 class Subset(Model):
     """The documents that all filters let through, in their order."""
 
     operation: Literal["subset"] = "subset"
-    sources: tuple[str, ...] | None = Field(None, min_length=1, description="Of the sources of these names")
-    min_tokens: Whole | None = Field(None, ge=0, description="Of at least N tokens")
-    max_tokens: Whole | None = Field(None, ge=0, description="Of at most N tokens")
-    where: NonEmpty | None = Field(
-        None,
-        description="For which it is true: an expression such as source = 'web' and tokens >= 100",
-    )
-    key_list: Location | None = Field(None, description="Whose keys are in this file: 16 hexadecimal digits a line, or .npy")
-    id_list: Location | None = Field(None, description="Whose ids are in this file, one a line")
-    fraction: Share | None = Field(
-        None, description="A sample by a hash of key and seed: a smaller fraction is within a larger one"
-    )
-    count: Whole | None = Field(None, ge=0, description="A sample of this many documents of each split")
-    seed: Seed = Field(0, description="Another seed draws another sample")
-    split: SplitName | None = Field(None, description="Filter this split alone; the others stay as they are")
-    drop: SplitName | None = Field(None, description="Leave this split empty")
+    sources: tuple[str, ...] | None = Field(None, min_length=1)
+    """Of the sources of these names."""
+    min_tokens: Whole | None = Field(None, ge=0)
+    """Of at least N tokens."""
+    max_tokens: Whole | None = Field(None, ge=0)
+    """Of at most N tokens."""
+    where: NonEmpty | None = None
+    """For which it is true: an expression such as source = 'web' and tokens >= 100."""
+    key_list: Location | None = None
+    """Whose keys are in this file: 16 hexadecimal digits a line, or .npy."""
+    id_list: Location | None = None
+    """Whose ids are in this file, one a line."""
+    fraction: Share | None = None
+    """A sample by a hash of key and seed: a smaller fraction is within a larger one."""
+    count: Whole | None = Field(None, ge=0)
+    """A sample of this many documents of each split."""
+    seed: Seed = 0
+    """Another seed draws another sample."""
+    split: SplitName | None = None
+    """Filter this split alone; the others stay as they are."""
+    drop: SplitName | None = None
+    """Leave this split empty."""
 
     @model_validator(mode="after")
     def sensible(self) -> Self:
@@ -69,8 +76,10 @@ class Shuffle(Model):
     """The same documents in an order that the seed alone decides."""
 
     operation: Literal["shuffle"] = "shuffle"
-    seed: Seed = Field(0, description="Another seed gives another order")
-    split: SplitName | None = Field(None, description="Shuffle this split alone; the others stay as they are")
+    seed: Seed = 0
+    """Another seed gives another order."""
+    split: SplitName | None = None
+    """Shuffle this split alone; the others stay as they are."""
 
 
 class Relayout(Model):
@@ -82,19 +91,26 @@ class Relayout(Model):
 class Publishing(Model):
     """Settings of whatever publishes a version that is not built of text."""
 
-    output: Output = Field(description="Directory or URL: versions, token shards and the pointer live below it")
-    name: GivenName | None = Field(None, description="Without it, that of the first input")
-    layout: Literal["auto", LayoutName] = Field("auto", description="auto: the first input's; else mmap on local disks")
-    workers: Workers | None = Field(None, description="Tasks at a time; the number of cores without it")
-    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
-    verify_level: Literal["quick", "full"] = Field("quick", description="Check before publication; full reads every byte")
+    output: Output
+    """Directory or URL: versions, token shards and the pointer live below it."""
+    name: GivenName | None = None
+    """Without it, that of the first input."""
+    layout: Literal["auto", LayoutName] = "auto"
+    """auto: the first input's; else mmap on local disks."""
+    workers: Workers | None = None
+    """Tasks at a time; the number of cores without it."""
+    scratch: Output | None = None
+    """Local directory for staging, where the output is remote."""
+    verify_level: Literal["quick", "full"] = "quick"
+    """Check before publication; full reads every byte."""
 
 
 class DeriveRequest(Publishing):
     """The settings of an operation on datasets."""
 
     operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
-    inputs: tuple[Location, ...] = Field(min_length=1, description="Datasets: outputs of builds, versions of them, plain zarr")
+    inputs: tuple[Location, ...] = Field(min_length=1)
+    """Datasets: outputs of builds, versions of them, plain zarr."""
 
     @model_validator(mode="after")
     def complete(self) -> Self:
@@ -108,14 +124,18 @@ class DeriveRequest(Publishing):
 class ImportRequest(Publishing):
     """The settings of an import."""
 
-    path: Location = Field(description="A file, a directory, the prefix that several files share, or a URL")
-    format: str | None = Field(None, description="Where the content does not tell it")
-    options: JsonObject = Field(default_factory=dict, description="Of the format, such as end_of_text")
-    tokenizer: TokenizerConfig | None = Field(None, description="Whose tokens they are, if that is to be on record")
-    validation_fraction: Share | None = Field(
-        None, description="Of all documents, by a stable hash of their keys; without it, the files' own splits"
-    )
-    split_seed: Seed = Field(0, description="Another seed draws other documents for validation")
+    path: Location
+    """A file, a directory, the prefix that several files share, or a URL."""
+    format: str | None = None
+    """Where the content does not tell it."""
+    options: JsonObject = Field(default_factory=dict)
+    """Options of the format, such as end_of_text."""
+    tokenizer: TokenizerConfig | None = None
+    """Whose tokens they are, if that is to be on record."""
+    validation_fraction: Share | None = None
+    """Share of all documents, by a stable hash of their keys; without it, the files' own splits."""
+    split_seed: Seed = 0
+    """Another seed draws other documents for validation."""
 
     @model_validator(mode="after")
     def options_of_the_format(self) -> Self:
@@ -139,11 +159,16 @@ class HubRequest(Model):
 
     dataset: Location
     repo: Repository
-    form: Literal["parquet", "zarr"] = Field("parquet", description="Token ids in lists, or the version as it is")
-    private: bool | None = Field(None, description="For whom the repository is made")
-    licence: Licence | None = Field(None, description="Such as cc-by-4.0; without it that of the configuration")
-    workers: Workers | None = Field(None, description="Files at a time; the number of cores without it")
-    scratch: Output | None = Field(None, description="Local directory for files on their way")
+    form: Literal["parquet", "zarr"] = "parquet"
+    """Token ids in lists, or the version as it is."""
+    private: bool | None = None
+    """For whom the repository is made."""
+    licence: Licence | None = None
+    """Such as cc-by-4.0; without it that of the configuration."""
+    workers: Workers | None = None
+    """Files at a time; the number of cores without it."""
+    scratch: Output | None = None
+    """Local directory for files on their way."""
 
     @field_validator("repo")
     @classmethod
@@ -156,18 +181,30 @@ class ForgetRequest(Model):
     """Documents that are to be forgotten, named in one of several ways; of one source, or of all."""
 
     output: Output
-    reason: Reason = Field(min_length=1, description="For whoever reads the certificate")
-    key_list: Location | None = Field(None, description="A file with their keys: 16 hexadecimal digits a line, or .npy")
-    id_list: Location | None = Field(None, description="A file with their ids, one a line")
-    where: NonEmpty | None = Field(None, description="For which an expression is true, such as: file = 'a.jsonl' and row = 7")
-    like: Location | None = Field(None, description="Another output: all that it has forgotten")
-    source: NonEmpty | None = Field(None, description="Of this source alone")
-    allow_unknown: bool = Field(False, description="With keys or ids: also those that no document has, for later builds")
-    runs: tuple[Location, ...] = Field((), description="A ledger: the certificate says which steps of that run saw them")
-    before: int | None = Field(None, ge=0, description="With a ledger: steps before this one; all without it")
-    skip_from: int | None = Field(None, ge=0, description="With a ledger: the run leaves them out from this step on")
-    by: str | None = Field(None, description="Who asks for it; without it who runs the command")
-    scratch: Output | None = Field(None, description="Local directory for staging, where the output is remote")
+    reason: Reason = Field(min_length=1)
+    """For whoever reads the certificate."""
+    key_list: Location | None = None
+    """A file with their keys: 16 hexadecimal digits a line, or .npy."""
+    id_list: Location | None = None
+    """A file with their ids, one a line."""
+    where: NonEmpty | None = None
+    """For which an expression is true, such as: file = 'a.jsonl' and row = 7."""
+    like: Location | None = None
+    """Another output: all that it has forgotten."""
+    source: NonEmpty | None = None
+    """Of this source alone."""
+    allow_unknown: bool = False
+    """With keys or ids: also those that no document has, for later builds."""
+    runs: tuple[Location, ...] = ()
+    """A ledger: the certificate says which steps of that run saw them."""
+    before: int | None = Field(None, ge=0)
+    """With a ledger: steps before this one; all without it."""
+    skip_from: int | None = Field(None, ge=0)
+    """With a ledger: the run leaves them out from this step on."""
+    by: str | None = None
+    """The person who asks for it; without it who runs the command."""
+    scratch: Output | None = None
+    """Local directory for staging, where the output is remote."""
     layout: Literal["auto"] = "auto"
 
     @model_validator(mode="after")

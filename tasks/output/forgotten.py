@@ -37,7 +37,8 @@ class Request(Model):
     at: datetime
     by: str
     reason: str
-    named: str = Field(description="keys, ids, where, like or source, without any of them")
+    named: str
+    """keys, ids, where, like or source, without any of them."""
     source: str | None = None
     keys: int
     unknown: int
@@ -66,7 +67,8 @@ class Pending(Model):
     short: int
     moves_from: int | None = None
     exports: tuple[str, ...] = ()
-    runs: dict[str, Any] = Field({}, description="What ledgers say, by their paths")
+    runs: dict[str, Any] = Field({})
+    """Findings of ledgers, by their paths."""
 
 
 class ForgottenRecord(Model):

@@ -101,9 +101,8 @@ class Selection(Model):
     min_tokens: int | None = None
     max_tokens: int | None = None
     where: str | None = None
-    listed: str | None = Field(
-        None, description="Below the staging: sorted keys, and next to them a note of those that were found"
-    )
+    listed: str | None = None
+    """Below the staging: sorted keys, and next to them a note of those that were found."""
     seed: int = 0
     below: dict[Split, int] | None = None
 
@@ -127,14 +126,20 @@ class Target(Model):
     layout: LayoutName
     splits: tuple[Split, ...] = SPLITS
     rule: SplitRule = SplitRule(fraction=0, seed=0)
-    leaves_out: bool = Field(False, description="Whether documents that it leaves out are one more split, if there are any")
-    facts: tuple[Name, ...] = Field(OF_VERSION, description="Of each document, in arrays with an entry a document")
-    texts: dict[Name, FactWidth] = Field({}, description="The numbers of each of these facts")
+    leaves_out: bool = False
+    """Whether documents that it leaves out are one more split, if there are any."""
+    facts: tuple[Name, ...] = OF_VERSION
+    """Facts of each document, in arrays with an entry a document."""
+    texts: dict[Name, FactWidth] = Field({})
+    """The numbers of each of these facts."""
     selection: Selection = ALL
     token_arrays: tuple[TokenArrayName, ...] = (TOKENS,)
-    columns: dict[str, str] = Field({}, description="By the columns' names")
-    forgotten: str = Field("", description="Digest of the output's list of documents that no input may bring back")
-    clusters: str = Field("", description="Below the staging: RENAMED[n], clusters of the input that have another name here")
+    columns: dict[str, str] = Field({})
+    """By the columns' names."""
+    forgotten: str = ""
+    """Digest of the output's list of documents that no input may bring back."""
+    clusters: str = ""
+    """Below the staging: RENAMED[n], clusters of the input that have another name here."""
 
     @property
     def root(self) -> Store:

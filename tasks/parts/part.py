@@ -40,7 +40,8 @@ class Repeats(Model):
     """
 
     attempt: Name
-    number: int = Field(ge=0, description="Of the slice")
+    number: int = Field(ge=0)
+    """Of the slice."""
     reason: Literal["duplicate", "near_duplicate"] | None
     size: int
     digest: str
@@ -89,17 +90,25 @@ class InputPart(Position):
     """Sequences ``start:stop`` of one split of an input dataset. Those that are taken go to the output's split of that name."""
 
     kind: Literal["input"] = "input"
-    location: str = Field(description="The input's")
-    foreign: bool = Field(description="Written by another project: read as its writer cut it, and kept by caches")
+    location: str
+    """The input's."""
+    foreign: bool
+    """Written by another project: read as its writer cut it, and kept by caches."""
     split: Split
-    number: int = Field(description="Among the parts of its split")
+    number: int
+    """Among the parts of its split."""
     start: int
     stop: int
-    file: int = Field(description="The number that the input's first file has")
-    source: int = Field(description="The number that the input's first source has")
-    source_stops: tuple[int, ...] = Field(description="Where each source's files end, as the input counts them")
-    wanted: tuple[int, ...] | None = Field(description="The sources that a filter lets through, by their index in the input")
-    made_keys: str | None = Field(description="Below the staging: keys made of tokens, where the input has none")
+    file: int
+    """The number that the input's first file has."""
+    source: int
+    """The number that the input's first source has."""
+    source_stops: tuple[int, ...]
+    """Where each source's files end, as the input counts them."""
+    wanted: tuple[int, ...] | None
+    """The sources that a filter lets through, by their index in the input."""
+    made_keys: str | None
+    """Below the staging: keys made of tokens, where the input has none."""
     ties: int = 0
 
     @property
@@ -114,7 +123,8 @@ class Shuffling(Model):
     seed: int
     seq_count: int
     buckets: int
-    kinds: dict[str, str] = Field({}, description="Of the kept columns")
+    kinds: dict[str, str] = Field({})
+    """Of the kept columns."""
 
     @property
     def directory(self) -> str:

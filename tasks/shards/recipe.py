@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from flat_tokens.array_types import UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
@@ -54,12 +54,18 @@ class Recipe(Model):
     tokenizer_digest: str
     fast: bool
     documents: DocumentPolicy
-    engine: str | None = Field(None, description="Named where it may decide which documents are left out")
-    chats: tuple[Chat | None, ...] = Field((), description="Of each source with messages, how these become tokens")
-    by_reference: tuple[int, ...] = Field((), description="Sources whose conversations the reference engine tokenizes")
-    steps: tuple[dict[str, Any], ...] = Field((), description="Of documents, with their versions, as manifests have them")
-    split_by: str = Field("key", description="What decides on a document's split: its key, its text or a column")
-    forgotten: str = Field("", description="Digest of the output's list of documents that are left out; empty: there is none")
+    engine: str | None = None
+    """Named where it may decide which documents are left out."""
+    chats: tuple[Chat | None, ...] = ()
+    """How messages become tokens, for each source that has some."""
+    by_reference: tuple[int, ...] = ()
+    """Sources whose conversations the reference engine tokenizes."""
+    steps: tuple[dict[str, Any], ...] = ()
+    """Steps of documents, with their versions, as manifests have them."""
+    split_by: str = "key"
+    """The value that decides on a document's split: its key, its text or a column."""
+    forgotten: str = ""
+    """Digest of the output's list of documents that are left out; empty: there is none."""
 
     @model_validator(mode="after")
     def steps_with_versions(self) -> Self:

@@ -38,13 +38,20 @@ class Chat(Model):
     """How the conversations of a source become tokens."""
 
     template: str
-    tokens: dict[str, str] = Field({}, description="What the template knows of special tokens, by names")
-    roles: tuple[str, ...] = Field(ASSISTANT, description="Of the messages that count")
-    day: date | None = Field(None, description="Today, to a template that asks")
-    messages: MessageNames | None = Field(None, description="Keys and roles of messages, where they are unusual")
-    tools: bool = Field(False, description="Whether the tools of a conversation follow it")
-    count: tuple[str, ...] | None = Field(None, description="Of a message, the parts that count, where not all do")
-    edition: Literal[2] = Field(2, description="Raised when the same conversation would get other tokens or another mask")
+    tokens: dict[str, str] = Field({})
+    """Special tokens that the template knows, by names."""
+    roles: tuple[str, ...] = ASSISTANT
+    """Of the messages that count."""
+    day: date | None = None
+    """Today, to a template that asks."""
+    messages: MessageNames | None = None
+    """Keys and roles of messages, where they are unusual."""
+    tools: bool = False
+    """Whether the tools of a conversation follow it."""
+    count: tuple[str, ...] | None = None
+    """The parts of a message that count, if not all do."""
+    edition: Literal[2] = 2
+    """Raised when the same conversation would get other tokens or another mask."""
 
     @model_serializer(mode="wrap")
     def without_usual_settings(self, dump: SerializerFunctionWrapHandler) -> JsonObject:

@@ -34,15 +34,16 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 class VocabularyRequest(Model):
     """The vocabularies that are made of one training. Their sizes count all ids, special tokens among them."""
 
-    vocab_sizes: tuple[VocabSize, ...] = Field(min_length=1, description="Ids of each vocabulary; the text is read once for all")
-    pattern: str = Field(
-        "gpt4", min_length=1, description="How text is split: gpt2, gpt4, gpt4o, qwen2 ... or a regular expression"
-    )
-    special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        ("<|endoftext|>",), description="They have the last ids, and are never found in text"
-    )
-    fraction: Fraction = Field(1.0, description="A sample of the documents by a hash of key and seed")
-    seed: int = Field(0, ge=0, lt=1 << 63, description="Another seed draws another sample")
+    vocab_sizes: tuple[VocabSize, ...] = Field(min_length=1)
+    """Ids of each vocabulary; the text is read once for all."""
+    pattern: str = Field("gpt4", min_length=1)
+    """How text is split: gpt2, gpt4, gpt4o, qwen2 ... or a regular expression."""
+    special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ("<|endoftext|>",)
+    """They have the last ids, and are never found in text."""
+    fraction: Fraction = 1.0
+    """A sample of the documents by a hash of key and seed."""
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """Another seed draws another sample."""
 
     @field_validator("pattern")
     @classmethod
