@@ -18,3 +18,5 @@ DType: TypeAlias = np.dtype[Any]
 Integers: TypeAlias = npt.NDArray[np.integer]
 Int64Pair: TypeAlias = tuple[Int64s, Int64s]
 """Two arrays of one length, such as starts and lengths."""
+IntPair: TypeAlias = tuple[int, int]
+"""Two numbers, such as start and stop of a range."""

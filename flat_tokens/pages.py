@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from flat_tokens.array_types import IntPair
 from flat_tokens.extras import LazyModule
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     raise ValueError("a page header of it is damaged")  # lists, sets and maps are in none
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> IntPair:
     value = shift = 0
     while data[at] & 128:
         value |= (data[at] & 127) << shift
@@ -223,6 +224,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value | data[at] << shift, at + 1
 
 
-def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+def _zigzag(data: bytes, at: int) -> IntPair:
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at

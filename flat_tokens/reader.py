@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int32s, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import Int32s, Int64Pair, Int64s, IntPair, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
@@ -99,7 +99,7 @@ class FlatTokens:
 
     __getitem__ = sequence
 
-    def span(self, i: int) -> tuple[int, int]:
+    def span(self, i: int) -> IntPair:
         """Start and end of sequence *i*, in tokens. One index read. Negative *i* counts from the end."""
         if not -self.seq_count <= i < self.seq_count:
             raise IndexError(f"{self.store.url}: there is no sequence {i}; there are {self.seq_count}")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, UInt8s
+from flat_tokens.array_types import AnyArray, IntPair, UInt8s
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.arrays.threads import share
 from flat_tokens.batch import TOKENS, TokenBatch
@@ -47,7 +47,7 @@ class ArrayWriter:
         self._pending, self._pending_count = np.empty(spec.chunk_length, spec.numpy_dtype), 0
         self._at_once = max(BYTES_AT_ONCE // self._pending.nbytes, 1)
         self._writer: ObjectWriter | None = None
-        self._index: list[tuple[int, int]] = []  # offset and size of each chunk of the open object
+        self._index: list[IntPair] = []  # offset and size of each chunk of the open object
         self.objects: list[StoredObject] = []
         self.length = 0
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
+from flat_tokens.array_types import IntPair
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.json_types import JsonObject
@@ -174,7 +175,7 @@ class FileRange(NamedTuple):
     file: SourceFile
     start: int
     stop: int
-    rows: tuple[int, int] | None
+    rows: IntPair | None
     text_bytes: int
 
     @property
@@ -223,13 +224,13 @@ class PublishedLocation(Model):
     first_row: int
     first_file: int | None = None
     """The number of its first file in the version, for a run of files."""
-    train: tuple[int, int] = (0, 0)
-    validation: tuple[int, int] = (0, 0)
-    test: tuple[int, int] = (0, 0)
-    left_out: tuple[int, int] = (0, 0)
+    train: IntPair = (0, 0)
+    validation: IntPair = (0, 0)
+    test: IntPair = (0, 0)
+    left_out: IntPair = (0, 0)
 
-    def of(self, split: Split) -> tuple[int, int]:
-        run: tuple[int, int] = getattr(self, split)
+    def of(self, split: Split) -> IntPair:
+        run: IntPair = getattr(self, split)
         return run
 
 

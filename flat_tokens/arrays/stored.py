@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, UInt32s, UInt64s
+from flat_tokens.array_types import AnyArray, Int64s, IntPair, UInt32s, UInt64s
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
 from flat_tokens.arrays.maps import Mapped, Maps, at_a_time, clock, map_file
@@ -385,7 +385,7 @@ class StoredArray:
         elif self._is_raw and self._in_order and not self.store.is_local:
             self._read_raw(ranges, out)
             return
-        by_chunk: dict[tuple[int, int], list[ItemRange]] = {}
+        by_chunk: dict[IntPair, list[ItemRange]] = {}
         for one in ranges:
             for part in self._by_chunk(one):
                 by_chunk.setdefault((one.i, part.i), []).append(part)
@@ -416,7 +416,7 @@ class StoredArray:
             at += last - first
             first = last
 
-    def _chunks(self, wanted: Sequence[tuple[int, int]], *, keep: bool) -> Iterator[tuple[tuple[int, int], AnyArray]]:
+    def _chunks(self, wanted: Sequence[IntPair], *, keep: bool) -> Iterator[tuple[IntPair, AnyArray]]:
         """((object, chunk), its items: dtype[chunk_length]) for each wanted chunk, in any order."""
         missing = []
         for where in wanted:
@@ -584,7 +584,7 @@ class StoredArray:
         copy_parts(self._in_blocks, stored, rows, out, lambda slot, n: self._decode_block(wanted[slot], n, stored[slot]))
         self._note(perf_counter() - begin, len(rows) * self._block_length, len(rows))
 
-    def _decode_block(self, where: tuple[int, int], n: int, stored: memoryview) -> AnyArray:
+    def _decode_block(self, where: IntPair, n: int, stored: memoryview) -> AnyArray:
         """Block *n* of (object, chunk): dtype[block_length]."""
         assert self._in_blocks is not None
         try:
@@ -592,7 +592,7 @@ class StoredArray:
         except ValueError as error:
             raise self._damaged(where[0], f"inner chunk {where[1]} {error}") from error
 
-    def _compressed(self, wanted: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def _compressed(self, wanted: Sequence[IntPair]) -> list[memoryview]:
         """The stored bytes of each (object, chunk)."""
         if self.store.is_local:
             of_files = itertools.groupby(wanted, key=operator.itemgetter(0))
@@ -629,7 +629,7 @@ class StoredArray:
 
     # Encoded chunks
 
-    def _stored_chunks(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], memoryview | None]]:
+    def _stored_chunks(self, wanted: Sequence[IntPair]) -> Iterator[tuple[IntPair, memoryview | None]]:
         """((object, chunk), its stored bytes, or None if it is not stored) for each wanted chunk."""
         if not wanted:
             return
@@ -659,7 +659,7 @@ class StoredArray:
             for where, (_, offset, size) in zip(present, ranges, strict=True):
                 yield where, data[offset - begin : offset - begin + size]
 
-    def _whole_objects(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], memoryview | None]]:
+    def _whole_objects(self, wanted: Sequence[IntPair]) -> Iterator[tuple[IntPair, memoryview | None]]:
         """Objects that are one chunk each. No more than the largest possible chunk is read."""
         limit = 2 * self._chunk_bytes + 4096
         if self.store.is_local and self._in_parts is not None:

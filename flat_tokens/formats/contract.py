@@ -31,7 +31,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, 
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.array_types import Int64s, IntPair, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
@@ -363,7 +363,7 @@ def checked_entries(split: FlatTokens, start: int, stop: int) -> UInt64s:
     return entries
 
 
-def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[tuple[int, int]]:
+def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[IntPair]:
     """Ranges of whole sequences, of at most *max_tokens* tokens each unless one sequence is longer; one range if None.
 
     Reads a few entries of ``seq_starts`` for each range, however many sequences there are. No range without a sequence.
@@ -378,7 +378,7 @@ def entry(split: FlatTokens, i: int) -> int:
     return int(split.seq_starts.read(i, i + 1)[0])
 
 
-def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int | None = None) -> Iterator[tuple[int, int]]:
+def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int | None = None) -> Iterator[IntPair]:
     """Ranges that cover ``range(count)``, each as long as ``size(stop) - size(start) <= limit``, but of 1 to *most* items."""
     start = 0
     while start < count:
@@ -390,7 +390,7 @@ def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int 
 
 def byte_ranges(
     split: FlatTokens, limit: int, head: int, size: Callable[[int], int], end: int, what: str, most: int | None = None
-) -> list[tuple[int, int]]:
+) -> list[IntPair]:
     """Ranges of 1 to *most* sequences, for files that have a *head* and at most *limit* bytes in all. *size*: the bytes that the
     first i sequences take. ValueError for a sequence with which a file, *what*, would have *end* bytes or more.
     """

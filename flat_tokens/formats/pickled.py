@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from flat_tokens.array_types import Int32s, Int64s, UInt8s
+from flat_tokens.array_types import Int32s, Int64s, IntPair, UInt8s
 
 PROTO, FRAME, STOP = 0x80, 0x95, 0x2E
 EMPTY_LIST, MARK, APPEND, APPENDS = 0x5D, 0x28, 0x61, 0x65
@@ -41,7 +41,7 @@ MEMO_SIZES[[MEMOIZE, BINPUT, LONG_BINPUT]] = 1, 2, 5
 
 
 def read_pairs(blocks: Iterable[bytes]) -> Iterator[Int64s]:
-    """The pairs of a pickled ``list[tuple[int, int]]``, a block of its bytes at a time: int64[n, 2], in order.
+    """The pairs of a pickled ``list[IntPair]``, a block of its bytes at a time: int64[n, 2], in order.
 
     ValueError, saying at which byte, for everything else: other opcodes, references to earlier values, numbers above 64
     bits, a list that does not end or is not alone. Nothing is executed, and no length in the data is trusted.
@@ -77,7 +77,7 @@ class _Machine:
         self.numbers: list[int] = []
         self.pending = 0  # pairs on the stack that no list has yet
         self.memoizable = False
-        self.pair: tuple[int, int] | None = None
+        self.pair: IntPair | None = None
 
     def step(self, data: bytes, at: int, position: int) -> int:
         """Take the opcode at ``data[at]`` and return its length, or 0 if it continues beyond *data*."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, IntPair
 from flat_tokens.manifest import dataset_of, read_manifest
 from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, spread, walk
 from flat_tokens.stores.store import PathOrUrl, Store, stored_object
@@ -153,7 +153,7 @@ class _Filling:
         self._row_count, self._piece_count = 0, 0
         # (first piece, step from row to row, pieces in each row, first row, rows, place in the row)
         self._fills = list[tuple[int, int, int, int, int, int]]()
-        self.cuts = list[tuple[int, int]]()
+        self.cuts = list[IntPair]()
 
     def add(self, lengths: Int64s, is_rest: Bools) -> Int64s:
         """Number the pieces by length, in a stable order, documents before rests. Returns that order: int64[n]."""
@@ -172,7 +172,7 @@ class _Filling:
         self._piece_count = len(order)
         return order
 
-    def fill(self) -> list[tuple[int, int]]:
+    def fill(self) -> list[IntPair]:
         """Fill rows until the pieces do not fill one more. Returns those that are left: (first piece, how many)."""
         while self._documents or self._rests:
             taken, missing, is_cut = self._row()
@@ -645,7 +645,7 @@ def best_fit(lengths: Int64s, length: int) -> Int64Pair:
     return running_sums(np.bincount(pack_of, minlength=pack_count)), np.argsort(pack_of, kind="stable")
 
 
-def _fillings(sizes: list[int], counts: list[int], length: int) -> Iterator[tuple[list[tuple[int, int]], int]]:
+def _fillings(sizes: list[int], counts: list[int], length: int) -> Iterator[tuple[list[IntPair], int]]:
     """Fillings of packs: ([(size's number, parts of it in each pack)], how many packs in a row are like that). *sizes* ascend."""
     sizes, left = [0, *sizes], [0, *counts]
     lower = list(range(len(sizes)))  # number -> itself while parts of that size are left, then a lower one; 0: none are

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens import columns as kept
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import did_you_mean
@@ -72,7 +72,7 @@ class Stepped(NamedTuple):
 
     keep: Bools
     texts: pa.LargeStringArray
-    spans: list[list[tuple[int, int]] | None] | None
+    spans: list[list[IntPair] | None] | None
     left_out: dict[str, Int64s]
     changed: Counter[str]
     failed: list[tuple[int, str, str]]
@@ -111,7 +111,7 @@ class Steps:
         beside = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
         beside, kinds = {name: values for name, values in beside.items() if name not in self.gives_columns}, dict[str, str]()
         at = np.arange(len(texts))  # of those that are still there
-        spans: list[list[tuple[int, int]] | None] | None = [None] * len(texts) if self.gives_spans else None
+        spans: list[list[IntPair] | None] | None = [None] * len(texts) if self.gives_spans else None
         spans_by: str | None = None
         left_out, changed, failed = dict[str, Int64s](), Counter[str](), list[tuple[int, str, str]]()
         matches = list[TextMatch]()
@@ -280,8 +280,8 @@ def _reasons(name: str, step: Step, outcome: Outcome, keep: Bools) -> dict[str, 
     return {f"{name}.{reason}": gone[which == number] for number, reason in enumerate(names)}
 
 
-def _pairs(name: str, spans: pa.Array) -> list[list[tuple[int, int]] | None]:
-    found: list[list[tuple[int, int]] | None] = []
+def _pairs(name: str, spans: pa.Array) -> list[list[IntPair] | None]:
+    found: list[list[IntPair] | None] = []
     for of in spans.to_pylist():
         pairs = None if of is None else [(int(start), int(stop)) for start, stop in of]
         if pairs and min(min(pair) for pair in pairs) < 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.array_types import Int64s, IntPair
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import running_sums
 from flat_tokens.steps.contract import Outcome, TextMatch
@@ -134,7 +134,7 @@ class Decontaminate:
         return JOINED_BY.join(part for part in (*parts, text[end:]) if part)
 
 
-def merged(starts: Int64s, stops: Int64s) -> list[tuple[int, int]]:
+def merged(starts: Int64s, stops: Int64s) -> list[IntPair]:
     """Ranges in order, those that touch joined. *starts* are in order."""
     ends = np.maximum.accumulate(stops)
     is_new = np.concatenate([np.ones(min(len(starts), 1), bool), starts[1:] > ends[:-1]])

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt8s
+from flat_tokens.array_types import Bools, Int64s, IntPair, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_over
@@ -31,7 +31,7 @@ class Separator:
         pattern = re.escape(data[:1]) + rb"\r?\n".join(map(re.escape, within))
         self._pattern = re.compile(pattern) if len(within) > 1 else None
 
-    def find(self, data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
+    def find(self, data: bytes | bytearray, start: int = 0) -> IntPair | None:
         """Where the first one at *start* or later begins and ends."""
         if self._pattern is None:
             at = data.find(self.data, start)

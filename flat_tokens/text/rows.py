@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens import columns as kept
+from flat_tokens.array_types import IntPair
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain
@@ -106,7 +107,7 @@ class Range(NamedTuple):
 
     start: int
     stop: int
-    rows: tuple[int, int] | None
+    rows: IntPair | None
     text_bytes: int
 
 
@@ -503,7 +504,7 @@ def utf8(text: str) -> bytes:
         return SURROGATE.sub("\udcff", text).encode("utf-8", "surrogateescape")
 
 
-def neighbours(sizes: list[int], most: int) -> Iterator[tuple[int, int]]:
+def neighbours(sizes: list[int], most: int) -> Iterator[IntPair]:
     """Ranges ``(start, stop)`` of neighbours whose sizes add up to *most* or less, or that have a single member."""
     start, total = 0, 0
     for i, size in enumerate(sizes):
@@ -618,7 +619,7 @@ def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt
     return np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), window
 
 
-Span = tuple[int, int]
+Span = IntPair
 """Bytes ``start:stop`` of a file."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt32s
+from flat_tokens.array_types import Int64s, IntPair, UInt32s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
@@ -425,7 +425,7 @@ def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tok
         first, first_seq = first + batch.token_count, first_seq + len(starts)
 
 
-def sequence_of(split: Readable, token: int) -> tuple[int, int]:
+def sequence_of(split: Readable, token: int) -> IntPair:
     """The sequence that holds a token, and the token's place in it, by a few index reads. IndexError if there is none."""
     if not -split.token_count <= token < split.token_count:
         raise IndexError(f"there is no token {token}; there are {split.token_count}")

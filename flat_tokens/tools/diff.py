@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.array_types import Int64s, IntPair, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
@@ -144,7 +144,7 @@ def totals_of(corpus: Corpus) -> JsonObject:
     return totals | {"documents": read, "bytes stored": described["byte_count"]}
 
 
-def _by_source(corpus: Corpus) -> dict[str, tuple[int, int]]:
+def _by_source(corpus: Corpus) -> dict[str, IntPair]:
     """Tokens and documents of each source, from the indexes alone. Empty if there is no record of sources."""
     recorded = (corpus.documents(name) is not None and isinstance(of, FlatTokens) for name, of in corpus.splits.items())
     if not corpus.sources or not all(recorded):
@@ -270,7 +270,7 @@ def _is_same_order(a: Side, b: Side) -> bool:
     return all(np.array_equal(x[i], y[i]) for x, y in ((a.keys, b.keys), (a.digests, b.digests)) for i in blocks)
 
 
-def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: tuple[int, int]) -> JsonObject:
+def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: IntPair) -> JsonObject:
     example: JsonObject = {}
     for letter, corpus, side, i in zip("ab", corpora, sides, pair, strict=True):
         if i >= 0:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, Integers, UInt32s
+from flat_tokens.array_types import Int64s, Integers, IntPair, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
@@ -164,7 +164,7 @@ def count_files(file: StoredArray, files: int, first: int, lengths: Int64s) -> I
     return np.array([np.bincount(numbers, of_each, files + 1) for of_each in (lengths, None)]).astype(np.int64)
 
 
-def source_counts(of_files: Int64s, source: Source) -> tuple[int, int]:
+def source_counts(of_files: Int64s, source: Source) -> IntPair:
     """Tokens and documents of a source, of the counts by file: int64[2, files + 1]."""
     tokens, documents = of_files[:, [file.number for file in source.files]].sum(axis=1).tolist()
     return tokens, documents
@@ -268,7 +268,7 @@ def _piece(vocabulary: Vocabulary | None, i: int) -> str | None:
     return None if vocabulary is None else terminal.shown(vocabulary.piece(i))
 
 
-def _ranks(ids: Counts) -> list[tuple[int, int]]:
+def _ranks(ids: Counts) -> list[IntPair]:
     """(rank, count) of tokens from the most frequent on, ranks evenly spaced in the logarithm."""
     if not len(ids.counts):
         return []

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.array_types import Int64s, IntPair
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
@@ -66,7 +66,7 @@ class Sample(NamedTuple):
     number: int
     parts: int
 
-    def share(self, length: int) -> tuple[int, int]:
+    def share(self, length: int) -> IntPair:
         """The part of *length* items: ``start:stop``. All parts together are all items."""
         return length * (self.number - 1) // self.parts, length * self.number // self.parts
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, UInt64s
+from flat_tokens.array_types import Bools, IntPair, UInt64s
 from flat_tokens.manifest import SPLITS
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.target import SplitRule, Target
@@ -17,7 +17,7 @@ from tasks.parts.opening import open_part
 from tasks.parts.part import InputPart, Part, ShardPart
 from tasks.rows import KEY, REASON, SPLIT_KEY
 
-SplitCounts = Mapping[Split, tuple[int, int]]
+SplitCounts = Mapping[Split, IntPair]
 """Sequences and tokens of a part, by split."""
 
 

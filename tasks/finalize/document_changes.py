@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64Pair, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -95,7 +95,7 @@ class _Version(NamedTuple):
             split_rule=made_of.get("split") or {},
         )
 
-    def range_of(self, shard: int, split: int) -> tuple[int, int]:
+    def range_of(self, shard: int, split: int) -> IntPair:
         """The first document of a shard in a split, and how many. ValueError where the split has fewer."""
         location = self.shards[shard].published
         assert location is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from flat_tokens.array_types import IntPair
 from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.rows.documents import DocumentTable, name_of_kept
@@ -44,7 +45,7 @@ class LengthCounts(Model):
 
     first: int
     last: int
-    documents: tuple[int, int]
+    documents: IntPair
 
 
 class Comparison(Model):
@@ -55,7 +56,7 @@ class Comparison(Model):
     before: str | None
     version: str
     sources: tuple[SourceCounts, ...]
-    skipped: dict[str, tuple[int, int]]
+    skipped: dict[str, IntPair]
     lengths: tuple[LengthCounts, ...]
     documents: DocumentChanges | None
 

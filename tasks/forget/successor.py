@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import keys_of_bytes
@@ -221,7 +221,7 @@ def successor_shards(target: Target, of: str, forgotten: Forgotten, gone: Mappin
 def _without(
     root: Store, shard: TokenShard, was: PublishedLocation, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]
 ) -> TokenShard:
-    runs, lost = dict[Split, tuple[int, int]](), 0
+    runs, lost = dict[Split, IntPair](), 0
     for split, numbers in gone.items():
         first, count = was.of(split)
         before, within = np.searchsorted(numbers, (first, first + count)).tolist()

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.array_types import Int64s, IntPair, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
@@ -214,7 +214,7 @@ class StoredTokens:
         known = {name: documents.read(name, first, first + count) for name in facts if name in shard.facts}
         return documents.those(wanted).batch(shard.token_arrays), known
 
-    def stretches(self, numbers: Int64s) -> Iterator[tuple[int, int]]:
+    def stretches(self, numbers: Int64s) -> Iterator[IntPair]:
         """Ranges of segments that are all unknown, or stand side by side in one shard."""
         if not len(numbers):
             return

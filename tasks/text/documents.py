@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.array_types import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.columns import FLOAT64_HAS_ALL, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
@@ -321,14 +321,14 @@ SPANS = "\0\2"
 """The mark between a text and its spans, which are digits, dashes and commas: the last one of a text is it."""
 
 
-def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[tuple[int, int]] | None]) -> pa.LargeStringArray:
+def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[IntPair] | None]) -> pa.LargeStringArray:
     """Each text with the spans of its characters that count after it, None: all of them; ``text_and_spans`` takes both apart."""
     written = ("all" if of is None else ",".join(f"{start}-{stop}" for start, stop in of) for of in spans)
     both = [f"{text}{SPANS}{of}" for text, of in zip(texts.to_pylist(), written, strict=True)]
     return pa.array(both, pa.large_string())
 
 
-def text_and_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
+def text_and_spans(text: str) -> tuple[str, list[IntPair]]:
     """A text and the spans of its characters that count."""
     text, _, written = text.rpartition(SPANS)
     if written == "all":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Bools, Int32s, Int64s, UInt8s
+from flat_tokens.array_types import Bools, Int32s, Int64s, IntPair, UInt8s
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.engines import Encode, Tokens
@@ -39,7 +39,7 @@ BLOCK_BYTES = 1 << 18
 class Characters:
     """Characters from U+0800 on, by their ranges ``[first, last)``. Texts without their leading bytes take hardly any time."""
 
-    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+    def __init__(self, ranges: list[IntPair]) -> None:
         self._bounds = np.array(sorted(ranges)).ravel()
         firsts = {chr(point).encode()[:2] for first, last in ranges for point in range(first, last)}
         leads = sorted({first[0] for first in firsts})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Bools, Int64s, UInt8s, UInt32s
+from flat_tokens.array_types import Bools, Int64s, IntPair, UInt8s, UInt32s
 from flat_tokens.json_types import JsonFacts
 from flat_tokens.pieces import PieceKind, fields
 from flat_tokens.rows.views import running_sums
@@ -52,7 +52,7 @@ class OneText(NamedTuple):
     """
 
     parts: list[str | int]
-    spans: list[tuple[int, int]]
+    spans: list[IntPair]
 
 
 class Masked(NamedTuple):
@@ -374,7 +374,7 @@ def _with_own_space(definition: Definition, specials: Mapping[str, int]) -> list
     return [numbers[text] for text in takes if text in numbers]
 
 
-def _mask(spans: list[tuple[int, int]], places: Int64s) -> UInt8s:
+def _mask(spans: list[IntPair], places: Int64s) -> UInt8s:
     """Which tokens have a character of a span: uint8[n]."""
     edges = np.zeros(int(max([0, *(stop for _, stop in spans), *places.max(axis=0, initial=0)])) + 2, np.int64)
     for start, stop in spans:
@@ -441,7 +441,7 @@ def _pieces_of(definition: SentencePieceModel, text: str) -> tuple[list[int], In
     """The tokens of a text, and the bytes of it at which each begins and ends. Those of a character that falls back to bytes are
     all of the character's.
     """
-    ids, spans = list[int](), list[tuple[int, int]]()
+    ids, spans = list[int](), list[IntPair]()
     for number, value in fields(definition.processor.encode(text, out_type="serialized_proto")):
         if number == 2 and isinstance(value, bytes):
             piece = dict(fields(value))

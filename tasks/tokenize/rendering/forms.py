@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from flat_tokens.array_types import IntPair
 from tasks.tokenize.rendering.request import ORDINARY
 
-Places = list[tuple[int, int]]
+Places = list[IntPair]
 """Bytes that a form has before a place, and how many contents are before it."""
 
 
@@ -29,7 +30,7 @@ class Rendered(NamedTuple):
     spans: list[int]
 
     @classmethod
-    def of(cls, parts: Sequence[bytes | int], spans: Sequence[tuple[int, int]]) -> Rendered:
+    def of(cls, parts: Sequence[bytes | int], spans: Sequence[IntPair]) -> Rendered:
         """Of ordinary texts in UTF-8 and numbers of special tokens."""
         texts = [part for part in parts if isinstance(part, bytes)]
         kinds = [part if isinstance(part, int) else ORDINARY for part in parts]
@@ -57,8 +58,8 @@ class Form(NamedTuple):
     def of(
         cls,
         text: str,
-        contents: list[tuple[int, int]],
-        spans: list[tuple[int, int]],
+        contents: list[IntPair],
+        spans: list[IntPair],
         special: re.Pattern[str],
         numbers: dict[str, int],
     ) -> Form | None:
@@ -69,7 +70,7 @@ class Form(NamedTuple):
             text[i:k]
             for i, k in zip([0, *(stop for _, stop in contents)], [*(start for start, _ in contents), len(text)], strict=True)
         )
-        kinds, ends, literals, edges = array("q"), Places(), list[bytes](), dict[int, tuple[int, int]]()
+        kinds, ends, literals, edges = array("q"), Places(), list[bytes](), dict[int, IntPair]()
         plain = wide = at = 0
         is_open = False  # whether an ordinary part has begun
         for number, piece in enumerate(pieces):

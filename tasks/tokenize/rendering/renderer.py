@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from flat_tokens.array_types import IntPair
 from tasks.tokenize.rendering.forms import Form, Rendered
 from tasks.tokenize.rendering.messages import (
     END_OF_THOUGHT,
@@ -157,7 +158,7 @@ class Renderer:
             return None
 
     def _learn(
-        self, roles: tuple[str, ...], contents: list[str], messages: list[Message], text: str, spans: list[tuple[int, int]]
+        self, roles: tuple[str, ...], contents: list[str], messages: list[Message], text: str, spans: list[IntPair]
     ) -> None:
         """Learn the form of conversations with these roles, unless the template looks into contents."""
         is_known = roles in self._forms or len(self._forms) >= MOST_FORMS
@@ -224,7 +225,7 @@ class Renderer:
     def _parts(self, text: str, aside: list[str]) -> Rendered:
         """Rendered text in parts, with what was put aside in its place."""
         parts: list[bytes | int] = []
-        spans: list[tuple[int, int]] = []
+        spans: list[IntPair] = []
         plain: list[bytes] = []
         length = at = opened = 0
         for found in self._found.finditer(text):
@@ -258,7 +259,7 @@ class Renderer:
         return Rendered.of(parts, spans)
 
 
-def _with_spans(text: str, spans: list[tuple[int, int]]) -> str:
+def _with_spans(text: str, spans: list[IntPair]) -> str:
     """A text with marks around the *spans* of it."""
     pieces, at = list[str](), 0
     for start, stop in spans:

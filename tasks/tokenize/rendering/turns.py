@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from flat_tokens.array_types import IntPair
 from tasks.tokenize.rendering.counted import CALLS, CONTENT, Found, divide, names_of_calls, with_marks
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError
 from tasks.tokenize.rendering.templates import Template
@@ -54,7 +55,7 @@ class Reading(NamedTuple):
 
     text: str
     parts: list[Part]
-    spans: list[tuple[int, int]]
+    spans: list[IntPair]
     has_repeats: bool
 
     def end_of(self, message: int) -> int | None:
@@ -76,7 +77,7 @@ class Turns:
         self._known: dict[tuple[Any, ...], int] = {}
         self.by_prefixes = 0
 
-    def find(self, messages: list[Message], tools: Any, seal: str) -> tuple[str, list[tuple[int, int]]]:
+    def find(self, messages: list[Message], tools: Any, seal: str) -> tuple[str, list[IntPair]]:
         """The rendered conversation, and the places of what counts in it, in characters."""
         marks = (OPEN + seal, CLOSE + seal) if self._has_marks else ("", "")
         plain = _read(self._template.render(messages, tools, marks), [], seal)
@@ -93,14 +94,14 @@ class Turns:
         turns = plain.spans if self._has_marks else _in_order([self._turn(conversation, i) for i in numbers], numbers)
         return plain.text, self._narrowed(conversation, turns, numbers) if is_narrow else turns
 
-    def places(self, messages: list[Message], text: str) -> list[tuple[int, int]] | None:
+    def places(self, messages: list[Message], text: str) -> list[IntPair] | None:
         """The places of contents in a conversation of nothing else, which is rendered as *text*. None if they are not known."""
         found = _Conversation.of(self._template, messages, None, [], Reading(text, [], [], False), ("", ""), "")
         parts = found.parts if found else []
         is_each = [part.message for part in parts] == [*range(len(messages))]
         return [(part.start, part.stop) for part in parts] if is_each else None
 
-    def _turn(self, of: _Conversation, i: int) -> tuple[int, int]:
+    def _turn(self, of: _Conversation, i: int) -> IntPair:
         """The place of message *i*: from after the prompt that asks for it, to its end."""
         start = self._cut(of, i, asks=of.messages[i].get("role") in ASSISTANT, ends=False)
         stop = self._cut(of, i + 1, asks=False, ends=True)
@@ -160,7 +161,7 @@ class Turns:
         last = start + len(text[start:stop].rstrip())
         return last if last < stop and text.endswith(self._specials, start, last) else stop
 
-    def _by_prefixes(self, messages: list[Message], tools: Any, whole: str, i: int) -> tuple[int, int]:
+    def _by_prefixes(self, messages: list[Message], tools: Any, whole: str, i: int) -> IntPair:
         """The place of message *i*, by rendering the beginnings that end before it and with it."""
 
         def end_of(count: int, prompt: bool) -> int | None:
@@ -177,11 +178,11 @@ class Turns:
             raise RefusedError(NOT_FOUND.format(i))
         return start, self._trimmed(whole, start, stop)
 
-    def _narrowed(self, of: _Conversation, turns: list[tuple[int, int]], numbers: list[int]) -> list[tuple[int, int]]:
+    def _narrowed(self, of: _Conversation, turns: list[IntPair], numbers: list[int]) -> list[IntPair]:
         """The parts of turns that count."""
         calls = {i: names for i in numbers if (names := names_of_calls(of.messages[i])) is not None}
         owners = iter(numbers if len(turns) == len(numbers) else [None] * len(turns))
-        found = list[tuple[int, int]]()
+        found = list[IntPair]()
         for (start, stop), number in zip(turns, owners, strict=True):
             parts = [part for part in of.parts if start <= part.start < part.stop <= stop and part.kind != CALLS]
             number = parts[0].message if number is None and parts else number
@@ -258,7 +259,7 @@ class _Conversation:
         return None if at is None else found.text[at:]
 
 
-def _in_order(turns: list[tuple[int, int]], numbers: list[int]) -> list[tuple[int, int]]:
+def _in_order(turns: list[IntPair], numbers: list[int]) -> list[IntPair]:
     """The turns. RefusedError if one begins within an earlier one."""
     for i, (_, stop), (start, _) in zip(numbers[1:], turns, turns[1:], strict=False):
         if start < stop:
@@ -279,7 +280,7 @@ def _marker(number: int, owners: list[tuple[int, str]], of_empty: bool) -> Any:
 
 def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Reading:
     """Rendered text, by the marks in it. Others than these are left to it."""
-    pieces, parts, spans, has_repeats = list[str](), dict[int, Part](), list[tuple[int, int]](), False
+    pieces, parts, spans, has_repeats = list[str](), dict[int, Part](), list[IntPair](), False
     opened, begun, at, length = dict[int, int](), 0, 0, 0
     for found in MARKS.finditer(rendered):
         number = ord(found[1]) - FIRST if found[1] else -1
