@@ -27,7 +27,6 @@ from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
-from flat_tokens.text import limits
 from flat_tokens.tools.terminal import size
 from flows.pipelines.publish import layout_of
 from tasks.config import BuildConfig, Source, available_cores
@@ -255,35 +254,21 @@ def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], worker
 
     def work(mine: list[int]) -> None:
         engine(large_string_array("a"))  # loads what each thread has of its own
-        most = min(limits.BATCH_BYTES, sum(pieces[i].text_bytes for i in mine) // 2)
-        took = list[tuple[int, float]]()
-        for batch in _batches(mine, pieces, most):
+        half = len(mine) // 2
+        for batch in filter(None, (mine[:half], mine[half:])):
             begun = clock()
             tokens = list(_tokens([pieces[i] for i in batch], recipe, engine))
             for piece in (pieces[i] for i in batch):
                 for made in recipe.facts_of_texts(piece.part).values():  # for the time that it takes
                     for some in piece.documents:
                         made.of(some.texts)
-            took.append((sum(pieces[i].text_bytes for i in batch), clock() - begun))
+            took = sum(pieces[i].text_bytes for i in batch), clock() - begun
             found.update(zip(batch, tokens, strict=True))
-        spent.extend(took[len(took) // 2 :])
+        spent.append(took)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, filter(None, (list(range(len(pieces)))[k::threads] for k in range(threads)))))
     return [found[i] for i in range(len(pieces))], sum(took for _, took in spent) / max(sum(size for size, _ in spent), 1)
-
-
-def _batches(mine: list[int], pieces: list[Piece], most: int) -> Iterator[list[int]]:
-    """Numbers of pieces in batches of *most* bytes of text, or of a single piece."""
-    batch, size = list[int](), 0
-    for i in mine:
-        if batch and size + pieces[i].text_bytes > most:
-            yield batch
-            batch, size = [], 0
-        batch.append(i)
-        size += pieces[i].text_bytes
-    if batch:
-        yield batch
 
 
 def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[TokenBatch]:
