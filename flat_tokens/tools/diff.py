@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair, UInt64s
+from flat_tokens.array_types import AnyArray, Int64s, IntPair, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.json_types import JsonFacts, JsonObject
@@ -25,7 +25,7 @@ from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
-from flat_tokens.tools.queries import CHANGES, REPEATED, connection, query
+from flat_tokens.tools.queries import CHANGES, NAMES, REPEATED, connection, query
 from flat_tokens.tools.sources import document_of
 
 SUMMARY = "say what changed between two datasets or versions"
@@ -252,11 +252,20 @@ def changes(a: Side, b: Side) -> Iterator[Any]:
     """
     names = sorted({*a.names, *b.names})
     with connection() as opened:
-        opened.register("names", pa.table({"name": pa.array(names, pa.string()), "place": np.arange(len(names), dtype=np.int32)}))
+        opened.execute(NAMES, {"names": names})
         for name, side in (("a", a), ("b", b)):
             places = np.repeat(np.searchsorted(names, side.names or [""]), np.diff(side.firsts)).astype(np.int32)
-            columns = {"key": side.keys, "digest": side.digests, "number": np.arange(len(side.keys)), "place": places}
-            opened.register(name, pa.table({of: pa.array(values) for of, values in columns.items()}))
+            columns: dict[str, AnyArray] = {
+                "key": side.keys,
+                "digest": side.digests,
+                "number": np.arange(len(side.keys)),
+                "place": places,
+            }
+            arrays = [
+                pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+                for values in columns.values()  # pa.array would import pandas
+            ]
+            opened.register(name, pa.record_batch(arrays, names=list(columns)))
         opened.execute(REPEATED)
         opened.execute(CHANGES)
         yield opened

@@ -50,6 +50,10 @@ def query(documents: Any, sql: str, values: Sequence[Any] = ()) -> list[tuple[An
         return found
 
 
+NAMES = """
+CREATE TEMP TABLE names AS
+SELECT unnest($names::VARCHAR[]) AS name, generate_subscripts($names::VARCHAR[], 1)::INTEGER - 1 AS place
+"""
 REPEATED = """
 CREATE TEMP TABLE repeated AS
 SELECT key FROM a GROUP BY key HAVING count(*) > 1 UNION SELECT key FROM b GROUP BY key HAVING count(*) > 1

@@ -22,7 +22,7 @@ from tasks.assemble.spans import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import copied_bytes, cut_files, is_by_ranges
 from tasks.download.outlines import servers_of_whole
-from tasks.download.slices import MEAN_PART, SMALL_PART, slices_of
+from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
 from tasks.finalize.naming import keeping, list_left_out, name_of
@@ -292,8 +292,8 @@ def gates_forecast(
 def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
     """How many slices files with so much text each make, about: large ones alone, small ones in runs."""
     large = [size for size in text_bytes if SMALL_PART * size > slice_bytes]
-    small = sum(text_bytes) - sum(large)
-    return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small / slice_bytes)
+    small = (sum(text_bytes) - sum(large)) / slice_bytes + (len(text_bytes) - len(large)) / MOST_FILES
+    return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small)
 
 
 def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:

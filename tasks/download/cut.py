@@ -94,7 +94,8 @@ def _to_keep(found: FoundFile) -> int:
 
 def bytes_to_keep(found: Iterable[FoundFile], files: Path) -> int:
     """Bytes of a directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
-    return sum(_to_keep(one) for one in found if is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
+    sizes = ((one, _to_keep(one)) for one in found)
+    return sum(size for one, size in sizes if size and is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
 
 
 def _are_kept(found: Iterable[FoundFile | None], workspace: Workspace) -> bool:

@@ -42,12 +42,13 @@ def version_of_table(source: Source, what: str) -> TableVersion:
         added = pa.table(table.get_add_actions())
         partitions = added["partition"].to_pylist() if "partition" in added.column_names else [{}] * len(added)
         files = []
-        for path, partition in zip(added["path"].to_pylist(), partitions, strict=True):
+        times = added["modification_time"].cast(pa.int64()).to_pylist()
+        for path, since, partition in zip(added["path"].to_pylist(), times, partitions, strict=True):
             if not is_below(path := unquote(path)):
                 raise TableError(f"{what} has files of another table, such as {path}, as clones have. Copy them into one.")
             given = {name: None if value in (None, "") else str(value) for name, value in partition.items()}
             rows = hashlib.sha256(deleted[path].tobytes()).hexdigest() if path in deleted else ""
-            files.append(DataFile(f"{place}/{path}", given, digest_of(names, rows) if names or rows else ""))
+            files.append(DataFile(f"{place}/{path}", since, given, digest_of(names, rows) if names or rows else ""))
         return TableVersion(str(table.version()), place, place, pa.schema(table.schema().to_arrow()), files)
 
 

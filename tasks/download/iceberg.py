@@ -50,6 +50,7 @@ def version_of_table(source: Source, what: str) -> TableVersion:
     version, columns = str(snapshot.snapshot_id), tuple(columns_of(source))
     what = f"{what}, version {version}"
     schema, tasks = reading(what, lambda: _planned(place, version, columns))
+    since = reading(what, lambda: dict(_sequence_numbers(table, snapshot)))
     renamed = str(schema) if _has_other_names(table, schema) else ""
     files = []
     for uri, task in tasks.items():
@@ -57,8 +58,15 @@ def version_of_table(source: Source, what: str) -> TableVersion:
             raise TableError(f"{what} has files of {task.file.file_format.name}, such as {uri}; Parquet is read. Rewrite them.")
         deletes = sorted(one.file_path for one in task.delete_files)
         changed = digest_of(deletes, renamed) if deletes or renamed else ""
-        files.append(DataFile(uri, changed=changed))
+        files.append(DataFile(uri, since[uri], changed=changed))
     return TableVersion(version, place, table.location(), _schema_of(table, snapshot).as_arrow(), files)
+
+
+def _sequence_numbers(table: Any, snapshot: Any) -> Iterator[tuple[str, int]]:
+    """The URI of each file of a snapshot, and a number that is larger for files that were added later."""
+    for manifest in snapshot.manifests(table.io):
+        for entry in manifest.fetch_manifest_entry(table.io):
+            yield entry.data_file.file_path, entry.sequence_number or 0
 
 
 def rows_of(place: str, version: str, uri: str, columns: Sequence[str]) -> Iterator[Any]:

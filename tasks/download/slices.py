@@ -13,8 +13,8 @@ MEAN_PART = 4
 """The part of a slice that a run has on average. A changed file costs the reading of its run, but each run is stored
 separately.
 """
-MOST_FILES = 1 << 17
-"""Files of a slice, at most."""
+MOST_FILES = 1 << 13
+"""Files of a slice, at most: to open and read so many takes as long as to read a slice of large ones."""
 
 
 def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:

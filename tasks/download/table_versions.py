@@ -19,11 +19,12 @@ BATCH_ROWS = 1 << 12
 
 
 class DataFile(NamedTuple):
-    """A data file of a version of a table. ``partition``: columns with one value for all of its rows, as text. ``changed``: what
-    the table has changed in it, as a digest; empty: nothing.
+    """A data file of a version of a table. ``since``: a number that is larger for files that came later. ``partition``: columns
+    with one value for all of its rows, as text. ``changed``: what the table has changed in it, as a digest; empty: nothing.
     """
 
     uri: str
+    since: int
     partition: Mapping[str, str | None] = MappingProxyType({})
     changed: str = ""
 

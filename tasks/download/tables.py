@@ -30,18 +30,20 @@ KINDS: dict[str, Any] = {"delta": delta, "iceberg": iceberg}
 
 
 def resolve_table(source: Source, index: int) -> PinnedSource:
-    """The data files of a table's version, ordered by name. ValueError, naming table and version, if it cannot be read."""
+    """The data files of a table's version, the oldest first. ValueError, naming table and version, if it cannot be read."""
     kind = kind_of_table(source)
     what = f"{source.called}: {kind.title()} table {source.table}" + (f" of catalog {source.catalog}" if source.catalog else "")
     found = reading(what, partial(KINDS[kind].version_of_table, source, what))
     what = f"{what}, version {found.version}"
     check_columns(as_text_file(source, what), found.schema)
-    files = sorted(_found_files(found, source, index, kind, what), key=lambda file: file.name)
+    # What is appended changes the last slice of small files, whatever the writer called its files.
+    found = found._replace(files=sorted(found.files, key=lambda file: (file.since, file.uri)))
+    files = tuple(_found_files(found, source, index, kind, what))
     if not files:
         raise ValueError(f"{what} has no files. Write rows to it, or choose another version: source.version")
     here = local_path(found.directory)
     place = found.directory if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
-    return PinnedSource(origin=f"{place} ({kind.title()} table)", revision=found.version, files=tuple(files))
+    return PinnedSource(origin=f"{place} ({kind.title()} table)", revision=found.version, files=files)
 
 
 def kind_of_table(source: Source) -> str:

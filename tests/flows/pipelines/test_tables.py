@@ -27,6 +27,7 @@ from flows.pipelines.refresh import RefreshResult
 from tasks.config import BuildConfig, Source
 from tasks.download import iceberg
 from tasks.download.sources import resolve_source
+from tasks.models import FoundFile
 from tests.faults.support import Settings, build_here, refresh_here
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
 from tests.flows.test_stores import bucket  # noqa: F401  a fixture
@@ -85,6 +86,11 @@ def merged(table: Any) -> None:
     merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
 
 
+def files_at(place: str, version: int) -> tuple[FoundFile, ...]:
+    """The files of a table at a version; those that came first are first in later versions, too."""
+    return resolve_source(Source(table=place, version=version), 0).files
+
+
 def refreshed(
     changes: list[tuple[Change, str, int]], load: Callable[[], Any], options: Settings, tmp_path: Path, seen: list[str]
 ) -> RefreshResult:
@@ -105,6 +111,7 @@ def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path,
     options = settings(tmp_path, place)
     first = refresh_here(options)
     assert (first.changes.headline, len(tokenized)) == ("20 files added", 20)
+    assert files_at(place, 19)[:6] == files_at(place, 5)
     changes: list[tuple[Change, str, int]] = [
         (lambda table: append_delta(place, 200, 205, partition_by=["lang"]), "1 file added", 1),
         (lambda table: table.optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
@@ -203,8 +210,8 @@ def test_a_refresh_of_an_iceberg_table_reads_the_files_that_changed(
     for version in ("of today", "main", table.current_snapshot().snapshot_id, "latest"):
         pinned = resolve_source(Source(table="texts.web", catalog=options["sources"][0]["catalog"], version=version), 0)
         assert pinned.revision == source["revision"]
-    place = Source(table=table.metadata_location, version=table.snapshots()[2].snapshot_id)
-    assert len(resolve_source(place, 0).files) == 3
+    of_third, of_last = (files_at(table.metadata_location, table.snapshots()[number].snapshot_id) for number in (2, 19))
+    assert (len(of_third), of_last[:3]) == (3, of_third)
 
 
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
