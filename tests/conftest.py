@@ -24,6 +24,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
+from tests.prefect_database import put_empty_database
 from tests.processes import answers, until
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ def prefect_server() -> Iterator[None]:
 
     def run(server: SubprocessASGIServer) -> subprocess.Popen[bytes]:
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
+        put_empty_database(Path(settings["PREFECT_SERVER_DATABASE_CONNECTION_URL"].partition(":///")[2]))
         environment = {**os.environ, "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0", **settings}
         process = subprocess.Popen([sys.executable, "deployments/server.py", str(server.port)], cwd=ROOT, env=environment)
         until(lambda: process.poll() is not None or answers(f"{server.api_url}/health"), "the server does not answer")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import requests
 
+from tests.prefect_database import put_empty_database
 from tests.processes import family, kill, until
 
 CHECKOUT = Path(__file__).parents[2]
@@ -67,11 +68,11 @@ class Service(NamedTuple):
         (found,) = self.get("/deployments/filter", {"deployments": {"name": {"any_": [name]}}, "limit": 2})
         return dict(found)
 
-    def pause(self, deployment: str) -> None:
+    def switch(self, deployment: str, active: bool) -> None:
         """What the switch beside a deployment's schedule does."""
         found = self.deployment(deployment)
         (schedule,) = found["schedules"]
-        self.ask("PATCH", f"/deployments/{found['id']}/schedules/{schedule['id']}", {"active": False}).raise_for_status()
+        self.ask("PATCH", f"/deployments/{found['id']}/schedules/{schedule['id']}", {"active": active}).raise_for_status()
 
     def start_run(self, deployment: str, parameters: dict[str, Any], tags: Sequence[str] = ()) -> requests.Response:
         """What the button at the end of a run form does."""
@@ -117,6 +118,7 @@ def copied(terminal: int, path: Path) -> None:
 
 def start(home: Path, port: int, *arguments: str) -> Service:
     """``make serve SERVE="..."`` in a terminal of its own, once it says that it is ready. Who asks there waits for ever."""
+    put_empty_database(home / "prefect" / "prefect.db")
     command = [sys.executable, "deployments/serve.py", "--port", str(port), *arguments]
     ours, theirs = pty.openpty()
     (home / "output.txt").write_bytes(b"")

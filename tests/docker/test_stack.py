@@ -6,6 +6,7 @@ also if a worker is killed. Host names become loopback, ports free ones. Postgre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,8 +246,9 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     subprocess.run([*buildah, "rm", made], capture_output=True, check=True)
 
 
-@pytest.fixture(scope="module", params=["processes", "containers"])
-def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+@contextlib.contextmanager
+def started(container: list[str] | None) -> Iterator[Stack]:
+    """A stack of processes, or of what *container* runs."""
     pytest.importorskip("prefect_redis", reason="several processes of a server need prefect-redis, which is not installed")
     for name in ("postgres", "initdb", "pg_ctl", "pg_isready", "redis-server", "redis-cli"):
         program(name)
@@ -261,8 +263,8 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
         for name in ("data", "scratch", "tmp"):
             (root / name).mkdir()
         made = Stack(root, read_services(SECRETS), stage)
-        if request.param == "containers":
-            *command, of = request.getfixturevalue("container")
+        if container:
+            *command, of = container
             made.container = [*command, f"--volume={root}:{root}", of]
             for name in ("data", "scratch"):
                 os.chown(root / name, TOKENS, TOKENS)
@@ -273,6 +275,26 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
             yield made
         finally:
             made.down()
+
+
+@pytest.fixture(scope="module", params=["processes", "containers"])
+def stacks(request: pytest.FixtureRequest) -> Iterator[Callable[[], Stack]]:
+    """The stack, started again after the test that stops it."""
+    container = request.getfixturevalue("container") if request.param == "containers" else None
+    made = list[Stack]()
+    with contextlib.ExitStack() as held:
+
+        def running() -> Stack:
+            if not made or made[-1].running["server"].poll() is not None:
+                made.append(held.enter_context(started(container)))
+            return made[-1]
+
+        yield running
+
+
+@pytest.fixture
+def stack(stacks: Callable[[], Stack]) -> Stack:
+    return stacks()
 
 
 @pytest.fixture
@@ -369,7 +391,7 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, 
 
 
 def test_every_service_ends_when_it_is_asked_to(stack: Stack) -> None:
-    """Last in this module. Clients before the server, the server before what it stands on. Until then, everyone was reached."""
+    """Clients before the server, the server before what it stands on. Until then, everyone was reached."""
     refused = {name: stack.log(name) for name in stack.services if "ConnectionRefusedError" in stack.log(name)}
     assert not refused
     for name in reversed(list(stack.services)):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.prefect_database import put_empty_database
 from tests.processes import DEADLINE, answers, family, free_port, kill, until
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +124,7 @@ class Pool:
 def pool(home: Path) -> Iterator[Pool]:
     """A server of its own with the deployments of this checkout; at the end nothing that was started lives."""
     made = Pool(home, free_port())
+    put_empty_database(home / "prefect.db")
     try:
         made.serve()
         done = made.start("deployments/register.py", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
