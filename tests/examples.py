@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 
 ALL, FEW = "all", "few"
 SHARE = 10
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+"""Marks of what is left to ``make test-nightly``."""
 
 # Not the profile that hypothesis takes where the variable CI is set: it keeps no examples and chooses the same ones each time.
 _common = settings(
@@ -32,8 +34,7 @@ def first_fast(cases: Iterable[Any], fast: int = 1, *, several: bool = False, ev
     """Cases for ``parametrize``, of which those after the first *fast* are slow tests; each of these but every K-th is left to
     ``make test-nightly``. Names are given by ``ids``. *several*: each case has the values of several names.
     """
-    marks = [pytest.mark.slow, pytest.mark.nightly]
     return [
-        pytest.param(*(case if several else [case]), marks=marks[: 0 if k < fast else 1 + ((k - fast) % every > 0)])
+        pytest.param(*(case if several else [case]), marks=NIGHTLY[: 0 if k < fast else 1 + ((k - fast) % every > 0)])
         for k, case in enumerate(cases)
     ]

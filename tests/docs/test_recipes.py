@@ -21,7 +21,7 @@ PACKAGES = {
     *("olmo_core", "datatrove", "modalities"),
 }
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-OTHERS = {"litdata.md", "maxtext.md", "nanochat.md", "nanotron.md", "olmo-core.md"}
+OTHERS = {"hf-trainer.md", "litdata.md", "maxtext.md", "nanochat.md", "nanotron.md", "olmo-core.md"}
 """Left to the nightly run: a recipe of each kind stays, and the readers of these have tests in ``tests/flat_tokens/formats``."""
 STAND_INS = Path(__file__).parent / "stand_ins"
 """torchvision, which Streaming imports for images. transformers would take it for the real one, where a program uses that."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.store_bench import protocols
 from tests.faults.support import ROOT
 
 pytestmark = pytest.mark.slow
@@ -38,13 +39,13 @@ OF_OPERATIONS = "kills elsewhere lasting power"
 @pytest.mark.parametrize(
     ("names", "under", "every"),
     [
-        (OF_OPERATIONS, "^build", 2000),
-        (OF_OPERATIONS, "^(?!build)", 2000),
+        (OF_OPERATIONS, "^build, (mmap|signed|streamed(, (loss masks|duplicates dropped|processes))?)$", 1000),
+        (OF_OPERATIONS, "^(refresh|retokenize|forget|gc|import)$", 900),
         ("faults", "", 400),
         ("readers", "", 10),
-        ("histories", "", 51),
-        ("decisions", "", 67),
-        ("chains", "", 200),
+        ("histories", "", 67),
+        ("decisions", "", 101),
+        ("chains", "streamed($|, .*(dropped|columns|files))", 200),
     ],
 )
 def test_a_sample(names: str, under: str, every: int) -> None:
@@ -56,7 +57,7 @@ def test_a_sample(names: str, under: str, every: int) -> None:
     ("name", "under", "match", "every"),
     [
         ("stores", "build, s3|gc, gs", "", 45),
-        ("stores", "refresh, (s3|abfs)", "and after$", 31),
+        ("stores", f"refresh, {protocols()[-1]}", "and after$", 16),
         ("together", "two different builds, s3|gc and the build of a new version, gs", "", 50),
     ],
 )

@@ -15,7 +15,7 @@ import flat_tokens
 from flat_tokens import FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch, write_dataset
 from flat_tokens.rows.loader import ByStep
 from flat_tokens.torchtitan import Config, DataLoader
-from tests.examples import first_fast
+from tests.examples import NIGHTLY
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -107,7 +107,7 @@ RANKS = ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3))
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "mixture"])
-@pytest.mark.parametrize("is_whole", first_fast([False, True]), ids=["some", "all"])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(
     train: FlatTokens, kind: str, is_whole: bool
 ) -> None:

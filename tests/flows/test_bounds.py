@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import flat_tokens
+from tests.examples import first_fast
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "deployments" / "demo"
@@ -45,7 +46,7 @@ print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """Runs a command. A process starts with the peak of the one that it was forked from, and the tests' own may be large."""
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "text"])
+@pytest.mark.parametrize("kind", first_fast(["jsonl", "text"], 0, every=2))
 def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path: Path, kind: str) -> None:
     text = "A long document says the same thing again, and again, in slightly other words. " * 2_531_646
     source = tmp_path / f"long.{kind}"
@@ -57,7 +58,7 @@ def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path: Path, ki
     assert done.peak_bytes < 2e9
 
 
-@pytest.mark.parametrize("tokenizer", ["demo", "cl100k_base"])
+@pytest.mark.parametrize("tokenizer", first_fast(["demo", "cl100k_base"], 0, every=2))
 def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path: Path, vocabularies: Path, tokenizer: str) -> None:
     source = tmp_path / "spaceless.txt"
     source.write_bytes(b"abcdefghij" * 1_000_000)

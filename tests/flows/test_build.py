@@ -27,7 +27,7 @@ from tasks.progress import meter
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 
 def config(output: Path, **settings: Any) -> BuildConfig:
@@ -97,7 +97,6 @@ def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path: Path) -> None
     assert not [name for name in seen if name.startswith("duplicates ")]
 
 
-@pytest.mark.slow
 def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
     """A new split finds the tokens of every slice, and the server shows it as cached; without the indexes it does not."""
     build_dataset(config(tmp_path / "out", name="first"))
@@ -135,7 +134,6 @@ def hundred_lines(directory: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
     watched = build_dataset(config(tmp_path / "watched", name="small", **settings))
@@ -171,7 +169,6 @@ def test_a_task_of_slices_that_are_stored_and_slices_that_are_not_ends(tmp_path:
     assert (first.slices, again.slices, again.slices_reused) == (6, 12, 6)
 
 
-@pytest.mark.slow
 def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> None:
     path = hundred_lines(tmp_path)
     lines = path.read_text().splitlines(keepends=True)

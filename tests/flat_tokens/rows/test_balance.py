@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import BlockOrder, FillInMiddle, FlatTokens, ShuffledLoader, TokenBatch, write_dataset
 from flat_tokens.rows.loader import dealt
-from tests.examples import examples, first_fast
+from tests.examples import NIGHTLY, examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
 
@@ -48,7 +48,7 @@ def test_costs_are_the_squares_of_the_segments(train: FlatTokens, settings: dict
 
 
 @pytest.mark.parametrize(("order", "drop_last"), [("shuffled", True), (BlockOrder(8, 4, 2), False)], ids=str)
-@pytest.mark.parametrize("is_whole", first_fast([False, True]), ids=["some", "all"])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_hosts_share_the_same_rows_of_every_step(train: FlatTokens, order: Any, drop_last: bool, is_whole: bool) -> None:
     view = train.packed_documents(64, fim=FillInMiddle(0.5, 0.5, 901, 902, 903), too_long="cut")
     settings: dict[str, Any] = {"epochs": 2, "order": order, "drop_last": drop_last}

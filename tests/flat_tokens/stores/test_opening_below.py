@@ -26,7 +26,7 @@ from tasks.derive.inputs import examine
 from tasks.derive.pieces import read_keys
 from tasks.text.runs import descriptor as run_descriptor
 from tests import doors
-from tests.examples import first_fast
+from tests.examples import NIGHTLY
 from tests.made import docs_of, foreign, publish_docs
 
 REFUSED = "leads out of what may be read here"
@@ -165,7 +165,7 @@ def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path
 
 
 @pytest.mark.parametrize("name", PLACES)
-@pytest.mark.parametrize("is_whole", first_fast([False, True]), ids=["some", "all"])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, rooted: Callable[[], Path], is_whole: bool) -> None:
     """Each file and directory below a root is in turn replaced by a link to itself elsewhere. What was read before is refused."""
     place, opened, refused = PLACES[name], list[str](), 0

@@ -65,6 +65,7 @@ IMPORTABLE = "import importlib.util, json, sys; print(json.dumps([n for n in sys
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # tests/service/test_wheel.py looks into the same wheel
 def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) -> None:
     """What `pip install .` puts into a fresh environment, dependencies included, is enough to read every layout."""
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "demo-output")

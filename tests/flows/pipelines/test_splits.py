@@ -26,6 +26,7 @@ from flows.runners.threads import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
+from tests.examples import first_fast
 from tests.faults.support import build_here, refresh_here, shards_stay, version_digests
 from tests.flat_tokens.test_keys import MODULUS, A, mix, reference_key
 from tests.flows.through_json import built
@@ -86,7 +87,9 @@ def apart(rows: list[Row], found: Placed) -> int:
     return sum(split != "train" and len(splits[text]) > 1 for (_, text), split in found.items())
 
 
-@pytest.mark.parametrize(("by", "layout"), [("key", "compact"), ("text", "mmap"), ("domain", "zarr2")])
+@pytest.mark.parametrize(
+    ("by", "layout"), first_fast([("key", "compact"), ("text", "mmap"), ("domain", "zarr2")], 2, several=True)
+)
 def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(
     tmp_path: Path, by: str, layout: str
 ) -> None:
@@ -108,7 +111,7 @@ def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_throu
     assert results[0].slices > 3
 
 
-@pytest.mark.parametrize("by", ["key", "text", "domain", "cluster"])
+@pytest.mark.parametrize("by", first_fast(["key", "cluster", "text", "domain"], 2, every=2))
 def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: str) -> None:
     """With a file that sorts before all, and another seed; by another value that is refused."""
     rows = rows_of(54)

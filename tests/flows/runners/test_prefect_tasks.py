@@ -13,7 +13,7 @@ from flows.pipelines.stages import Stage, in_order
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import flow_run
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 
 def tags_of_task(_: int) -> list[str]:

@@ -53,6 +53,7 @@ def test_without_its_packages_the_build_names_them(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a cluster takes minutes
 def test_without_a_cluster_the_build_says_how_to_start_one(tmp_path: Path) -> None:
     pytest.importorskip("prefect_ray", reason="Ray is not installed")
     done = run(ENTER, settings_of(tmp_path / "out", tmp_path / "notes.jsonl"), RAY_TMPDIR=str(tmp_path))
@@ -104,6 +105,7 @@ def api(cluster: dict[str, str], request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str], api: str, tmp_path: Path) -> None:
     notes = write_notes(tmp_path / "in" / "notes.jsonl", 40)
     settings = settings_of(tmp_path / "threads", notes, slice_bytes=1000)

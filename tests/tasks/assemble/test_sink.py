@@ -461,14 +461,14 @@ def test_nobody_waits_for_a_writer_that_failed(
 
 def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
-    shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(3000)], None)], []
+    shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None)], []
     real = tasks.assemble.span_writer.SpanWriter.stream
 
     def noted(writer: Any, tokens: Any, *rest: Any) -> Any:
         lengths.append(len(tokens))
         return real(writer, tokens, *rest)
 
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 12)
+    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 10)
     monkeypatch.setattr(tasks.assemble.span_writer.SpanWriter, "stream", noted)
     target = target_of(place, HALF)
     with opened(target, shards) as (assembler, sink):

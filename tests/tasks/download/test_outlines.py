@@ -103,8 +103,16 @@ def left_in(config: BuildConfig) -> list[Path]:
     return files_in(Path(str(config.scratch)))
 
 
-@pytest.mark.parametrize("name", ["w.parquet", "w.arrow"])
-@pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, AZURE], indirect=["bucket"])
+@pytest.mark.parametrize(
+    ("bucket", "place", "name"),
+    [
+        ("s3", "", "w.parquet"),
+        ("s3", "http", "w.arrow"),
+        pytest.param("gs", "", "w.arrow", marks=pytest.mark.slow),
+        pytest.param("abfs", "", "w.parquet", marks=pytest.mark.slow),
+    ],
+    indirect=["bucket"],
+)
 def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
     write(tmp_path / name, wide())

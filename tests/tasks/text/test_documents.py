@@ -26,7 +26,7 @@ from tasks.models import Slice, SourceFile
 from tasks.rows import ROW, fact
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import stamp
-from tests.examples import first_fast
+from tests.examples import NIGHTLY, first_fast
 from tests.slices import changed, range_of_slice, slices_of
 
 ROOT = Path(__file__).parents[3]
@@ -406,7 +406,7 @@ SMALL_IN_THE_FILE: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("with_ids", first_fast([False, True]))
+@pytest.mark.parametrize("with_ids", [False, pytest.param(True, marks=NIGHTLY)])
 @pytest.mark.parametrize("make", first_fast(SMALL_IN_THE_FILE.values(), 2, every=3), ids=SMALL_IN_THE_FILE)
 def test_a_small_file_that_stands_for_much_text_takes_little_memory(
     tmp_path: Path, make: Callable[[Path], Path], with_ids: bool

@@ -96,7 +96,7 @@ def test_two_pairs_may_give_one_token() -> None:
     assert merges.first(256) == Merges(ALPHABET, [])
 
 
-@pytest.mark.parametrize("pattern", first_fast(sorted(PATTERNS), 3))
+@pytest.mark.parametrize("pattern", first_fast(sorted(PATTERNS), every=4))
 def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path: Path, pattern: str) -> None:
     request = request_of(300, pattern, ("<|endoftext|>", "<|pad|>"))
     texts = ["Hello wörld, it's 12345 times\n\n  nicer: don't!", "日本語 and <|endoftext|> " * 3]
