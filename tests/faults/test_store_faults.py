@@ -35,7 +35,7 @@ LAYOUTS = ("compact", "zarr2", "mmap")
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
 
 
-@pytest.fixture(scope="module", params=first_fast(BUCKETS))
+@pytest.fixture(scope="module", params=first_fast(BUCKETS, every=2))
 def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     with pytest.MonkeyPatch.context() as monkeypatch, BUCKETS[request.param](monkeypatch) as bucket:
         hurry(monkeypatch)

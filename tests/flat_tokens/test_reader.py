@@ -28,7 +28,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools import cli
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
-from tests.examples import examples, first_fast
+from tests.examples import NIGHTLY, examples
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -320,7 +320,7 @@ def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path: Path, za
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("is_whole", first_fast([False, True]), ids=["some", "all"])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(
     tmp_path: Path, way: dict[str, Any], is_whole: bool
 ) -> None:

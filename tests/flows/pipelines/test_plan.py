@@ -23,7 +23,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig, HubDataset, Source
 from tasks.text.documents import read_documents
 from tasks.tokenize.engines import Engine
-from tests.examples import first_fast
+from tests.examples import NIGHTLY, first_fast
 from tests.flat_tokens.demo import TOKENIZER
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
@@ -175,8 +175,8 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
     assert built(skipping).totals["documents"]["skipped"] == {"unencodable": 1}
 
 
-@pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"]))
-@pytest.mark.parametrize(("slice_bytes", "layout"), first_fast([(300_000, "mmap"), (1 << 27, "compact")], several=True))
+@pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"], every=2))
+@pytest.mark.parametrize(("slice_bytes", "layout"), [(300_000, "mmap"), pytest.param(1 << 27, "compact", marks=NIGHTLY)])
 def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int, layout: str
 ) -> None:
