@@ -82,6 +82,7 @@ BEHAVIOURS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_in_a_process_of_its_own(behaviour: str) -> None:
     """As a service is one: it takes every process whose parent has ended for its own, and stops it."""

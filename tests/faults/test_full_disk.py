@@ -95,6 +95,7 @@ except OSError as error:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_file_size_limit_fails_the_command_in_one_line(settings: Settings, tmp_path: Path) -> None:
     """And without the limit the same command completes."""
     root, config = Path(settings["output"]), write_config(settings, tmp_path)
@@ -159,6 +160,7 @@ def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_
     check_as_undisturbed(settings, tmp_path / "out", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_may_mount")
 def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: Path) -> None:
     disk = tmp_path / "disk"

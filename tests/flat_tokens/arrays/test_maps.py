@@ -95,6 +95,7 @@ if problems:
 """
 
 
+@pytest.mark.slow
 def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path: Path) -> None:
     """By several threads and a forked child: 480 files of 12 arrays, with 64 descriptors."""
     items = np.arange(OBJECT * 40, dtype=np.uint32)

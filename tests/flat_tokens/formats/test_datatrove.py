@@ -79,6 +79,7 @@ def theirs(module: str) -> Any:
     return pytest.importorskip(f"datatrove.{module}", reason="needs datatrove and torch", exc_type=ImportError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.needs("torch", "datatrove")

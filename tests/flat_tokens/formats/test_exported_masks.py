@@ -293,6 +293,7 @@ def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> 
     assert np.concatenate([batch.loss_mask for batch in split.batches()]).tolist() == MASK
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch", "olmo_core")
 def test_olmo_core_reads_the_mask(masked: Path, tmp_path: Path) -> None:
     data = pytest.importorskip("olmo_core.data")

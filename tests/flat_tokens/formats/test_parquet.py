@@ -126,6 +126,7 @@ def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
 # The neighbours' own readers and writers
 
 
+@pytest.mark.slow
 def test_datasets_loads_parquet_and_arrow(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="needs datasets, which reads such files")
     parquet, arrow = str(tmp_path / "parquet"), str(tmp_path / "arrow")

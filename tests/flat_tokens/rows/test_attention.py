@@ -146,6 +146,7 @@ def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path: Path
         assert torch.equal(batch.block_mask().to_dense(), theirs.to_dense())
 
 
+@pytest.mark.slow
 @needs_jax
 def test_bounds_of_jax_arrays_are_those_of_numpy(tmp_path: Path) -> None:
     train = written(tmp_path / "d", [5, 3, 0, 9, 2, 7])

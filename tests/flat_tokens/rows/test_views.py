@@ -553,6 +553,7 @@ def torch_rows(train: FlatTokens) -> Any:
     return train.packed(16, framework="torch")[3].inputs.tolist()
 
 
+@pytest.mark.slow
 @needs_torch
 def test_torch_tensors(ragged_split: FlatTokens) -> None:
     assert elsewhere(torch_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
@@ -635,6 +636,7 @@ def through_grain(train: FlatTokens) -> str:
     return loaders_through_grain(train)
 
 
+@pytest.mark.slow
 @needs_grain
 def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
     assert elsewhere(through_grain, ragged_split) == mixture_of(ragged_split).digest(3)

@@ -63,6 +63,7 @@ def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig,
     assert look(config) is None
 
 
+@pytest.mark.slow
 def test_what_only_tokenizing_needs_is_not_imported(tmp_path: Path) -> None:
     """The fast engine takes half a second to import, which is as long as all else that such a build does."""
     ranks = tmp_path / "bytes.tiktoken"

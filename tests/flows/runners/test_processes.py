@@ -93,6 +93,7 @@ def test_tokens_go_straight_into_the_version_where_they_can(
     assert staged(tmp_path / "processes") == []
 
 
+@pytest.mark.slow
 def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with notes.open("a") as file:
         file.write('{"no": "text"}\n')
@@ -213,6 +214,7 @@ def run(program: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +227,7 @@ def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
     assert version_digests(tmp_path / "out", again.version) == version_digests(tmp_path / "other", undisturbed.version)
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     parent = run(WAITS, tmp_path / "waits.py")
     assert parent.stdout is not None

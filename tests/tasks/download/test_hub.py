@@ -383,6 +383,7 @@ def test_a_tokenizer_of_the_hub_is_pinned(stand_in_hub: StandInHub) -> None:
     assert tokens.offsets.tolist() == [0, 2, 2, 4]
 
 
+@pytest.mark.slow
 def test_another_process_asks_the_hub_of_its_environment(stand_in_hub: StandInHub, tmp_path: Path) -> None:
     stand_in_hub.commit("org/name", TWO_SPLITS)
     script = """if True:
