@@ -43,7 +43,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))  # a checkout is not installed
 
 from deployments.arguments import POOLS, arguments
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flows.commands.build import read_config
 from flows.watch.page import link_to_page
 from flows.watch.words import tags_of

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, Integers, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Int64s, Integers, UInt8s, UInt32s, UInt64s
 
 MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""

@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import LOSS_MASK
 from flat_tokens.columns import columns_of
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import (
     ENTRY_BYTES,
     LINK,

@@ -20,8 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, UInt32s, UInt64s
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import AnyArray, Bools, Int64s, JsonFacts, JsonObject, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt64s
+from flat_tokens.annotations import Int64s, UInt8s, UInt64s
 from flat_tokens.batch import TokenBatch
 
 A = np.uint64(0x9E3779B97F4A7C15)

@@ -9,8 +9,8 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Self, TypeAlias
 
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import check, dataset_of, read_manifest
 from flat_tokens.options import at_least, true_or_false
 from flat_tokens.reader import FlatTokens, open_split

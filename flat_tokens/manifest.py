@@ -12,9 +12,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
 from flat_tokens.stores.store import Store, StoredObject, is_below

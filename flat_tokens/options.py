@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray
+from flat_tokens.annotations import AnyArray
 
 ALIKE = 0.76
 """Names are alike from this ratio of difflib on: gpt5 is not gpt2."""

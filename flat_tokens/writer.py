@@ -12,9 +12,9 @@ from typing import Any, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, IntPair, UInt8s
+from flat_tokens.annotations import AnyArray, IntPair, UInt8s
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
-from flat_tokens.arrays.threads import share
+from flat_tokens.arrays.maps import share
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.manifest import MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.options import one_of

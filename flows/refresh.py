@@ -14,8 +14,8 @@ from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.chosen import watched
 from flows.runners.work_pool import cancel_groups
-from flows.watch.markdown import code, link, page
 from flows.watch.page import link_to_page, suspend
+from flows.watch.pictures import code, link, page
 from flows.watch.progress import ended, state_of
 from flows.watch.summaries import leave, show
 from flows.watch.words import tolerated

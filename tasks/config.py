@@ -23,10 +23,10 @@ from pydantic import (
     model_validator,
 )
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.columns import RESERVED
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CLUSTER, SplitName
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps import Steps, open_steps

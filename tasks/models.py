@@ -20,10 +20,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair, JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import EVERY_SPLIT, SplitName
 from flat_tokens.stores.store import StoredObject, is_below
 from flat_tokens.text.formats import FileFormat

@@ -14,7 +14,7 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 import flat_tokens
-from flat_tokens.array_types import UInt32s
+from flat_tokens.annotations import UInt32s
 
 
 class SlowStore(AbstractFileSystem):  # type: ignore[misc]

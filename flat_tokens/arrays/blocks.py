@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from flat_tokens.array_types import AnyArray, Int64s
+from flat_tokens.annotations import AnyArray, Int64s
 from flat_tokens.arrays.codecs import BEGINS, EMPTY_FRAME, HEADER
 from flat_tokens.arrays.layouts import ArraySpec
-from flat_tokens.arrays.threads import share
+from flat_tokens.arrays.maps import share
 
 CHECKED_TOGETHER, DECODED_TOGETHER = 128, 16
 """Blocks whose frames are looked up together, and decoded by a call: 16 of 16 KiB stay in a processor's own cache."""

@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 import zstandard
 
-from flat_tokens.array_types import AnyArray
+from flat_tokens.annotations import AnyArray
 from flat_tokens.extras import LazyModule
 
 numcodecs: Any = LazyModule("numcodecs", "a compressed chunk")  # takes as long as numpy, and raw tokens do without it

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, DType
+from flat_tokens.annotations import AnyArray, DType, JsonObject
 from flat_tokens.arrays import codecs
 from flat_tokens.batch import TOKEN_ARRAYS
-from flat_tokens.json_types import JsonObject
 
 LayoutName = Literal["mmap", "compact", "zarr2"]
 ItemType = Literal["uint8", "uint32", "uint64"]

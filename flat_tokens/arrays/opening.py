@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, DType
+from flat_tokens.annotations import AnyArray, DType, JsonObject
 from flat_tokens.arrays import codecs, layouts
 from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES, ArraySpec, ItemType, ShardIndex
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, IntPair, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Int64s, IntPair, UInt32s, UInt64s
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
-from flat_tokens.arrays.maps import Mapped, Maps, at_a_time, clock, map_file
-from flat_tokens.arrays.threads import Recent
+from flat_tokens.arrays.maps import Mapped, Maps, Recent, at_a_time, clock, map_file
 from flat_tokens.stores.cached import CachedStore, Unit
 from flat_tokens.stores.store import Store
 

@@ -31,7 +31,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, 
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false

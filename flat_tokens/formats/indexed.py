@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Splits, TokenRange, token_ranges

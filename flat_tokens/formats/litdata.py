@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import DType, UInt32s, UInt64s
+from flat_tokens.annotations import DType, JsonObject, UInt32s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
 from flat_tokens.reader import FlatTokens

@@ -17,14 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Bools, Int32s, Int64s, UInt8s
+from flat_tokens.annotations import AnyArray, Bools, Int32s, Int64s, JsonObject, UInt8s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, compress
 from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile
 from flat_tokens.formats.mds_shard import INT32, MAX_SHARD_BYTES, MdsLayout, Shard, shape_bytes
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.stores.records import json_object, read_json

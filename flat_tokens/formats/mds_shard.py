@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import DType, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, Codec, decompress
 from flat_tokens.formats.indexed import token_ids
 from flat_tokens.rows.views import running_sums

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, vocabulary_size

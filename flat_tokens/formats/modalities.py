@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, DType, Int64s, UInt64s
+from flat_tokens.annotations import Bools, DType, Int64s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, Splits
 from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size

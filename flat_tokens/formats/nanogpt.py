@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, DType, Int64s, UInt32s
+from flat_tokens.annotations import AnyArray, DType, Int64s, UInt32s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Readable, Splits, split_of

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Files, Format, Splits

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Bools, Int64s, IntPair, UInt32s
+from flat_tokens.annotations import AnyArray, Bools, Int64s, IntPair, UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.columns import Sink, type_of

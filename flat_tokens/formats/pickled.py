@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from flat_tokens.array_types import Int32s, Int64s, IntPair, UInt8s
+from flat_tokens.annotations import Int32s, Int64s, IntPair, UInt8s
 
 PROTO, FRAME, STOP = 0x80, 0x95, 0x2E
 EMPTY_LIST, MARK, APPEND, APPENDS = 0x5D, 0x28, 0x61, 0x65

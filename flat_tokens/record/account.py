@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s
+from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_of, splits_at
 from flat_tokens.reader import FlatTokens, open_root, open_split

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"

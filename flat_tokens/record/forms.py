@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import TypeAlias
 
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import JsonFacts, JsonObject
 
 Record: TypeAlias = JsonFacts
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
-from flat_tokens.rows.ahead import Reads
 from flat_tokens.rows.frameworks import Fields, Framework
-from flat_tokens.rows.loader import ByStep, checked_seed
+from flat_tokens.rows.loader import ByStep, Reads, checked_seed
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 from flat_tokens.rows.virtual import with_ends

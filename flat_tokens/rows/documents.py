@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
 from flat_tokens.keys import keys_of_bytes

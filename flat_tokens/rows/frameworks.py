@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray, UInt8s
+from flat_tokens.annotations import AnyArray, UInt8s
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least
 

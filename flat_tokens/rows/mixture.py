@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s
 from flat_tokens.options import at_least
-from flat_tokens.rows.ahead import Reads
-from flat_tokens.rows.loader import ByStep, View, check_view, checked_seed, joined, views_of
+from flat_tokens.rows.loader import ByStep, Reads, View, check_view, checked_seed, joined, views_of
 from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
 from flat_tokens.rows.schedule import ORDER, Edit, Schedule
 from flat_tokens.rows.views import Part, SplitView

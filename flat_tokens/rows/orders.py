@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from flat_tokens.array_types import Int64Pair, Int64s, UInt64s
+from flat_tokens.annotations import Int64Pair, Int64s, UInt64s
 from flat_tokens.keys import A, B, mix
 from flat_tokens.options import at_least
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, IntPair
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair
 from flat_tokens.manifest import dataset_of, read_manifest
 from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, spread, walk
 from flat_tokens.stores.store import PathOrUrl, Store, stored_object

@@ -19,8 +19,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.array_types import Int32s, Int64Pair, Int64s, UInt64s
-from flat_tokens.arrays.threads import Recent, share
+from flat_tokens.annotations import Int32s, Int64Pair, Int64s, UInt64s
+from flat_tokens.arrays.maps import Recent, share
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
 from flat_tokens.rows.schedule import Edit, Schedule
 from flat_tokens.rows.views import ranges, running_sums

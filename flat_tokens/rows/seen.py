@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s
+from flat_tokens.annotations import Bools, Int64s
 from flat_tokens.rows.views import SplitView, all_starts, running_sums, spread
 from flat_tokens.rows.virtual import ends_of
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlia
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int32s, Int64Pair, Int64s, Integers, UInt32s
+from flat_tokens.annotations import Bools, Int32s, Int64Pair, Int64s, Integers, JsonObject, UInt32s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import dataset_of, manifest_of
 from flat_tokens.options import one_of, whole_number, whole_numbers
 from flat_tokens.rows import frameworks

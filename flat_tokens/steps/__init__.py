@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens import columns as kept
-from flat_tokens.array_types import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, JsonFacts, JsonObject, UInt64s
 from flat_tokens.extras import pa
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
 from flat_tokens.steps.datatrove import Datatrove

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from flat_tokens.array_types import Bools
+from flat_tokens.annotations import Bools
 from flat_tokens.extras import pa
 
 

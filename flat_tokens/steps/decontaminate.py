@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair
+from flat_tokens.annotations import Int64s, IntPair
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import running_sums
 from flat_tokens.steps.contract import Outcome, TextMatch

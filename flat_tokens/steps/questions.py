@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, UInt8s, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt8s, UInt64s
 from flat_tokens.rows.views import ranges, running_sums
 from flat_tokens.words import Words, run_hashes, words_of
 

@@ -29,7 +29,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from flat_tokens.array_types import UInt8s
+from flat_tokens.annotations import UInt8s
 from flat_tokens.stores.local import kind_of
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM

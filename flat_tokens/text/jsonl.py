@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, IntPair, UInt8s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_over

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens import columns as kept
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair
 from flat_tokens.extras import pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain

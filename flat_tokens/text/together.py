@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text.plain import places_of
 from flat_tokens.text.rows import Rows

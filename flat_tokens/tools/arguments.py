@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from flat_tokens.nearest import no_dataset
 from flat_tokens.options import did_you_mean, nearest
+from flat_tokens.reader import no_dataset
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import terminal

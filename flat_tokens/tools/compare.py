@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import recorded_of, values_of
 from flat_tokens.rows.views import running_sums

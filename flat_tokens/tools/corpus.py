@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair, UInt32s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import (
     CACHE,
     EVERY_SPLIT,
@@ -32,8 +31,7 @@ from flat_tokens.manifest import (
     check,
     manifest_of,
 )
-from flat_tokens.nearest import config_output, datasets_below, directories_below, no_dataset
-from flat_tokens.reader import FlatTokens, resolve, without_links
+from flat_tokens.reader import FlatTokens, config_output, datasets_below, directories_below, no_dataset, resolve, without_links
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store

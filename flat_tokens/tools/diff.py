@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import AnyArray, Int64s, IntPair, JsonFacts, JsonObject, UInt64s
 from flat_tokens.extras import pa
 from flat_tokens.formats import FLAT_TOKENS, Readable
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens

@@ -7,8 +7,8 @@ import contextlib
 import json
 from typing import Any
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.json_types import JsonObject
 from flat_tokens.reader import left_out_at
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.local import kind_of

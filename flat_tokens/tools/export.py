@@ -22,13 +22,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flat_tokens.array_types import UInt32s
+from flat_tokens.annotations import JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
 from flat_tokens.formats.contract import EXPORT_RECORD
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import (
     EVERY_SPLIT,
     EXPORTS,

@@ -7,11 +7,11 @@ import posixpath
 import time
 from collections.abc import Iterator
 
+from flat_tokens.annotations import JsonFacts
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
 from flat_tokens.formats.contract import ahead
-from flat_tokens.json_types import JsonFacts
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.options import one_of
 from flat_tokens.reader import Dataset, open

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Int64s, UInt64s
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt64s
 from flat_tokens.keys import keys_of_bytes, mix
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable

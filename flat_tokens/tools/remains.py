@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
-from flat_tokens.array_types import Bools, Int64s, UInt32s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, check_certificates, check_list, read_forgotten
 from flat_tokens.keys import token_keys

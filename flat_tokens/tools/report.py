@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flat_tokens.json_types import JsonFacts
+from flat_tokens.annotations import JsonFacts
 from flat_tokens.tools import markup, near_duplicates, terminal
 from flat_tokens.tools.inspect import evaluated, origin_facts, source_facts
 

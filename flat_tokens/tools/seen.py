@@ -9,8 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.views import SplitView

@@ -18,11 +18,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import CACHE
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import followed, lent

@@ -14,10 +14,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, Integers, IntPair, UInt32s
+from flat_tokens.annotations import Int64s, Integers, IntPair, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.tools import arguments, near_duplicates, report, terminal
 from flat_tokens.tools.corpus import Corpus, Source, windows
 from flat_tokens.tools.inspect import describe, heading

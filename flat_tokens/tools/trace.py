@@ -8,10 +8,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from flat_tokens.array_types import UInt32s
+from flat_tokens.annotations import JsonFacts, JsonObject, UInt32s
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import key_of

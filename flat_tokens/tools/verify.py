@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
@@ -26,7 +26,6 @@ from flat_tokens.checker import (
 from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flat_tokens.json_types import JsonObject
+from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.arguments import existing
 from flat_tokens.tools.terminal import plural, show, size, table

@@ -18,9 +18,8 @@ from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
-from tasks.finalize.naming import leaving_out
 from tasks.finalize.provenance import card
-from tasks.finalize.seal import VersionDraft, built_totals, is_published
+from tasks.finalize.seal import VersionDraft, built_totals, is_published, leaving_out
 from tasks.gates import Gate
 from tasks.output.held import read_held
 from tasks.output.pointer import read_pointer

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES, VERSIONS, read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
@@ -27,8 +27,7 @@ from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
-from tasks.finalize.naming import leaving_out, list_left_out
-from tasks.finalize.seal import VersionDraft
+from tasks.finalize.seal import VersionDraft, leaving_out, list_left_out
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of
 from tasks.output.paths import version_store

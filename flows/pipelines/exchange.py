@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.formats import FORMATS, Files
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
@@ -27,9 +27,8 @@ from flows.pipelines.stages import (
 )
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
-from tasks.finalize.naming import leaving_out, list_left_out
 from tasks.finalize.provenance import Provenance, card
-from tasks.finalize.seal import VersionDraft, document_totals, source_totals
+from tasks.finalize.seal import VersionDraft, document_totals, leaving_out, list_left_out, source_totals
 from tasks.models import Model, TokenShard, digest_of
 from tasks.output.target import SplitRule
 from tasks.parts.part import ShardPart

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, read_forgotten
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
@@ -22,9 +22,8 @@ from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobo
 from tasks.derive.pieces import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
 from tasks.forget.certificate import certificate_key
-from tasks.forget.exports import check_none_under_way, notes_of
+from tasks.forget.exports import check_none_under_way, notes_of, saw
 from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
-from tasks.forget.runs import saw
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.held import who

@@ -25,9 +25,8 @@ from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.naming import keeping, list_left_out, name_of
 from tasks.finalize.provenance import provenance
-from tasks.finalize.seal import is_published
+from tasks.finalize.seal import is_published, keeping, list_left_out, name_of
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.reading import SCRATCH
@@ -30,9 +30,8 @@ from tasks.download.fetch import NoRoomError, kept_in, take_room
 from tasks.download.sources import CHECK_ACCESS
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
-from tasks.finalize.naming import VersionName, name_of, note_name
 from tasks.finalize.provenance import Provenance
-from tasks.finalize.seal import is_published
+from tasks.finalize.seal import VersionName, is_published, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from flat_tokens.json_types import JsonObject
+from flat_tokens.annotations import JsonObject
 from flat_tokens.manifest import read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
@@ -18,7 +18,7 @@ from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_se
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.naming import VersionName
+from tasks.finalize.seal import VersionName
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import AnyArray
+from flat_tokens.annotations import AnyArray
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa

@@ -23,11 +23,10 @@ from flows.pipelines.stages import (
 )
 from flows.pipelines.text import Text, files_of, warn_of_separators
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.duplicates import DuplicateFilter
-from tasks.assemble.near_duplicates import SignedDocuments
+from tasks.assemble.duplicates import DuplicateFilter, SignedDocuments
 from tasks.config import BuildConfig
 from tasks.download.cut import fetched_ahead
-from tasks.finalize.naming import list_left_out
+from tasks.finalize.seal import list_left_out
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart

@@ -179,7 +179,7 @@ may wait for it.
 
 SIGNATURES = Stage(
     "signatures",
-    lazy("tasks.assemble.near_duplicates:gather_signatures"),
+    lazy("tasks.assemble.duplicates:gather_signatures"),
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # they would be there twice
     size=attrgetter("shard.text_bytes"),
@@ -189,7 +189,7 @@ SIGNATURES = Stage(
 
 NEAR_DUPLICATES = Stage(
     "near-duplicates",
-    lazy("tasks.assemble.near_duplicates:mark_near_duplicates"),
+    lazy("tasks.assemble.duplicates:mark_near_duplicates"),
     lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # the parts are counted
     size=attrgetter("shard.text_bytes"),

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.json_types import JsonObject
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
@@ -28,9 +28,16 @@ from tasks.derive.inputs import examine, splits_in, token_bytes_of
 from tasks.derive.pieces import cut, positioned
 from tasks.finalize.seal import VersionDraft, is_published
 from tasks.forget.certificate import certificate_of, write_certificate
-from tasks.forget.exports import Note, notes_of, remove_export
-from tasks.forget.find import forgotten_in, versions_of
-from tasks.forget.runs import skip
+from tasks.forget.exports import Note, notes_of, remove_export, skip
+from tasks.forget.find import (
+    forgotten_in,
+    make_removals_durable,
+    sweep_examples,
+    sweep_files,
+    sweep_shards,
+    sweep_unfinished,
+    versions_of,
+)
 from tasks.forget.successor import (
     copy_origin,
     facts_beside,
@@ -42,7 +49,6 @@ from tasks.forget.successor import (
     successor_shards,
     totals_without,
 )
-from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.held import rename as rename_held

@@ -22,13 +22,13 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.naming import VersionName, keeping, name_of
 from tasks.finalize.provenance import Provenance, provenance
+from tasks.finalize.seal import VersionName, keeping, name_of
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.paths import SETS
 from tasks.output.staging import Workspace
 from tasks.progress import meter
-from tasks.text.separators import unused_separators
+from tasks.text.files import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
 from tasks.tokenize.engines import Tokenizer
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, TOKEN_BYTES
 from flat_tokens.rows.views import SplitView
@@ -25,7 +25,7 @@ from flows.pipelines.publish import check_output, fetching_to, scratch_of, timed
 from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, download, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig
-from tasks.finalize.naming import with_kept
+from tasks.finalize.seal import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx
 
-from flat_tokens.json_types import JsonObject
+from flat_tokens.annotations import JsonObject
 
 SECONDS = 10.0
 

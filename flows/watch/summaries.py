@@ -10,13 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from flat_tokens import DamagedError, Verification
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.checker import faults_found
-from flat_tokens.json_types import JsonFacts, JsonObject
 from flat_tokens.manifest import POINTER, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
-from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.export import ExportRequest
+from flat_tokens.tools.inspect import set_reports
 from flat_tokens.tools.terminal import duration, percent, plural, size, speed
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
@@ -26,10 +26,8 @@ from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult
-from flows.watch.held import show_held
-from flows.watch.markdown import code, link, page, table
-from flows.watch.page import DRAWN, link_to_page
-from flows.watch.pictures import Bar, bars
+from flows.watch.page import DRAWN, link_to_page, show_held
+from flows.watch.pictures import Bar, bars, code, link, page, table
 from flows.watch.words import short, slug, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest

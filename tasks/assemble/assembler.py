@@ -16,9 +16,8 @@ from flat_tokens.stores.local import remove_empty
 from tasks.assemble.choice import SplitCounts, count_part
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
-from tasks.assemble.span_writer import SpanWriter
 from tasks.assemble.spans import Span, SpanLayout
-from tasks.assemble.write import Written
+from tasks.assemble.write import SpanWriter, Written
 from tasks.models import Split
 from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target

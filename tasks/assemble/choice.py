@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, IntPair, UInt64s
+from flat_tokens.annotations import Bools, IntPair, UInt64s
 from flat_tokens.manifest import SPLITS
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split
 from tasks.output.target import SplitRule, Target

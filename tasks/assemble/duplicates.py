@@ -2,24 +2,36 @@
 
 A slice that is streamed into the version is compared while its tokens are on their way: those before it have been by then. One
 that is stored is compared when its part is added.
+
+Near-duplicates: documents whose texts are nearly that of another. Of a cluster the first in the order of the sources stays, or
+all stay, and the lowest key names it. A document may join two clusters that were apart, so what stays is known when all documents
+are: their signatures go to a file of the staging, which the system keeps in memory as far as there is room, and the clusters are
+found when the last part has arrived: banding finds pairs, an estimate decides, union-find joins them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt64s
+from flat_tokens.formats.contract import ahead
+from flat_tokens.keys import mix
+from tasks.config import NearDuplicates
 from tasks.output.target import Target
 from tasks.parts.opening import open_part, with_repeats
-from tasks.parts.part import ShardPart
+from tasks.parts.part import NEAR_DUPLICATE_REASON, ShardPart
 from tasks.progress import meter
-from tasks.rows import DIGEST, KEY, OF, REASON, TEXT_BYTES, fact
+from tasks.rows import DIGEST, KEY, OF, REASON, SIMILARITY, TEXT_BYTES, fact
+from tasks.text.signatures import BYTES, NO_SHINGLE, NUMBERS, similarity
 
 
 class Originals(NamedTuple):
@@ -166,3 +178,233 @@ def drop_duplicates(part: ShardPart, duplicates: DuplicateFilter) -> ShardPart:
     meter.add("duplicates", part.shard.text_bytes, part.shard.seq_count)
     duplicates.seconds += time.monotonic() - begun
     return part
+
+
+WIDE_FROM = 0.9
+"""From this threshold on a band is eight bytes: 99 in 100 pairs at the threshold share one of 32. Below, four bytes of 64."""
+NEIGHBOURS = 16
+"""Documents of a band are compared with so many before them, and with the first one."""
+PAIRS = 1 << 15
+"""Pairs compared at a time."""
+BANDS_BYTES = 1 << 28
+"""Of the bands that are copied out of the signatures at a time."""
+LOW = np.uint64(0xFFFFFFFF)
+"""The half of a number that has the text when a band is sorted; the other half has what the texts are sorted by."""
+ERRORS = 1.0
+"""Standard errors by which an estimate may be below the threshold."""
+
+
+def least_similarity(threshold: float) -> npt.NDArray[np.float64]:
+    """The least estimate at which two texts belong together, by the bins that it goes by: float64[BYTES + 1]. Few bins of many
+    are nearly all of the shingles: such an estimate is nearly exact.
+    """
+    bins = np.arange(BYTES + 1)
+    with np.errstate(divide="ignore"):
+        shingles = -BYTES * np.log1p(-bins / BYTES)  # of which so many bins are full; infinite for all of them
+    unseen = np.maximum(1 - bins / np.maximum(shingles, 1), 0)
+    error = np.sqrt(threshold * (1 - threshold) / np.maximum(bins, 1) * unseen)
+    return np.where(bins > 0, threshold - ERRORS * error, 2.0)
+
+
+def clusters(signatures: UInt64s, threshold: float) -> Int64s:
+    """The number of the first text of each text's cluster: int64[n]. *signatures*: uint64[n, NUMBERS]. Texts that have no
+    words are alone.
+    """
+    forest, least = _Forest(len(signatures)), least_similarity(threshold)
+    for texts, first in ahead(map(_runs, _bands(signatures, threshold))):
+        for one, other in _candidates(texts, first, forest):
+            for start in range(0, len(one), PAIRS):
+                a, b = one[start : start + PAIRS], other[start : start + PAIRS]
+                apart = forest.roots(a) != forest.roots(b)
+                a, b = a[apart], b[apart]
+                found, bins = similarity(signatures[a], signatures[b])
+                similar = found >= least[bins]
+                forest.join(a[similar], b[similar])
+    return forest.roots(np.arange(len(signatures)))
+
+
+def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """The bands of all texts: uint64[n] or uint32[n] each."""
+    at_once = max(1, min(NUMBERS, BANDS_BYTES // (8 * max(len(signatures), 1))))
+    for start in range(0, NUMBERS, at_once):
+        for numbers in np.ascontiguousarray(signatures[:, start : start + at_once].T):
+            yield from (numbers,) if threshold >= WIDE_FROM else np.ascontiguousarray(numbers.view("<u4").reshape(-1, 2).T)
+
+
+def _runs(band: npt.NDArray[np.unsignedinteger]) -> Int64Pair:
+    """The texts that agree in a band with others, run after run, in order; and where each one's run begins: int64[m] each."""
+    packed = mix(band.copy()) & ~LOW if band.itemsize == 8 else band.astype(np.uint64) << np.uint64(32)
+    packed |= np.arange(len(band), dtype=np.uint64)
+    packed.sort()  # numbers alone are sorted in a quarter of the time that their order takes, and as fast at any count
+    order, begins = (packed & LOW).view(np.int64), _begins(packed >> np.uint64(32))
+    members = np.flatnonzero(~(begins[1:] & begins[:-1]))
+    texts = order[members]
+    texts = texts[band[texts] != band.dtype.type(NO_SHINGLE & np.uint64(np.iinfo(band.dtype).max))]
+    if band.itemsize == 8:  # a few texts agree in the half that was sorted, and in no more
+        texts = texts[np.lexsort((texts, band[texts]))]
+    begins = _begins(band[texts])
+    members = np.flatnonzero(~(begins[1:] & begins[:-1]))
+    firsts = np.flatnonzero(begins[members])
+    return texts[members], np.repeat(firsts, np.diff(firsts, append=len(members)))
+
+
+def _begins(ordered: npt.NDArray[np.unsignedinteger]) -> Bools:
+    """Where another value begins, and the end: bool[n + 1]."""
+    begins = np.ones(len(ordered) + 1, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:-1])
+    return begins
+
+
+def _candidates(texts: Int64s, first: Int64s, forest: _Forest) -> Iterator[Int64Pair]:
+    """Pairs of texts that agree in a band, as far as they are near each other in it."""
+    if not len(texts):
+        return
+    for back in range(1, NEIGHBOURS + 1):
+        at = np.flatnonzero(np.arange(len(texts)) - back >= first)
+        if not len(at):
+            return
+        yield texts[at - back], texts[at]
+        if back == 1:  # runs that are one cluster by now need no more
+            roots, begins = forest.roots(texts), np.flatnonzero(first == np.arange(len(texts)))
+            apart, sizes = np.logical_or.reduceat(roots != roots[first], begins), np.diff(begins, append=len(texts))
+            texts, sizes = texts[np.repeat(apart, sizes)], sizes[apart]
+            if not len(texts):
+                return
+            first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    at = np.flatnonzero(np.arange(len(texts)) - NEIGHBOURS > first)
+    if len(at):
+        yield texts[first[at]], texts[at]
+
+
+class _Forest:
+    """Union-find over many pairs at a time: the root of a tree is its least number."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = np.arange(count)
+
+    def roots(self, numbers: Int64s) -> Int64s:
+        """The root of each."""
+        found = self._parent[numbers]
+        while True:
+            above = self._parent[found]
+            if (above == found).all():
+                break
+            found = above
+        self._parent[numbers] = found
+        return found
+
+    def join(self, one: Int64s, other: Int64s) -> None:
+        """Join the trees of each pair."""
+        while len(one):
+            one, other = self.roots(one), self.roots(other)
+            apart = one != other
+            one, other = one[apart], other[apart]
+            np.minimum.at(self._parent, np.maximum(one, other), np.minimum(one, other))
+
+
+AT_A_TIME = 1 << 14
+
+
+@dataclass
+class SignedDocuments:
+    """Signatures and keys of all documents of a version, in the order of the sources; how many there are, how many parts
+    are marked and how many documents these have, and the seconds that were spent. *together*: a cluster goes to one split.
+    *name*: the fact that is the signature.
+    """
+
+    target: Target
+    name: str
+    policy: NearDuplicates
+    together: bool
+    count: int = 0
+    marked: int = 0
+    marked_documents: int = 0
+    seconds: float = 0.0
+
+    def _path(self, name: str) -> Path:
+        return Path(self.target.workspace.staging) / name
+
+    def append(self, signatures: UInt64s, keys: UInt64s) -> None:
+        """Append documents: uint64[n, NUMBERS] and uint64[n]."""
+        for name, some in (("signatures", signatures), ("keys", keys)):
+            with open(self._path(name), "ab") as file:
+                file.write(np.ascontiguousarray(some).data)
+        self.count += len(signatures)
+
+    def _mapped(self, name: str, width: int) -> UInt64s:
+        if not self.count:  # an empty file cannot be mapped
+            return np.empty((0, width), np.uint64)
+        return np.memmap(self._path(name), np.uint64, "r").reshape(-1, width)
+
+    @cached_property
+    def signatures(self) -> UInt64s:
+        return self._mapped("signatures", NUMBERS)
+
+    @cached_property
+    def keys(self) -> UInt64s:
+        return self._mapped("keys", 1)[:, 0]
+
+    @cached_property
+    def clusters(self) -> Int64s:
+        """The number of the document that names each one's cluster: int64[n]. Where the others are left out, it is the first of
+        them; else that of the lowest key, of those that a version keeps in train if there are any: it changes with few others.
+        """
+        first = clusters(self.signatures, self.policy.threshold)
+        if self.policy.action == "drop":
+            return first
+        members, keys = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1), self.keys
+        kept = self.target.rule.kept if self.together else None
+        others = np.zeros(len(members), bool) if kept is None else ~kept.has(keys[members])
+        members = members[np.lexsort((keys[members], others, first[members]))]
+        _, begins, sizes = np.unique(first[members], return_index=True, return_counts=True)
+        first[members] = np.repeat(members[begins], sizes)
+        return first
+
+    @cached_property
+    def sizes(self) -> Int64s:
+        """The documents of the cluster that each names: int64[n]."""
+        return np.bincount(self.clusters, minlength=len(self.clusters))
+
+
+def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
+    """Stage signatures: take the signatures of a part's documents. Those that are left out already have none. Parts arrive in the
+    order of the sources.
+    """
+    begun, target = time.monotonic(), signed.target
+    signatures, keys = np.empty((0, NUMBERS), np.uint64), np.empty(0, np.uint64)
+    if part.shard.seq_count:
+        documents = open_part(part, target, KEY, signed.name)
+        signatures, keys = documents.fact(signed.name), documents.keys
+        signatures = np.where(documents.fact(REASON)[:, None], NO_SHINGLE, signatures)
+    signed.append(signatures, keys)
+    signed.seconds += time.monotonic() - begun
+    return part
+
+
+def mark_near_duplicates(part: ShardPart, signed: SignedDocuments) -> ShardPart:
+    """Stage near-duplicates: a part, and which of its documents are near-duplicates. Parts arrive in the order of the sources,
+    when the signatures of all have been taken.
+    """
+    begun, number, first = time.monotonic(), signed.marked, signed.marked_documents
+    mine = np.arange(first, first + part.shard.seq_count)
+    signed.marked, signed.marked_documents = number + 1, first + len(mine)
+    is_later = signed.clusters[mine] != mine
+    dropped = signed.policy.action == "drop"
+    wanted = mine[is_later if dropped else signed.sizes[signed.clusters[mine]] > 1]
+    if len(wanted):
+        part = _near_of(part, number, wanted, first, signed)
+    meter.add("near-duplicates", part.shard.text_bytes, part.shard.seq_count)
+    signed.seconds += time.monotonic() - begun
+    return part
+
+
+def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: SignedDocuments) -> ShardPart:
+    """The part with its near-duplicates: documents *wanted*, int64[m], of which *first* is the part's first."""
+    of, alike = signed.clusters[wanted], np.zeros(len(wanted), np.uint64)
+    for start in range(0, len(wanted), AT_A_TIME):
+        some = slice(start, start + AT_A_TIME)
+        alike[some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
+    facts = {"document": (wanted - first).astype(np.uint64), OF: signed.keys[of], SIMILARITY: alike}
+    reason: Literal["near_duplicate"] | None = NEAR_DUPLICATE_REASON if signed.policy.action == "drop" else None
+    documents, later = open_part(part, signed.target, TEXT_BYTES), wanted[wanted != of] - first
+    return with_repeats(part, documents, signed.target, number, reason, facts, later, together=signed.together)

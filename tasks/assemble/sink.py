@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.choice import split_numbers
 from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
-from tasks.assemble.span_writer import SpanInProgress, SpanWriter
+from tasks.assemble.write import SpanInProgress, SpanWriter
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart

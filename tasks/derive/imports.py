@@ -11,12 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, JsonObject, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import ahead, split_of
-from flat_tokens.json_types import JsonObject
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
 from flat_tokens.stores.store import Store, StoredObject

@@ -11,11 +11,11 @@ from functools import partial
 
 from pydantic import Field
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import MANIFEST, SplitName, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores.records import read_record

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import keys_of_bytes, token_keys

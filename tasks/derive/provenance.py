@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.columns import common
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import splits_of
 from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store

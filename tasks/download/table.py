@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s
 from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64Pair, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of

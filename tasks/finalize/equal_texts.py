@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.keys import A, mix
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.stores.store import Store

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair
 from flat_tokens.manifest import SplitName, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.rows.documents import DocumentTable, name_of_kept

@@ -1,15 +1,17 @@
-"""Finalizing a version, whatever it is made of: totals, metadata, card, manifest, check, and last the commit."""
+"""Finalizing a version, whatever it is made of: totals, metadata, card, manifest, check, and last the commit. And the
+name of a version at an output where documents were forgotten.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
@@ -19,22 +21,26 @@ from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
-from flat_tokens.tools.evaluation import names_of_sets
+from flat_tokens.tools.inspect import names_of_sets
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
-from tasks.finalize.provenance import CARD, Provenance
-from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenShard
-from tasks.output.paths import DOCUMENTS, TEXTS, version_store
+from tasks.config import BuildConfig
+from tasks.finalize.provenance import CARD, Provenance, build_id
+from tasks.models import ALL_SPLITS, FORGOTTEN, LEFT_OUT, Split, TokenShard
+from tasks.output.forgotten import ForgottenRecord, change_record
+from tasks.output.paths import DOCUMENTS, TEXTS, VERSIONS, version_store
 from tasks.output.target import Target
+from tasks.output.versions import find_version
 from tasks.parts.part import ShardPart
 from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
-from tasks.rows import KEY, as_rows
+from tasks.rows import KEY, SPLIT_KEY, as_rows
 from tasks.shards.index import IndexEntry, published_shards, write_index
 from tasks.text.documents import EXAMPLES
 
 if TYPE_CHECKING:
     from tasks.assemble.assembler import Assembled
+
 
 KEYS_AT_ONCE = 1 << 25
 
@@ -240,3 +246,88 @@ def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> 
     """Totals of the documents of a build."""
     totals = {**document_totals(parts, repeated), **match_totals(made_of, parts)}
     return {**totals, "by_source": source_totals(made_of, parts)}
+
+
+"""Key of the documents in a provenance: how many the list has by which they were left out, and its digest."""
+
+P = TypeVar("P", bound=Provenance)
+LATEST = "latest"
+
+
+class VersionName(NamedTuple):
+    """The name of a version. ``base``: that which it has if nothing was forgotten. ``names``: all that it ever had here."""
+
+    version: str
+    base: str
+    names: frozenset[str]
+
+
+def leaving_out(record: ForgottenRecord | None, made_of: P) -> P:
+    """The provenance of what is made at an output: without the documents that this has forgotten, by its *record*."""
+    if record is None or not (sha256 := record.forgotten.sha256):
+        return made_of
+    facts = {"count": len(record.forgotten.digests), "sha256": sha256}
+    return made_of.model_copy(update={"documents": {**made_of.documents, FORGOTTEN: facts}})
+
+
+def list_left_out(record: ForgottenRecord | None) -> str:
+    """The digest of an output's list of forgotten documents. Empty if nothing was forgotten."""
+    return record.forgotten.sha256 if record else ""
+
+
+def name_of(root: Store, record: ForgottenRecord | None, made_of: Provenance, layout: LayoutName) -> VersionName:
+    """The name of the version that *made_of* gives at an output with a *record* of forgotten documents. That which is there
+    already, without the forgotten documents, is the same version, whatever was forgotten since.
+    """
+    plain = {key: value for key, value in made_of.documents.items() if key != FORGOTTEN}
+    base = build_id(made_of.model_copy(update={"documents": plain}), layout)
+    if record is None:
+        return VersionName(base, base, frozenset({base}))
+    known = record.versions.get(base)
+    version = known if known and is_published(root, known, layout) else build_id(leaving_out(record, made_of), layout)
+    return VersionName(version, base, frozenset({base, version, *([known] if known else [])}))
+
+
+def keeping(
+    config: BuildConfig,
+    root: Store,
+    latest: str | None,
+    record: ForgottenRecord | None,
+    layout: LayoutName,
+    make: Callable[[BuildConfig], Provenance],
+) -> tuple[BuildConfig, Provenance]:
+    """The configuration with the URL of the version that ``split.keep`` names, and the provenance that *make* makes of it. Where
+    the *latest* version is what it gives with the version that this one kept, nothing has changed: that version is kept.
+    """
+    if config.split.keep == LATEST and latest is not None:
+        was = (read_manifest(version_store(root, latest))["provenance"].get("split") or {}).get("keep")
+        same = config.keeping(version_store(root, was).url if was else None)
+        if name_of(root, record, made_of := make(same), layout).version == latest:
+            return same, made_of
+    config = with_kept(config, root, latest)
+    return config, make(config)
+
+
+def with_kept(config: BuildConfig, root: Store, latest: str | None) -> BuildConfig:
+    """The configuration with the URL of the version that ``split.keep`` names, if it names one. ValueError if there is no such
+    version, or where other values decided on its splits.
+    """
+    keep = latest if config.split.keep == LATEST else config.split.keep
+    if keep is None:
+        return config.keeping(None)
+    place, _, name = keep.rpartition(f"/{VERSIONS}/")
+    there = Store.at(place) if place else root
+    kept = version_store(there, find_version(there, name))
+    by = (read_manifest(kept)["provenance"].get("split") or {}).get("by", "key")
+    if config.split_fact == SPLIT_KEY and by != config.split.by:
+        raise ValueError(
+            f"split.keep: {kept.url} was split by {by}, so it has no values of {config.split.by!r}, as split.by wants. Leave "
+            f"split.keep out, or set split.by: {by}."
+        )
+    return config.keeping(kept.url)
+
+
+def note_name(root: Store, record: ForgottenRecord | None, named: VersionName) -> None:
+    """Note the name of a version that was made where documents are forgotten."""
+    if record is not None and record.versions.get(named.base) != named.version:
+        change_record(root, lambda now: now.model_copy(update={"versions": {**now.versions, named.base: named.version}}))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.array_types import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import keys_of_bytes

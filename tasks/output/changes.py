@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
-from flat_tokens.json_types import JsonObject
+from flat_tokens.annotations import JsonObject
 from flat_tokens.manifest import SplitName, compare_files
 from flat_tokens.tools.terminal import markdown, plural, source_called
 from tasks.models import Model

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.checker import verify
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import check_name, read_manifest, splits_of
 from flat_tokens.stores.store import Store
 from tasks.gates import Finding, Gate

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from flat_tokens.array_types import Bools, UInt64s
+from flat_tokens.annotations import Bools, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TOKENS

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 import pydantic_core
 from pydantic import ConfigDict
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import MANIFEST, check_name, read_manifest, splits_of
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path

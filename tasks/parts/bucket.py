@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import AnyArray, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Int64s, UInt64s
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, joined
 from flat_tokens.columns import Part as ColumnsPart

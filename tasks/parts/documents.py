@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.array_types import AnyArray, Bools, DType, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, DType, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens

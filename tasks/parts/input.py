@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, batch_of, with_kinds
 from flat_tokens.formats.contract import checked_entries

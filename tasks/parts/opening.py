@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.columns import batch_of
 from flat_tokens.keys import keys_of_bytes
 from flat_tokens.manifest import CLUSTER

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import AnyArray, Int64s
+from flat_tokens.annotations import AnyArray, Int64s
 from flat_tokens.arrays.stored import StoredArray
 
 MAX_SLICES_OF_A_BLOCK = 512

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.array_types import AnyArray, UInt64s
+from flat_tokens.annotations import AnyArray, UInt64s
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays
 from flat_tokens.stores.reading import open_plain

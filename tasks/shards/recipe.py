@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 from pydantic import model_validator
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import StoredObject
@@ -16,8 +16,7 @@ from tasks.config import BuildConfig, DocumentPolicy, NearDuplicates, Source, To
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
 from tasks.output.target import SplitRule
 from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SIMILARITY, SPLIT_KEY, TEXT_BYTES
-from tasks.text.digests import text_digests, text_lengths
-from tasks.text.signatures import EDITION, NUMBERS, signatures
+from tasks.text.signatures import EDITION, NUMBERS, signatures, text_digests, text_lengths
 from tasks.tokenize.chat import Chat
 
 if TYPE_CHECKING:

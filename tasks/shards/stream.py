@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, Protocol
 import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator
 
-from flat_tokens.array_types import UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.batch import TokenBatch
 from tasks.models import UnfinishedLocation
 from tasks.parts.unfinished import Tail

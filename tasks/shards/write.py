@@ -1,4 +1,6 @@
-"""Stage shard-write: the token batches of a slice into a token shard, with a key and a row for every sequence."""
+"""Stage shard-write: the token batches of a slice into a token shard, with a key and a row for every sequence, and
+one object of kept columns.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,25 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from flat_tokens.annotations import Int64s
 from flat_tokens.batch import TOKENS, TokenBatch
+from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part, with_kinds
 from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store, StoredObject
+from flat_tokens.text.rows import text_buffers
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import fetched_ahead, lent
 from tasks.download.sources import naming
@@ -34,19 +40,150 @@ from tasks.parts.documents import REASONS
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
 from tasks.parts.unfinished import LENGTH, SPLIT, write_entries, write_tails
 from tasks.progress import meter
-from tasks.rows import REASON, as_rows, changed, fact, kept_of
-from tasks.shards.columns import ShardColumns
-from tasks.shards.index import VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
+from tasks.rows import KEY, REASON, ROW, as_rows, changed, fact, kept_of
+from tasks.shards.index import StoredTokens, VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
 from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
-from tasks.shards.tokenized import Batch, bytes_read, rows_left_out, tokenize_segments
-from tasks.text.documents import Tally, read_documents
-from tasks.tokenize.engines import engine_of
+from tasks.text.documents import Tally, TextBatch, read_documents
+from tasks.tokenize.engines import Encoder, engine_of, tokens_of
 from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.pool import map_in_order
-from tasks.tokenize.segments import cut
+from tasks.tokenize.segments import DIGEST_BYTES, Segments, cut
 from tasks.tokenize.tokenizers import load_tokenizer
+
+FORMER = "documents/columns.former"
+
+
+class ShardColumns:
+    """Writes the kept columns of a shard in a staging directory. What was written is rewritten where a later row shows that a
+    column is of another kind, which happens twice a column at most. ``kinds``: of all rows of the slice, those that were left out
+    among them, so that the kinds of a dataset do not depend on how its sources were cut.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: contextlib.ExitStack | None = None
+        self._writer: ColumnsWriter | None = None
+        self._object: ObjectWriter | None = None
+        self.kinds: dict[str, str] = {}
+        self.objects: list[StoredObject] = []
+
+    def append(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> None:
+        """Append rows. *kinds* fit these and all before."""
+        if self._writer is None or self.kinds != kinds:
+            self._widen(dict(kinds))
+        assert self._writer is not None
+        self._writer.append(batch)
+
+    def end(self, kinds: Mapping[str, str]) -> None:
+        """There are no more rows. *kinds* fit all that were read, those that were not appended among them."""
+        self.kinds = dict(kinds)
+
+    def _widen(self, kinds: dict[str, str]) -> None:
+        former, count = self._writer, self._writer.row_count if self._writer else 0
+        self._end()
+        if former is not None:
+            with self._store.create(FORMER) as copy:
+                for block in self._store.blocks(COLUMNS):
+                    copy.write(block)
+        self._open = contextlib.ExitStack()
+        self._object = self._open.enter_context(self._store.create(COLUMNS))
+        self._writer = self._open.enter_context(ColumnsWriter(self._object, kinds))
+        if former is not None:
+            written = Columns(self._store, former.kinds, (Part(FORMER, 0, count),))
+            for start in range(0, count, GROUP_ROWS):
+                self._writer.append(written.take(np.arange(start, min(start + GROUP_ROWS, count)), list(former.kinds)))
+            self._store.remove(FORMER)
+        self.kinds = kinds
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = self._writer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            if self._open is not None:
+                self._open.__exit__(kind, error, trace)
+            return
+        self._end()
+        if self._object is not None:
+            self.objects.append(self._object.stored)
+
+
+class Batch(NamedTuple):
+    """Some documents: their tokens and their rows, whose kept columns are of ``kinds``."""
+
+    tokens: TokenBatch
+    rows: pa.RecordBatch
+    kinds: Mapping[str, str]
+
+
+class Tokenized(NamedTuple):
+    """Some segments: their documents, in batches; the name and the number of documents of each segment; bytes of text, and those
+    whose tokens were there already. ``refused``: counts of the documents that the engine did not take.
+    """
+
+    batches: list[Batch]
+    names: npt.NDArray[np.void]
+    documents: Int64s
+    text_bytes: int
+    text_bytes_taken: int
+    refused: Tally
+
+
+def tokenize_segments(
+    read: tuple[Segments, Mapping[str, str]], slice_: Slice, recipe: Recipe, encoder: Encoder, known: StoredTokens
+) -> Tokenized:
+    """Tokenize segments of a slice, which were *read* with the kinds of their kept columns, but for those that are *known*."""
+    segments, kinds = read
+    names, numbers = known.find(segments, recipe.of_segments(slice_))
+    borders = np.concatenate([[0], segments.ends])
+    counts, refused, taken = np.diff(borders), Tally(), 0
+    batches, of_texts = list[Batch](), recipe.facts_of_texts(slice_)
+    for first, last in known.stretches(numbers):
+        part = segments.documents.part(int(borders[first]), int(borders[last]))
+        tokens, facts = known.take(numbers[first:last], of_texts) if numbers[first] >= 0 else (None, {})
+        if tokens is not None:
+            taken += text_length(part)
+        else:
+            last_rows = fact(part.rows, ROW)[borders[first + 1 : last + 1] - borders[first] - 1]
+            tokens, part = tokens_of(part, slice_, recipe.source(slice_), recipe.documents, encoder, refused)
+            counts[first:last] = np.diff(np.searchsorted(fact(part.rows, ROW), last_rows, "right"), prepend=0)
+        made = {name: facts[name] if name in facts else of.of(part.texts) for name, of in of_texts.items()}
+        batches.append(Batch(tokens, changed(part.rows, as_rows(made)), kinds))
+    names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
+    return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)
+
+
+def rows_left_out(left_out: Iterable[pa.RecordBatch], facts: Mapping[str, int], kinds: Mapping[str, str]) -> Batch:
+    """Documents that are left out, in the order of their rows. They have no tokens, columns *kinds* and 0 for other *facts*."""
+    parts = list[pa.RecordBatch]()
+    for rows in left_out:
+        zeros = {name: np.zeros((len(rows), *[numbers] * (numbers > 1)), np.uint64) for name, numbers in facts.items()}
+        kept = kept_of(rows)
+        kept = with_kinds(rows.select([ROW]) if kept is None else kept, kinds)  # no column is called as that
+        parts.append(changed(as_rows(zeros, kept), rows.select([KEY, ROW, REASON])))
+    rows = pa.concat_batches(parts)
+    rows = rows.take(pa.array(np.argsort(fact(rows, ROW))))
+    tokens = TokenBatch.of_arrays({TOKENS: np.empty(0, np.uint32)}, np.zeros(len(rows) + 1, np.uint64), 0)
+    return Batch(tokens, rows, kinds)
+
+
+def text_length(documents: TextBatch) -> int:
+    """Bytes of text."""
+    _, offsets = text_buffers(documents.texts)
+    return int(offsets[-1] - offsets[0])
+
+
+def bytes_read(read: tuple[Segments, Mapping[str, str]]) -> int:
+    """Bytes of text of segments that were read."""
+    return text_length(read[0].documents)
+
 
 OpenStream = Callable[[], contextlib.AbstractContextManager[SliceStream | None]]
 UPLOADERS = 4

@@ -1,17 +1,21 @@
-"""Source files and ranges of them, as the readers of their formats take them."""
+"""Source files and ranges of them, as the readers of their formats take them; and separators of documents that no file of a
+source has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from flat_tokens.extras import pa
-from flat_tokens.stores.local import named_errors
+from flat_tokens.stores.local import kind_of, named_errors
+from flat_tokens.stores.reading import open_plain
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.partitions import partitions_of
+from flat_tokens.text.plain import has_separator
 from flat_tokens.text.rows import Range, Rows, TextFile
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, SourceFile, Stamp, stamp_of
@@ -127,3 +131,36 @@ def check_unchanged(file: SourceFile) -> None:
 def changed_meanwhile(name: str) -> str:
     """The message for a file that is another one than it was."""
     return f"{name} changed while the build read it. Run the build again when the file is complete."
+
+
+def unused_separators(sources: Sequence[Source], files: Sequence[SourceFile]) -> Iterator[str]:
+    """A warning for each source whose separator none of its files has, as far as all of them are on this machine."""
+    of_source: list[list[SourceFile]] = [[] for _ in sources]
+    for file in files:
+        of_source[file.source].append(file)
+    for source, mine in zip(sources, of_source, strict=True):
+        if not source.document_separator or not mine:
+            continue
+        begin = f"{source.called}: document_separator is {source.document_separator!r}, but"
+        if mine[0].format != "text":
+            yield f"{begin} {mine[0].name} is {mine[0].format}, where it means nothing. Leave it out."
+        elif not any(kind_of(file.location) != "file" or _is_separated(file, source) for file in mine):
+            named = mine[0].name if len(mine) == 1 else f"none of {len(mine):,} files"
+            has = "does not have it" if len(mine) == 1 else "has it"
+            yield f"{begin} {named} {has}: a file is one document.{_remedy(source.document_separator, mine[0])}"
+
+
+def _is_separated(file: SourceFile, source: Source) -> bool:
+    return has_separator(text_file(file, source, DocumentPolicy()))
+
+
+def _remedy(separator: str, file: SourceFile) -> str:
+    """The separator that was probably meant; nothing where that is not to be seen."""
+    if "\\" in separator:
+        return ' In YAML, "\\n" in double quotes is a line feed; in single quotes, and without, it is a backslash and an n.'
+    if separator.strip("\r\n"):
+        return ""
+    with open_plain(file.location) as opened:
+        head = opened.read(limits.LOOK_BYTES)
+    line_end = next((end for end in ("\r\n", "\n", "\r") if end.encode() in head), None)
+    return "" if line_end in (None, separator) else f" Its lines end in {line_end!r}."

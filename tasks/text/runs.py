@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.array_types import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.stores.local import named_errors
 from flat_tokens.stores.reading import descriptor

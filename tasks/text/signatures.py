@@ -8,18 +8,22 @@ bits. A bin that is empty borrows from the next one that is not, so that every g
 eighth bit says so. An estimate counts a bin if one of the two texts has a shingle in it. It is off by about 0.025 in a long
 text, and by less in a short one, whose bins hold nearly all of its shingles.
 
+Digests of texts: equal digests, equal texts.
+
 All is done on Arrow's buffers: no Python object a document or a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from blake3 import blake3
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.words import Words, run_hashes, words_of
@@ -140,3 +144,20 @@ def similarity(one: UInt64s, other: UInt64s) -> tuple[npt.NDArray[np.float64], I
     same = ((a == b) & mine).sum(axis=1)
     # Of the bins in which the shingles differ, one in 128 has the same seven bits.
     return np.maximum(same - (both - same) / (BORROWED - 1), 0) / np.maximum(bins, 1), bins
+
+
+DIGEST_BYTES = 16
+
+
+def text_lengths(texts: pa.LargeStringArray) -> UInt64s:
+    """The bytes of each text: uint64[n]."""
+    return np.diff(text_buffers(texts)[1]).astype(np.uint64)
+
+
+def text_digests(texts: pa.LargeStringArray, kind: bytes) -> UInt64s:
+    """The digest of each text, 16 bytes of BLAKE3 as two numbers: uint64[n, 2]. *kind*: 32 bytes; another one, other digests."""
+    data, offsets = text_buffers(texts)
+    view = data.data
+    # A call for each text: no cryptographic hash takes many texts at once. See docs/measured/benchmarks.md for what it costs.
+    found = b"".join(blake3(view[start:stop], key=kind).digest(DIGEST_BYTES) for start, stop in pairwise(offsets.tolist()))
+    return np.frombuffer(found, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)

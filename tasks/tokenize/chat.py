@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from flat_tokens.json_types import JsonObject
+from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.store import file_at
 from flat_tokens.text.rows import BOUNDARY
 from flat_tokens.vocabulary import beside

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import TokenBytes

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from flat_tokens.json_types import JsonFacts, JsonObject
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet
 
 MAX_ID = 1 << 24

@@ -16,12 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Bools, Int64s, IntPair, UInt8s, UInt32s
-from flat_tokens.json_types import JsonFacts
-from flat_tokens.pieces import PieceKind, fields
+from flat_tokens.annotations import Bools, Int64s, IntPair, JsonFacts, UInt8s, UInt32s
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.vocabulary import ByteValues, Definition, Ranks, SentencePieceModel, TokenizerJson, resolve
+from flat_tokens.vocabulary import ByteValues, Definition, PieceKind, Ranks, SentencePieceModel, TokenizerJson, fields, resolve
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, with_timeout
 from tasks.tokenize.rendering.processes import BadText, Parted

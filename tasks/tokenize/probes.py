@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flat_tokens.pieces import PieceKind
-from flat_tokens.vocabulary import Ranks, SentencePieceModel, TokenizerJson
+from flat_tokens.vocabulary import PieceKind, Ranks, SentencePieceModel, TokenizerJson
 
 TOKENS = 2000
 """Tokens of a vocabulary that are tried, as texts."""

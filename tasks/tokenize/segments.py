@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from tasks.rows import joined

@@ -33,10 +33,9 @@ from flat_tokens.vocabulary import (
     token_bytes_of,
 )
 from tasks.config import TokenizerConfig
-from tasks.tokenize.characters import CHARACTERS_OF_17, LETTERS_OF_17, Choose, divided
+from tasks.tokenize.characters import CHARACTERS_OF_17, LETTERS_OF_17, Choose, changed_by_nfc, divided
 from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, with_timeout
 from tasks.tokenize.fast_json import FastDefinition, NotKnownError, fast_definition
-from tasks.tokenize.nfc import changed_by_nfc
 from tasks.tokenize.probes import texts_of_json, texts_of_pieces, texts_of_ranks
 from tasks.tokenize.trial import is_from_a_file, try_out
 

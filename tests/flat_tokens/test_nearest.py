@@ -12,7 +12,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.nearest import datasets_below
+from flat_tokens.reader import datasets_below
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.cli import main
 

@@ -13,9 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.pieces import PieceKind, Pieces, fields
 from flat_tokens.token_bytes import TokenBytes
-from flat_tokens.vocabulary import SentencePieceModel, Vocabulary, load_vocabulary, resolve, token_bytes_of
+from flat_tokens.vocabulary import (
+    PieceKind,
+    Pieces,
+    SentencePieceModel,
+    Vocabulary,
+    fields,
+    load_vocabulary,
+    resolve,
+    token_bytes_of,
+)
 from tests.flat_tokens.sentence_pieces import model_file, trained
 
 pytestmark = pytest.mark.needs("sentencepiece")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair
 from tasks.tokenize.rendering.request import ORDINARY
 
 Places = list[IntPair]

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
 

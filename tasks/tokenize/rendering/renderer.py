@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from flat_tokens.array_types import IntPair
+from flat_tokens.annotations import IntPair
 from tasks.tokenize.rendering.forms import Form, Rendered
 from tasks.tokenize.rendering.messages import (
     END_OF_THOUGHT,

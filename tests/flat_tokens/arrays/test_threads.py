@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from flat_tokens.arrays import threads
-from flat_tokens.arrays.threads import Recent, share
+from flat_tokens.arrays import maps
+from flat_tokens.arrays.maps import Recent, share
 
 
 @pytest.fixture
 def four_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And none of the threads that other tests began, on the processors that there are."""
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(4), raising=False)
-    before = threads._decoders[:]
-    threads._decoders.clear()
+    monkeypatch.setattr(maps.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    before = maps._decoders[:]
+    maps._decoders.clear()
     yield
-    for mine in threads._decoders:
+    for mine in maps._decoders:
         mine.shutdown()
-    threads._decoders[:] = before
+    maps._decoders[:] = before
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 1000])
@@ -49,12 +49,12 @@ def test_an_error_of_any_part_is_raised(four_processors: None) -> None:
 
 FORK = """
 import os
-from flat_tokens.arrays import threads
-threads.os.sched_getaffinity = lambda _: range(4)
-threads.share(lambda part: None, 100)
+from flat_tokens.arrays import maps
+maps.os.sched_getaffinity = lambda _: range(4)
+maps.share(lambda part: None, 100)
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-threads.share(lambda part: None, 100)
+maps.share(lambda part: None, 100)
 os._exit(7)
 """
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.array_types import Int64s
+from flat_tokens.annotations import Int64s
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from tests.examples import examples, first_fast
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.array_types import Int64s, UInt64s
+from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
 from tests.examples import examples
 from tests.flat_tokens.rows.test_loader import philox_swaps

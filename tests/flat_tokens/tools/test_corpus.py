@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.array_types import UInt32s
+from flat_tokens.annotations import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.flat_tokens.demo import DEMO, TOKENIZER

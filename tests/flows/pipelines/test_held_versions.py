@@ -21,7 +21,7 @@ from flows.pipelines.build import build, result_if_up_to_date
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.runners.threads import Threads
-from flows.watch.held import held_page
+from flows.watch.page import held_page
 from tasks.config import BuildConfig
 from tasks.finalize.facts import Difference, VersionFacts, facts_of
 from tasks.gates import Gate, Subject

@@ -11,8 +11,8 @@ import pytest
 
 import flat_tokens
 import flat_tokens.text.limits
-import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
@@ -38,8 +38,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(LAYOUTS, name, small(name, 4096, 64, in_blocks=True))
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 4096)
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 64)
-    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", 100)
 
 
 def put(path: Path, count: int, bad: int | None = None) -> Path:

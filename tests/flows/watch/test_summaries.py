@@ -20,7 +20,7 @@ from flows.pipelines.exchange import ExportResult, ImportResult
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
-from flows.watch.markdown import link
+from flows.watch.pictures import link
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import ImportRequest

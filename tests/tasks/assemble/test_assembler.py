@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
@@ -31,7 +31,7 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_is_written_while_parts_arrive_is_what_tasks_write(
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.span_writer, "BACKLOG", backlog)
+        patch.setattr(tasks.assemble.write, "BACKLOG", backlog)
         parts, target = store_shards(shards, place), target_of(place, rule, layout)
         found = assembled(parts, target_of(place, rule, layout, "assembled"))
         expected = [(span, write_span(span, target)) for span in spans_of(parts, target)]
@@ -102,7 +102,7 @@ def test_what_is_written_while_parts_arrive_is_what_tasks_write(
 
 def test_tokens_are_written_without_a_task(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a last span, which is not full, too: 40 tokens are five objects, in spans of two, two and one."""
-    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", 100)
+    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", 100)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
         for part in store_shards([even(4, 5), even(4, 5)], place):
             assembler.add(part)
@@ -111,7 +111,7 @@ def test_tokens_are_written_without_a_task(place: Workspace, monkeypatch: pytest
 
 
 def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.assemble.span_writer, "BACKLOG", -1)
+    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", -1)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
         for part in store_shards([even(4, 5)], place):
             assembler.add(part)
@@ -123,7 +123,7 @@ def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Workspace, 
 
 
 def test_spans_of_small_shards_are_left_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 21)
+    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 21)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
         for part in store_shards([even(4, 5), even(7, 3)], place):
             assembler.add(part)
@@ -137,7 +137,7 @@ def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tasks.assemble.span_writer, "write_tokens", full)
+    monkeypatch.setattr(tasks.assemble.write.SpanWriter, "_tokens", full)
     target = target_of(place, ALL_TRAIN)
     found = assembled(store_shards([even(4, 5)], place), target)
     assert found == [(span, write_span(span, target)) for span, _ in found]

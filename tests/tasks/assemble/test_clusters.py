@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.assemble.clusters
-from tasks.assemble.clusters import _Forest, clusters, least_similarity
+import tasks.assemble.duplicates
+from tasks.assemble.duplicates import _Forest, clusters, least_similarity
 from tasks.text.signatures import BYTES, NUMBERS, signatures
 from tests.benchmarks.planted import joined, planted, right_links, shingles_of, similar_pairs
 from tests.examples import examples
@@ -68,9 +68,9 @@ def test_union_find_gives_what_a_naive_program_gives(pairs: list[tuple[int, int]
 
 def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
-    true = tasks.assemble.clusters.similarity
+    true = tasks.assemble.duplicates.similarity
     monkeypatch.setattr(
-        tasks.assemble.clusters, "similarity", lambda one, other: (compared.append(len(one)), true(one, other))[1]
+        tasks.assemble.duplicates, "similarity", lambda one, other: (compared.append(len(one)), true(one, other))[1]
     )
     texts = [" ".join(text(1)[: 100 - k % 3]) for k in range(600)]
     assert clusters(signed(texts), 0.8).tolist() == [0] * 600
@@ -83,9 +83,9 @@ def test_few_bands_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     for threshold in (0.6, 0.8, 0.9):
         whole = clusters(signed(texts), threshold).tolist()
         with monkeypatch.context() as patch:
-            patch.setattr(tasks.assemble.clusters, "BANDS_BYTES", 1)
-            patch.setattr(tasks.assemble.clusters, "PAIRS", 3)
-            patch.setattr(tasks.assemble.clusters, "mix", np.zeros_like)
+            patch.setattr(tasks.assemble.duplicates, "BANDS_BYTES", 1)
+            patch.setattr(tasks.assemble.duplicates, "PAIRS", 3)
+            patch.setattr(tasks.assemble.duplicates, "mix", np.zeros_like)
             assert clusters(signed(texts), threshold).tolist() == whole
         assert len(set(whole)) < len(texts)
 

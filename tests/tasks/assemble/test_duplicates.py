@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.assemble.duplicates import FirstTexts
-from tasks.text.digests import text_digests
+from tasks.text.signatures import text_digests
 from tests.benchmarks.bench import run_whole
 from tests.examples import examples
 

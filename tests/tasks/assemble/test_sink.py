@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.stores.local
-import tasks.assemble.span_writer
 import tasks.assemble.spans
+import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.stores.store import Store
@@ -74,7 +74,7 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 8)
-    monkeypatch.setattr(tasks.assemble.span_writer, "SMALL_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
 @contextlib.contextmanager
@@ -432,7 +432,7 @@ def test_nobody_waits_for_a_writer_that_failed(
     """One write of an object fails, and the slice has tokens for many objects after it: its thread and those of the slices behind
     it are told, and the build ends.
     """
-    real, count = tasks.assemble.span_writer.write_tokens, 0
+    real, count = tasks.assemble.write.write_tokens, 0
 
     def write(*arguments: Any) -> Any:
         nonlocal count
@@ -441,7 +441,7 @@ def test_nobody_waits_for_a_writer_that_failed(
             raise OSError(28, "No space left on device")
         return real(*arguments)
 
-    monkeypatch.setattr(tasks.assemble.span_writer, "write_tokens", write)
+    monkeypatch.setattr(tasks.assemble.write, "write_tokens", write)
     target = target_of(place, HALF)
 
     def slices() -> None:
@@ -462,14 +462,14 @@ def test_nobody_waits_for_a_writer_that_failed(
 def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
     shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None)], []
-    real = tasks.assemble.span_writer.SpanWriter.stream
+    real = tasks.assemble.write.SpanWriter.stream
 
     def noted(writer: Any, tokens: Any, *rest: Any) -> Any:
         lengths.append(len(tokens))
         return real(writer, tokens, *rest)
 
     monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 10)
-    monkeypatch.setattr(tasks.assemble.span_writer.SpanWriter, "stream", noted)
+    monkeypatch.setattr(tasks.assemble.write.SpanWriter, "stream", noted)
     target = target_of(place, HALF)
     with opened(target, shards) as (assembler, sink):
         assembler.add(stream(shards[0], 0, sink, target, len(shards[0].documents)))
@@ -556,13 +556,13 @@ def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(place: Works
         fails.wait(60)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tasks.assemble.span_writer, "write_tokens", write)
+    monkeypatch.setattr(tasks.assemble.write, "write_tokens", write)
     with opened(target) as (assembler, sink):
         raised: list[BaseException] = []
         slice_ = threading.Thread(target=lambda: raised.extend(within(30, lambda: stream(even(40, 30), 0, sink, target))))
         slice_.start()
         writer, end = assembler._writers["train"], time.monotonic() + 60
-        while writer._waiting < tasks.assemble.span_writer.ARRAYS_WAITING:
+        while writer._waiting < tasks.assemble.write.ARRAYS_WAITING:
             assert time.monotonic() < end
             time.sleep(0.01)
         slice_.join(0.1)

@@ -14,7 +14,7 @@ from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
-from tasks.text.separators import unused_separators
+from tasks.text.files import unused_separators
 
 
 def warnings(root: Path, separator: str, **files: bytes) -> list[str]:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 
 from tasks.config import TokenizerConfig
-from tasks.tokenize.characters import divided
+from tasks.tokenize.characters import changed_by_nfc, divided, may_change
 from tasks.tokenize.engines import Tokenizer, Tokens, large_string_array, may_use_fast_engine
-from tasks.tokenize.nfc import changed_by_nfc, may_change
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists
 

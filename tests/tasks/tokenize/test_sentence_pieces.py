@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens.pieces import PieceKind
-from flat_tokens.vocabulary import SentencePieceModel, load_vocabulary, resolve
+from flat_tokens.vocabulary import PieceKind, SentencePieceModel, load_vocabulary, resolve
 from flows.pipelines.build import build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, TokenizerConfig

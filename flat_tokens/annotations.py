@@ -1,7 +1,8 @@
-"""Types of numpy arrays by their items, for annotations. A docstring says the shape, such as int64[n]."""
+"""Types for annotations: numpy arrays by their items, whose shape a docstring says, such as int64[n]; and values of JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,3 +21,8 @@ Int64Pair: TypeAlias = tuple[Int64s, Int64s]
 """Two arrays of one length, such as starts and lengths."""
 IntPair: TypeAlias = tuple[int, int]
 """Two numbers, such as start and stop of a range."""
+
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of JSON."""
+JsonFacts: TypeAlias = Mapping[str, Any]
+"""The same, which nobody changes."""
