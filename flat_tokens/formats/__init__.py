@@ -22,7 +22,7 @@ from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
-from flat_tokens.manifest import EVERY_SPLIT, SplitName, splits_at
+from flat_tokens.manifest import CACHE, EVERY_SPLIT, SplitName, splits_at
 from flat_tokens.reader import open_root, open_split, resolve
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
@@ -133,6 +133,8 @@ def _recognise(files: Files) -> str:
     if len(found) == 1:
         return found[0]
     names = ", ".join(found or FORMATS)
+    if not found and any(key.startswith(f"{CACHE}/") for key in files.keys):
+        raise ValueError(f"{files.store.url}: is an output at which nothing is published. Run its build to the end.")
     raise ValueError(
         f"{files.url}: is in several formats ({names}). Name one of its files, or the format."
         if found

@@ -102,6 +102,11 @@ def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> Non
             FileNotFoundError, match=rf"has no latest\.json\. Name a version: {unpublished}/versions/{version.name}"
         ):
             open_corpus(path)
+    shutil.rmtree(unpublished / "versions")
+    (unpublished / "_cache/files").mkdir(parents=True)
+    (unpublished / "_cache/files/a.table").write_bytes(b"record of files")
+    with pytest.raises(ValueError, match=f"^{unpublished}: is an output at which nothing is published"):
+        open_corpus(unpublished)
 
 
 def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
