@@ -67,7 +67,7 @@ def looked_up_text(
     with timed("download", output.seconds):
         loading = beside.submit(tokenizer_of, config, is_first=is_first)
         config = pin_sets(config, output.root)
-        pinned = pin_sources(config, output.root)
+        config, pinned = pin_sources(config, output.root)
         found = files_of(pinned)
         if is_much(found):
             after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched

@@ -116,7 +116,7 @@ def plan(config: BuildConfig) -> Plan:
     layout = layout_of(config, root)
     check_writable(root)
     config = pin_sets(config, root, Store.at(scratch_of(config, root)) / "sets")
-    pinned = pin_sources(config, root)
+    config, pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
     place = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
     found = files_of(pinned)

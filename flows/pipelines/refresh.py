@@ -14,7 +14,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
 from flows.pipelines.publish import OpenOutput, opened, timed
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_sets, pin_sources, unknown
+from flows.pipelines.text import Made, Text, at_revisions, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
@@ -87,6 +87,7 @@ def refresh(
         with timed("download", output.seconds):
             asked, config = config, pin_sets(config, root)
             found = look_up(config, runner, output)
+            config = at_revisions(config, [pin.revision for pin in found.pinned])
         old = if_there(root, pointer.version, read_manifest)
         outcome = outcome_before(found, old, output, held if publish_anyway is None else None)
         built = None
@@ -141,7 +142,7 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
     root, latest = output.root, output.pointer.version
     with ThreadPoolExecutor(1) as beside:
         loading = beside.submit(tokenizer_of, config, is_first=latest is None)
-        pinned = pin_sources(config, root)
+        config, pinned = pin_sources(config, root)
         found = files_of(pinned)
         known = known_files(found, config.sources, config.slice_bytes, [root])
         named_by_store = any(file.immutable for file, cut in zip(found, known, strict=True) if cut is None)

@@ -20,8 +20,8 @@ from flows.pipelines.build import BuildResult, build_version
 from flows.pipelines.forget import forget_like
 from flows.pipelines.publish import check_output, opened, scratch_of, timed
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Text, check_sources_apart, download, files_of, pin_sets, pin_sources
-from tasks.config import BuildConfig, Source, TokenizerConfig
+from flows.pipelines.text import Text, at_revisions, check_sources_apart, download, files_of, pin_sets, pin_sources
+from tasks.config import BuildConfig, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import sharing
 from tasks.output.paths import origin_key, version_store
@@ -104,7 +104,7 @@ def reruns(
 def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
     """Publish a text that is here as the configuration says."""
     with opened(config) as output:
-        config = pin_sets(config, output.root)
+        config = at_revisions(pin_sets(config, output.root), [pin.revision for pin in text.pinned])
         check_sources_apart(output.root, text.pinned)
         with timed("trial", output.seconds):
             tokenizer = load_tokenizer(config.tokenizer)
@@ -149,23 +149,13 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     revisions = (
         {source["name"]: source.get("revision") for source in sources_of(base.manifest["provenance"])} if base.manifest else {}
     )
-    sources = tuple(_pinned(source, revisions.get(source.name)) for source in config.sources)
-    here = config.model_copy(update={"sources": sources})
     root = Store.at(config.output)
-    pinned = pin_sources(here, root)
+    here, pinned = pin_sources(at_revisions(config, [revisions.get(source.name) for source in config.sources]), root)
     text = Text.of(here, pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
     if base.manifest:
         _check_same_text(base, text)
         _check_same_sets(base, pin_sets(config, root))
     return text
-
-
-def _pinned(source: Source, revision: str | None) -> Source:
-    if revision is None or (source.hub is None and source.table is None):
-        return source
-    if source.hub is None:
-        return source.model_copy(update={"version": revision})
-    return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
 
 
 def _check_same_sets(base: Base, config: BuildConfig) -> None:

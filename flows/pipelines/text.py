@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.publish import OpenOutput, check_apart, fetching_to, layout_of, scratch_of
 from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, Source
 from tasks.download.directories import check_one_format
 from tasks.download.evaluation import with_pinned_sets
 from tasks.download.slices import slices_of
@@ -70,8 +70,9 @@ class Text:
 
     @property
     def file_names(self) -> list[str]:
-        """Names of the files, by their numbers."""
-        return [file.name for file in self.files]
+        """Names of the files, by their numbers; those of a table with its version."""
+        of = [f" of {pin.origin}, version {pin.revision}" if pin.origin.endswith(" table)") else "" for pin in self.pinned]
+        return [file.name + of[file.source] for file in self.files]
 
     def makes(self, config: BuildConfig, tokenizer: Tokenizer, output: OpenOutput) -> Made:
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
@@ -159,11 +160,26 @@ def pin_sets(config: BuildConfig, root: Store, place: Store | None = None) -> Bu
     return with_pinned_sets(config, workspace, root / SETS if place is None else place)
 
 
-def pin_sources(config: BuildConfig, root: Store) -> tuple[PinnedSource, ...]:
-    """Look every source up. ValueError where one is within the output."""
+def pin_sources(config: BuildConfig, root: Store) -> tuple[BuildConfig, tuple[PinnedSource, ...]]:
+    """Look every source up. Also return the configuration with the versions of its tables, for errors. ValueError where a source
+    is within the output.
+    """
     pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
     check_sources_apart(root, pinned)
-    return pinned
+    return at_revisions(config, [pin.revision for pin in pinned]), pinned
+
+
+def at_revisions(config: BuildConfig, revisions: Iterable[str | None]) -> BuildConfig:
+    """The configuration with these revisions of its tables and hub datasets, in the sources' order. None: as it is."""
+    return config.model_copy(update={"sources": tuple(map(_at_revision, config.sources, revisions))})
+
+
+def _at_revision(source: Source, revision: str | None) -> Source:
+    if revision is not None and source.table is not None:
+        return source.model_copy(update={"version": revision})
+    if revision is not None and source.hub is not None:
+        return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
+    return source
 
 
 def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:

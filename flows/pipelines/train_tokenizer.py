@@ -83,12 +83,15 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
     with building(root, scratch):
         forgotten = read_forgotten(root)
         with timed("download", seconds):
-            config = with_kept(pin_sets(config, root), root, read_pointer(root).version)
-            pinned = pin_sources(config, root)
+            config, pinned = pin_sources(with_kept(pin_sets(config, root), root, read_pointer(root).version), root)
             text = Text.of(config, pinned, download(config, files_of(pinned), runner, root))
         sources = [
             {
-                **source.model_dump(mode="json", exclude={"path", "hub", "chat_template", "keep_columns"}, exclude_none=True),
+                **source.model_dump(
+                    mode="json",
+                    exclude={"path", "hub", "table", "version", "catalog", "chat_template", "keep_columns"},
+                    exclude_none=True,
+                ),
                 "from": pin.origin,
                 "revision": pin.revision,
                 "files": [

@@ -137,7 +137,7 @@ def _opened(place: str) -> Any:
 
 def _snapshot(table: Any, version: str | int | None, what: str) -> Any:
     """The snapshot of an id, a branch or a tag; the current one without any. TableError if there is none."""
-    name = str(version or "latest")
+    name = "latest" if version is None else str(version)
     if name == "latest":
         found = table.current_snapshot()
     else:
@@ -145,13 +145,16 @@ def _snapshot(table: Any, version: str | int | None, what: str) -> Any:
     if found is None:
         there = [one.snapshot_id for one in table.snapshots()[-5:]]
         raise TableError(
-            f"{what} has no snapshot, branch or tag {name}, or it expired. There are {there} and {sorted(table.refs())}. Set "
+            f"{what} has no snapshot, branch or tag {name!r}, or it expired. There are {there} and {sorted(table.refs())}. Set "
             "source.version to one of them."
         )
     return found
 
 
 def _schema_of(table: Any, snapshot: Any) -> Any:
+    """The columns of the table when a snapshot was made; if a branch ends with it, those that the table has now."""
+    if any(ref.snapshot_id == snapshot.snapshot_id and ref.snapshot_ref_type == "branch" for ref in table.refs().values()):
+        return table.schema()
     return next((one for one in table.metadata.schemas if one.schema_id == snapshot.schema_id), table.schema())
 
 

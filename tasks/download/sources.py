@@ -70,13 +70,17 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
 
 @contextlib.contextmanager
 def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
-    """Name the source in errors, where there are several: files of two sources may have the same name."""
+    """Name the source in errors, if there are several: files of two sources may have the same name. Name a table with its
+    version.
+    """
+    source = sources[index]
+    table = f"table {source.table}, version {source.version}: " if source.table else ""
     try:
         yield
     except ValueError as error:
-        if len(sources) == 1 or str(error).startswith(("source ", "the source")):
+        if not (table or sources[1:]) or str(error).startswith(("source ", "the source")):
             raise
-        raise ValueError(f"{sources[index].called}: {error}") from error
+        raise ValueError(f"{source.called}: {table}{error}") from error
 
 
 def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:

@@ -52,6 +52,8 @@ def reading(what: str, read: Callable[[], T]) -> T:
     except Exception as error:  # every library and store has errors of its own
         # The cause of what pyiceberg raises for a catalog's answer is an HTTP status, without the catalog's words.
         said = " ".join(str(error).split()) if type(error).__module__.startswith("pyiceberg.") else brief(error)
+        if isinstance(error, FileNotFoundError):
+            said = f"there is no file {error.filename or error}, as after its snapshot expired"
         first = said.split(" 0: <unknown>")[0]
         raise TableError(
             f"{what} cannot be read: {first}. If it is being written, try again later; else check the address, the version and "

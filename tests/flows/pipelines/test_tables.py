@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,14 +27,12 @@ from flows.pipelines.refresh import RefreshResult
 from tasks.config import BuildConfig, Source
 from tasks.download import iceberg
 from tasks.download.sources import resolve_source
-from tasks.models import FoundFile
-from tests.faults.support import Settings, build_here, refresh_here
+from tests.faults.support import Settings, build_here, digests, refresh_here
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
 from tests.flows.test_stores import bucket  # noqa: F401  a fixture
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
-Change = Callable[[Any], object]
 
 
 def rows(first: int, stop: int, text: str = "text") -> pa.Table:
@@ -77,54 +75,6 @@ def delta(place: str, **options: str) -> Any:
 
 def append_delta(place: str, first: int, stop: int, **options: Any) -> None:
     deltalake.write_deltalake(place, rows(first, stop), mode="append", **options)
-
-
-def merged(table: Any) -> None:
-    """Of three rows one is updated, one is new, and one is deleted."""
-    given = pa.concat_tables([rows(0, 1, "merged"), rows(7, 8), rows(300, 301)])
-    merge = table.merge(given, "old.n = new.n", source_alias="new", target_alias="old")
-    merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
-
-
-def files_at(place: str, version: int) -> tuple[FoundFile, ...]:
-    """The files of a table at a version; those that came first are first in later versions, too."""
-    return resolve_source(Source(table=place, version=version), 0).files
-
-
-def refreshed(
-    changes: list[tuple[Change, str, int]], load: Callable[[], Any], options: Settings, tmp_path: Path, seen: list[str]
-) -> RefreshResult:
-    """Change a table and refresh after each change: what changed is tokenized, the version is that of a build from nothing."""
-    for change, headline, count in changes:
-        seen.clear()
-        change(load())
-        again = refresh_here(options)
-        assert (again.changes.headline.partition(", web.")[0], len({*seen})) == (headline, count)
-        assert made_from_nothing(again, options, tmp_path)
-    return again
-
-
-def test_a_refresh_of_a_delta_table_reads_the_files_that_changed(tmp_path: Path, tokenized: list[str]) -> None:  # noqa: F811
-    place = str(tmp_path / "tab")
-    for first in range(0, 100, 5):
-        append_delta(place, first, first + 5, partition_by=["lang"])
-    options = settings(tmp_path, place)
-    first = refresh_here(options)
-    assert (first.changes.headline, len(tokenized)) == ("20 files added", 20)
-    assert files_at(place, 19)[:6] == files_at(place, 5)
-    changes: list[tuple[Change, str, int]] = [
-        (lambda table: append_delta(place, 200, 205, partition_by=["lang"]), "1 file added", 1),
-        (lambda table: table.optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
-        (merged, "2 files added, 1 removed", 2),
-        (lambda table: table.update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
-        (lambda table: table.delete("n = 98"), "1 file added, 1 removed", 1),
-    ]
-    again = refreshed(changes, lambda: delta(place), options, tmp_path, tokenized)
-    source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
-    assert (source["from"], source["revision"]) == ("local files (tab) (Delta table)", str(delta(place).version()))
-    assert plan(BuildConfig.model_validate(options)).pinned == {"web": f"local files (tab) (Delta table) at {source['revision']}"}
-    old = build_here({**settings(tmp_path, place, version=0), "output": str(tmp_path / "old")})
-    assert documents(old.path) == [tuple(row.values())[1:] for row in rows(0, 5).to_pylist()]
 
 
 @pytest.fixture
@@ -181,37 +131,89 @@ def test_a_rest_catalog_names_tables(tmp_path: Path, catalog: Any) -> None:
         build_here(settings(tmp_path, "texts.web", catalog=url))
 
 
-def test_a_refresh_of_an_iceberg_table_reads_the_files_that_changed(
+def delta_table(tmp_path: Path, catalog: Any) -> Any:
+    """A source of 100 files, what gives the version that is the latest, and changes, each with what a refresh reports, and the
+    number of files whose text is tokenized.
+    """
+    place = str(tmp_path / "tab")
+
+    def append(first: int, stop: int) -> None:
+        for number in range(first, stop, 5):
+            append_delta(place, number, number + 5, partition_by=["lang"])
+
+    def merge() -> None:
+        given = pa.concat_tables([rows(0, 1, "merged"), rows(7, 8), rows(3000, 3001)])
+        merge = delta(place).merge(given, "old.n = new.n", source_alias="new", target_alias="old")
+        merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
+
+    append(0, 500)
+    changes = [
+        (lambda: append(1000, 1100), "20 files added", 20),
+        (lambda: delta(place).optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
+        (merge, "2 files added, 1 removed", 2),
+        (lambda: delta(place).update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
+        (lambda: delta(place).delete("n = 98"), "1 file added, 1 removed", 1),
+    ]
+    return {"table": place}, lambda: delta(place).version(), changes
+
+
+def iceberg_table(tmp_path: Path, catalog: Any) -> Any:
+    """The same of Iceberg."""
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+
+    def append(first: int, stop: int) -> None:
+        paths = [tmp_path / "warehouse" / f"{number:04d}.parquet" for number in range(first, stop, 5)]
+        for number, path in enumerate(paths):
+            pq.write_table(rows(first + 5 * number, first + 5 * number + 5), path)
+        table.add_files([f"file://{path}" for path in paths])
+
+    def tag() -> None:
+        table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "of today").commit()
+
+    append(0, 500)
+    changes = [
+        (lambda: append(1000, 1100), "20 files added", 20),
+        (lambda: table.overwrite(rows(0, 60), "n < 60"), "1 file added, 12 removed", 1),
+        (
+            lambda: table.upsert(pa.concat_tables([rows(99, 100, "merged"), rows(3000, 3001)]), ["n"]),
+            "3 files added, 1 removed",
+            3,
+        ),
+        (lambda: table.delete("n = 98 or n = 7"), "2 files added, 2 removed", 2),
+        (tag, "nothing changed", 0),
+    ]
+    source = {"table": "texts.web", "catalog": f"sqlite:///{tmp_path}/catalog.db"}
+    return source, lambda: table.current_snapshot().snapshot_id, changes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "called"), [(delta_table, "tab) (Delta"), (iceberg_table, "web) (Iceberg")])
+def test_a_refresh_of_a_table_reads_the_files_that_changed(
+    make: Any,
+    called: str,
     tmp_path: Path,
     catalog: Any,
     tokenized: list[str],  # noqa: F811
 ) -> None:
-    table = catalog.create_table("texts.web", rows(0, 1).schema)
-    for first in range(0, 100, 5):
-        table.append(rows(first, first + 5))
-    options = settings(tmp_path, "texts.web", catalog=f"sqlite:///{tmp_path}/catalog.db")
-    first = refresh_here(options)
-    assert (first.changes.headline, len(tokenized)) == ("20 files added", 20)
-    changes: list[tuple[Change, str, int]] = [
-        (lambda table: table.append(rows(200, 205)), "1 file added", 1),
-        (lambda table: table.upsert(rows(3, 4, "merged"), ["n"]), "2 files added, 1 removed", 2),
-        (lambda table: table.delete("n = 98"), "1 file added, 1 removed", 1),
-        (
-            lambda table: table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "of today").commit(),
-            "nothing changed",
-            0,
-        ),
-    ]
-    again = refreshed(changes, lambda: catalog.load_table("texts.web"), options, tmp_path, tokenized)
-    table = catalog.load_table("texts.web")
-    source = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
-    assert source["revision"] == str(table.current_snapshot().snapshot_id)
-    assert source["from"] == "local files (web) (Iceberg table)"
-    for version in ("of today", "main", table.current_snapshot().snapshot_id, "latest"):
-        pinned = resolve_source(Source(table="texts.web", catalog=options["sources"][0]["catalog"], version=version), 0)
-        assert pinned.revision == source["revision"]
-    of_third, of_last = (files_at(table.metadata_location, table.snapshots()[number].snapshot_id) for number in (2, 19))
-    assert (len(of_third), of_last[:3]) == (3, of_third)
+    """Files are added and joined; rows change, are added and deleted. Each version is the one of a build from nothing."""
+    source, latest, changes = make(tmp_path, catalog)
+    options = settings(tmp_path, **source)
+    before, first = latest(), refresh_here(options)
+    assert (first.changes.headline, len(tokenized)) == ("100 files added", 100)
+    files = resolve_source(Source(**source), 0).files
+    for change, headline, count in changes:
+        tokenized.clear()
+        change()
+        was, files = files, resolve_source(Source(**source), 0).files
+        assert files[: len(was)] == was or "removed" in headline  # those that came first stay first
+        again = refresh_here(options)
+        assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
+        assert made_from_nothing(again, options, tmp_path)
+    of = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
+    assert (of["from"], of["revision"]) == (f"local files ({called} table)", str(latest()))
+    assert plan(BuildConfig.model_validate(options)).pinned == {"web": f"{of['from']} at {of['revision']}"}
+    old = build_here({**settings(tmp_path, **source, version=before), "output": str(tmp_path / "old")})
+    assert documents(old.path) == sorted(tuple(row.values())[1:] for row in rows(0, 500).to_pylist())
 
 
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -334,6 +336,28 @@ def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_b
         build_here(options)
 
 
+def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path: Path, catalog: Any) -> None:
+    """An older snapshot has those of its time. A wider type of numbers is read."""
+    table = catalog.create_table("texts.web", pa.schema([("text", pa.string()), ("n", pa.int32())]))
+    table.append(rows(0, 2).select(["text", "n"]).cast(pa.schema([("text", pa.string()), ("n", pa.int32())])))
+    old = table.current_snapshot().snapshot_id
+    web = {"catalog": f"sqlite:///{tmp_path}/catalog.db", "id_column": None, "keep_columns": ["n"]}
+    options = settings(tmp_path, "texts.web", **web)
+    refresh_here(options)
+    with table.update_schema() as change:
+        change.update_column("n", pyiceberg_type("LongType"))
+    table.append(pa.table({"text": ["wide"], "n": [1 << 40]}))
+    assert documents(made := refresh_here(options).path)[-1] == ("wide", 1 << 40)
+    with table.update_schema() as change:
+        change.rename_column("text", "body")
+    with pytest.raises(ValueError, match=r"Iceberg table texts\.web of .*, version \d+ has no column 'text'; it has 'body', 'n'"):
+        refresh_here(options)
+    body = refresh_here(settings(tmp_path, "texts.web", **web, text_column="body"))
+    assert documents(body.path) == documents(made)
+    then = build_here({**settings(tmp_path, "texts.web", **web, version=old), "output": str(tmp_path / "old")})
+    assert [n for _, n in documents(then.path)] == [0, 1]
+
+
 def pyiceberg_type(name: str) -> Any:
     return getattr(pytest.importorskip("pyiceberg.types"), name)()
 
@@ -401,11 +425,13 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
     (tmp_path / "empty").mkdir()
     web = {"table": "texts.web", "catalog": sql}
     silent = socket.create_server(("127.0.0.1", 0))
+    build_here(settings(tmp_path, place))
+    before = digests(tmp_path / "out" / "versions"), (tmp_path / "out" / "latest.json").read_bytes()
 
     def refused(words: str, **source: Any) -> None:
         with pytest.raises(ValueError, match=words):
-            build_here(settings(tmp_path, **{"table": place, **source}))
-        assert not (tmp_path / "out" / "latest.json").exists()
+            refresh_here(settings(tmp_path, **{"table": place, **source}))
+        assert (digests(tmp_path / "out" / "versions"), (tmp_path / "out" / "latest.json").read_bytes()) == before
 
     with silent:
         refused("has no version 7: its log has 0 to 1. Set source.version to one of these, or to latest", version=7)
@@ -415,21 +441,47 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
         refused("empty has neither _delta_log nor metadata/version-hint.text", table=str(tmp_path / "empty"))
         refused("Delta table .*/empty is not there: there is no log in", table=str(tmp_path / "empty"), format="delta")
         refused(
-            "Iceberg table texts.web of catalog .* has no snapshot, branch or tag 12, or it expired. There are .*'main'",
+            "Iceberg table texts.web of catalog .* has no snapshot, branch or tag '12', or it expired. There are .*'main'",
             **web,
             version=12,
         )
-        refused(f"Iceberg table texts.web of catalog .*, version {old} cannot be read: No such file", **web, version=old)
+        refused("has no snapshot, branch or tag '0'", **web, version=0)
+        refused(
+            f"Iceberg table texts.web of catalog .*, version {old} cannot be read: there is no file .*avro, as after its",
+            **web,
+            version=old,
+        )
         refused("Iceberg table texts.none of catalog .*Table does not exist", table="texts.none", catalog=sql)
         refused("there is no file .*/none.db", table="texts.web", catalog=f"sqlite:///{tmp_path}/none.db")
         monkeypatch.setattr(iceberg, "CATALOG_SECONDS", 1.0)
         refused("the catalog did not answer in 1 seconds", table="a.b", catalog=f"http://127.0.0.1:{silent.getsockname()[1]}")
-    (tmp_path / "tab" / actions_of(place, 0)["add"]["path"]).unlink()
+    file = tmp_path / "tab" / actions_of(place, 1)["add"]["path"]
+    whole = file.read_bytes()
+    pq.write_table(rows(2, 4).set_column(1, "text", pa.array([1, 2])), file)
+    refused(r"source 'web': table .*/tab, version 1: part-.*: column 'text' is int64, not text")
+    pq.write_table(rows(2, 4).set_column(3, "n", pa.array(["a", "b"])), file)
+    refused(r"column 'n' is .* of local files \(tab\) \(Delta table\), version 1 and .* version 1\. Repair one")
+    file.write_bytes(whole[:99])
+    refused(r"source 'web': table .*/tab, version 1: part-.* cannot be read as parquet")
+    file.unlink()
     refused(r"Delta table .*/tab, version 1 needs the file .*tab/part-.*, which is gone: the table was vacuumed, or")
     (log / f"{2:020}.json").write_text("")
     refused("tab, version 2 is being written: its log is empty")
     (log / f"{2:020}.json").write_text('{"add": {"pa')
     refused("Delta table .*tab, version 2 cannot be read: .*Json error.*If it is being written, try again later")
+    (log / f"{2:020}.json").unlink()
+    deltalake.write_deltalake(place, rows(0, 2).drop_columns("text"), mode="overwrite", schema_mode="overwrite")
+    refused("tab, version 2 has no column 'text'; it has 'id', 'lang', 'n'. Set source.text_column")
+    deltalake.DeltaTable(place).create_checkpoint()
+    for number in range(2):
+        (log / f"{number:020}.json").unlink()
+    refused("tab has no version 1: its log has 2 to 2", version=1)
+    table.refresh()
+    data = Path(next(iter(table.scan().plan_files())).file.file_path.removeprefix("file://"))
+    data.rename(data.with_suffix(".away"))
+    refused(
+        r"Iceberg table texts.web of .*, version \d+ needs the file .*parquet, which is gone: .* or its snapshot expired", **web
+    )
 
 
 def test_without_its_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
