@@ -3,16 +3,20 @@
 A build of small slices onto an S3 server on loopback, counted by a proxy: requests for objects below `_cache`. First everything
 is built; then again with the token shards there and the version gone. `tests/flows/test_stores.py` bounds both. Then sources of
 text files of 4 kB in a bucket: all requests of a build whose output is on the store, too, and of one that writes to a local disk.
-Last, a table of 500 columns, of which two are read: bytes that are fetched, bytes on the disk, and seconds.
+Last, a table of 500 columns, of which two are read, from S3 and from a web server that sends ranges, both with requests counted
+by the proxy: bytes that are fetched, the most that were on the disk, those that stay there, and seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +35,7 @@ from tests.faults.stores import BUCKETS, Bucket
 PACKAGES = ("s3fs", "aiobotocore", "moto")
 DOCUMENTS = 200
 KINDS = ("parquet", "arrow")
-WIDE = ["table", "`keep_files`", "file", "two columns", "fetched", "on the disk at the end", "time"]
+WIDE = ["table", "from", "`keep_files`", "file", "two columns", "fetched", "most on the disk", "at the end", "time"]
 FILE_COUNTS, FILE_BYTES = (200, 2_000), 4_000
 
 
@@ -60,14 +64,17 @@ def measure(bench: Bench) -> list[Grid]:
             for place in ("the store", "a local disk")
         ]
         wide = [
-            of_wide_table(bucket, bench.size(40_000, 4_000), kind, keep, scratch) for kind in KINDS for keep in (True, "auto")
+            of_wide_table(bucket, bench.size(40_000, 4_000), kind, place, keep, scratch)
+            for kind in KINDS
+            for place in ("S3", "HTTP")
+            for keep in (True, "auto")
         ]
     bench.fresh("object-store")
     header = ["files", "output", "requests", "GET of a file", "other GET", "HEAD", "PUT", "POST", "DELETE"]
     return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows), Grid(header, small), Grid(WIDE, wide)]
 
 
-def of_wide_table(bucket: Bucket, rows: int, kind: str, keep: bool | str, scratch: Path) -> list[object]:
+def of_wide_table(bucket: Bucket, rows: int, kind: str, place: str, keep: bool | str, scratch: Path) -> list[object]:
     """A build of two columns of a table of 500."""
     numbers = np.random.default_rng(0)
     others = {f"c{number}": numbers.integers(1 << 60, 1 << 61, rows) for number in range(498)}
@@ -79,20 +86,38 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, keep: bool | str, scratc
         pq.write_table(table, path, row_group_size=rows // 4)
     if not Store.at(bucket.url).has(path.name):
         Store.at(bucket.url).upload(path.name, path)
-    place = scratch / f"wide-{kind}-{keep}"
-    places = {"output": str(scratch / f"out-{place.name}"), "scratch": str(place), "keep_files": keep, "slice_bytes": "4 MB"}
-    source = {"path": f"{bucket.url}/{path.name}", "id_column": "id"}
+        Store.at(bucket.url).fs.chmod(f"bucket/{path.name}", "public-read")
+    own = scratch / f"wide-{kind}-{place}-{keep}"
+    places = {"output": str(scratch / f"out-{own.name}"), "scratch": str(own), "keep_files": keep, "slice_bytes": "4 MB"}
+    url = bucket.url if place == "S3" else f"{bucket.proxy.url}/bucket"
+    source = {"path": f"{url}/{path.name}", "id_column": "id"}
     config = BuildConfig.model_validate({**places, "source": source, "tokenizer": "bytes"})
     bucket.proxy.requests.clear()
     begun = time.perf_counter()
-    with Threads(2) as runner:
-        build(config, runner)
+    with Threads(2) as runner, ThreadPoolExecutor(1) as beside:
+        building = beside.submit(build, config, runner)
+        most = 0
+        while not building.done():
+            most = max(most, taken_below(own))
+            time.sleep(0.02)
+        building.result()
     seconds = time.perf_counter() - begun
-    spans = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header in bucket.proxy.requests]
-    asked = sum(min(int(span[2]) + 1, path.stat().st_size) - int(span[1]) for span in spans if span)
-    left = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
-    mb = [f"{size / 1e6:.1f} MB" for size in (path.stat().st_size, table.select(["text", "id"]).nbytes, asked, left)]
-    return [kind, "yes" if keep is True else "no", *mb, f"{seconds:.1f} s"]
+    whole = f"bytes=0-{path.stat().st_size}"
+    asked_for = [header or whole for method, url, header in bucket.proxy.requests if method == "GET" and path.name in url]
+    spans = filter(None, (re.fullmatch(r"bytes=(\d+)-(\d+)", header) for header in asked_for))
+    asked = sum(min(int(span[2]) + 1, path.stat().st_size) - int(span[1]) for span in spans)
+    sizes = path.stat().st_size, table.select(["text", "id"]).nbytes, asked, most, taken_below(own)
+    return [kind, place, "yes" if keep is True else "no", *(f"{size / 1e6:.1f} MB" for size in sizes), f"{seconds:.1f} s"]
+
+
+def taken_below(directory: Path) -> int:
+    """Bytes that files below a directory take on the disk: one that is read by ranges has holes."""
+    taken = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                taken += 512 * os.stat(f"{place}/{name}").st_blocks
+    return taken
 
 
 def of_small_files(bucket: Bucket, count: int, place: str, scratch: Path) -> list[object]:
