@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from flat_tokens.annotations import UInt64s
+from flat_tokens.keys import keys_of_bytes
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
 from flat_tokens.stores.store import StoredObject
@@ -16,6 +17,8 @@ from tasks.rows import OF_CHOICE
 
 NEAR_DUPLICATE_REASON: Final = "near_duplicate"
 """The reason for which near-duplicates are skipped, where they are."""
+COMPARED = keys_of_bytes([b"duplicate", NEAR_DUPLICATE_REASON.encode()])
+"""The reasons that comparing documents gives, as rows have them: uint64[2]."""
 
 
 class Position(Model):

@@ -21,7 +21,8 @@ from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, fact_key, home_key, version_store
 from tasks.parts.documents import Documents, read_fact, stored_arrays
-from tasks.rows import FILE, KEY, OF, OF_CHOICE, REASON, ROW
+from tasks.parts.part import COMPARED
+from tasks.rows import FILE, KEY, OF_CHOICE, REASON, ROW
 
 VERSIONS_OPEN = 4
 
@@ -88,7 +89,7 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
                 values = read_fact(_open_fact(opened, version, split, name), found.shape[1], first_of, end)
                 found[mine] = values.reshape(-1, found.shape[1])[some - first_of]
         if name == REASON:  # of the slice, not those that comparing its documents gave
-            found[read(OF, first, stop) > 0] = 0
+            found[np.isin(found, COMPARED)] = 0
         return found if found.shape[1] > 1 else found[:, 0]
 
     return Documents(

@@ -109,6 +109,15 @@ def test_content_that_moves_between_files_costs_its_seams(tmp_path: Path) -> Non
     assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
 
 
+def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path: Path) -> None:
+    """Their key is 0, as that of no document is."""
+    rows = rows_of("a", 300)
+    rows[5:9] = [("", "")] * 4
+    for count in (300, 299):
+        put(tmp_path / "in/a.jsonl", rows[:count])
+        check_same(tmp_path / "out", tmp_path / "in", tmp_path, documents={"duplicates": "drop", "empty": "keep"})
+
+
 def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
     put(source / "a.jsonl.zst", rows_of("a", 500))
