@@ -1,6 +1,4 @@
-"""``flat-tokens inspect``: the description of a dataset; a sequence of it as text; the sequences that hold a text. And the
-evaluation sets that documents were compared with, as a manifest has them.
-"""
+"""``flat-tokens inspect``: the description of a dataset; a sequence of it as text; the sequences that hold a text."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import itertools
 import posixpath
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -23,62 +21,9 @@ from flat_tokens.reader import FlatTokens, datasets_below
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows
+from flat_tokens.tools.evaluation import SetReport, set_reports
 from flat_tokens.tools.sources import document_of
-from flat_tokens.tools.terminal import plural
 from flat_tokens.vocabulary import Vocabulary
-
-
-def names_of_sets(steps: Sequence[JsonFacts]) -> list[str]:
-    """The evaluation sets of *steps*, as manifests have these: names such as ``decontaminate.gsm8k``."""
-    return [f"{step['name']}.{one['name']}" for step in steps for one in _against(step)]
-
-
-class SetReport(NamedTuple):
-    """An evaluation set in the totals of a dataset. ``questions``: of the set, None where that is not recorded; ``too_short``: of
-    these, with too few words to be looked for. ``documents``: that have some of it, ``share``: of all that were read.
-    ``examples``: some of these documents.
-    """
-
-    step: str
-    name: str
-    questions: int | None
-    too_short: int
-    documents: int
-    share: float
-    examples: Sequence[JsonFacts]
-
-    @property
-    def sentence(self) -> str:
-        """Such as ``gsm8k: in 12 documents, 0.03%, of 1,319 questions (7 too short)``."""
-        short = f" ({self.too_short:,} too short)" if self.too_short else ""
-        of = "" if self.questions is None else f", of {plural(self.questions, 'question')}{short}"
-        return f"{self.name}: in {plural(self.documents, 'document')}, {self.share:.2%}{of}"
-
-    def lines(self) -> Iterator[str]:
-        """Each example in a sentence."""
-        for one in self.examples:
-            yield f"{one.get('file')}, row {one.get('row')}: question {one.get('question')}"
-
-
-def set_reports(steps: Sequence[JsonFacts], documents: JsonFacts) -> list[SetReport]:
-    """Reports of all evaluation sets, of the *steps* and the totals of *documents* of a manifest."""
-    facts = {f"{step['name']}.{one['name']}": one for step in steps for one in _against(step)}
-    reports = []
-    for name, count in (documents.get("matches") or {}).items():
-        step, _, of = name.partition(".")
-        one = facts.get(name, {})
-        questions, too_short = one.get("questions"), one.get("too_short", 0)
-        share = count / max(documents.get("read", 0), 1)
-        examples = (documents.get("examples") or {}).get(name, ())
-        reports.append(SetReport(step, of, questions, too_short, count, share, examples))
-    return reports
-
-
-def _against(step: JsonFacts) -> Sequence[JsonFacts]:
-    """The evaluation sets of a step that a build has read."""
-    against = (step.get("options") or {}).get("against") if step.get("use") == "decontaminate" else None
-    return [one for one in against or () if isinstance(one, Mapping) and "digest" in one]
-
 
 SUMMARY = "say what is at a path; show a sequence; find text"
 EXAMPLES = """\

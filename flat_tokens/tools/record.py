@@ -16,7 +16,7 @@ from flat_tokens.stores.records import json_object
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import arguments, markup, terminal
 from flat_tokens.tools.corpus import open_corpus, vocabulary_of
-from flat_tokens.tools.inspect import set_reports
+from flat_tokens.tools.evaluation import set_reports
 
 SUMMARY = "record what a run has seen before a step, or what a version holds: counts, Croissant, forms of the law"
 EXAMPLES = """\

@@ -19,7 +19,7 @@ from flat_tokens.manifest import VERSIONS, splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.arguments import existing
-from flat_tokens.tools.inspect import set_reports
+from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.terminal import duration, line, plural, show, size
 from flows.commands.running import add_command, login_without_prefect, prefect_server, run_with_progress
 

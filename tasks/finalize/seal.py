@@ -21,7 +21,7 @@ from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
-from flat_tokens.tools.inspect import names_of_sets
+from flat_tokens.tools.evaluation import names_of_sets
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.config import BuildConfig
