@@ -17,7 +17,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
 from flat_tokens.stores import signing
 from flat_tokens.stores.records import json_object, read_record
-from flat_tokens.stores.store import Store, StoredObject, is_below
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below
 
 POINTER = "latest.json"
 VERSIONS = "versions"
@@ -26,12 +26,10 @@ BESIDE = f"{CACHE}/left_out"
 RUNS = "runs"
 EXPORTS = "exports"
 """Below an output, a note of each export of its versions."""
-HELD = "held.json"
 LINK = "latest"
 LOCK = ".latest.lock"
 """Names below a build's output: the pointer, all versions, token shards and fetched files, what versions left out, records of
-runs, the version that waits for a person, and on a local disk the link to the version that the pointer names, and the lock of who
-writes records.
+runs, and on a local disk the link to the version that the pointer names, and the lock of who writes records.
 """
 
 MANIFEST = "manifest.json"
@@ -110,6 +108,12 @@ def manifest_bytes(
 def splits_of(totals: Mapping[Any, Any]) -> tuple[SplitName, ...]:
     """The splits of a dataset, in their order, by the totals of its manifest."""
     return tuple(split for split in EVERY_SPLIT if split in SPLITS or totals.get(split) is not None)
+
+
+def counts_of(totals: Mapping[Any, Any]) -> dict[str, int]:
+    """The documents and tokens of a dataset, by the totals of its manifest."""
+    names = {"documents": "seq_count", "tokens": "token_count"}
+    return {kind: sum(totals[split][name] for split in splits_of(totals)) for kind, name in names.items()}
 
 
 def splits_at(store: Store) -> tuple[SplitName, ...]:
@@ -191,26 +195,44 @@ def _unusual_files(files: list[Any]) -> Iterator[Any]:
             yield file
 
 
+def latest_of(store: Store) -> str | None:
+    """The version that an output's ``latest.json`` points at; None if it points at none. ValueError if it can be none."""
+    try:
+        version = json_object(read_record(store, POINTER), store.path(POINTER)).get("version", "")
+    except NO_OBJECT:
+        return None
+    return version if version is None else check_name(version, f"{store.path(POINTER)}: ")
+
+
 def check_pointer(value: JsonObject, path: str) -> None:
     """ValueError if the content of ``latest.json``, which is at *path*, is not a pointer to a version."""
     try:
         kinds = {"version": str, "manifest_sha256": str, "sequence": int}
+        if value.keys() & {*OF_PEOPLE} and value["sha256"] != pointer_digest(value):
+            raise TypeError
+        if value["version"] is value["manifest_sha256"] is None and value["sequence"] == 0:  # a first version may wait
+            value = {**value, "version": "none", "manifest_sha256": "", "sequence": 1}
         if any(type(value[name]) is not kind for name, kind in kinds.items()) or value["sequence"] < 1:
+            raise TypeError
+        if any(type(value.get(name, [])) is not list for name in ("former", "withdrawn")):
             raise TypeError
         for former in (*value.get("former", ()), *value.get("withdrawn", ())):
             if {*former} != {"version", "until"} or datetime.fromisoformat(former["until"]).tzinfo is None:
                 raise TypeError
             check_name(former["version"])
-        if known := value.get("forgotten"):
+        if (known := value.get("forgotten")) is not None:
             kinds = {"documents": int, "sha256": str}
             if {*known} != {*kinds} or any(type(known[name]) is not kind for name, kind in kinds.items()):
                 raise TypeError
         check_name(value["version"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: is not a pointer to a version. Restore it or remove it, and run again.") from error
+        raise ValueError(f"{path}: is not a pointer to a version. {RESTORE}") from error
 
 
-POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn", "forgotten"}
+RESTORE = "Restore it or remove it, and run again. Without it, pins and decisions are lost."
+OF_PEOPLE = ("candidate", "rejected", "pins", "decisions")
+"""Facts of a pointer of which readers know nothing. A digest of all facts is next to them."""
+POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn", "forgotten", "sha256", *OF_PEOPLE}
 CLOCKS = timedelta(days=1)
 """Clocks of machines that share an output differ by less."""
 
@@ -234,6 +256,12 @@ def implausible(value: JsonObject) -> str | None:
             if before > time and before - time > CLOCKS:
                 return f"says that version {one['version']} was the latest until {one['until']}, which cannot be"
     return None
+
+
+def pointer_digest(value: JsonFacts) -> str:
+    """SHA-256 of all other facts of a pointer."""
+    facts = {name: fact for name, fact in value.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def history_digest(pointer: JsonFacts) -> str:

@@ -34,7 +34,7 @@ from flat_tokens.manifest import (
     TEST,
     VERSIONS,
     SplitName,
-    check_name,
+    latest_of,
     manifest_of,
     read_manifest,
     splits_at,
@@ -78,7 +78,16 @@ class Directory(NamedTuple):
     @property
     def is_dataset(self) -> bool:
         """Whether it is a build's output or a version, by the names in it."""
-        return POINTER in self.files or (set(SPLITS) <= {*self.directories} and not {*ROOTS}.isdisjoint(self.files))
+        if POINTER in self.files and _has_latest(self.store):
+            return True
+        return set(SPLITS) <= {*self.directories} and not {*ROOTS}.isdisjoint(self.files)
+
+
+def _has_latest(store: Store) -> bool:
+    """Whether an output's pointer names a version, or cannot be read."""
+    with suppress(ValueError, OSError):
+        return latest_of(store) is not None
+    return True
 
 
 def directory(store: Store) -> Directory:
@@ -138,7 +147,7 @@ def _seen(store: Store) -> str:
         names = [versions.store.path(name) for name in versions.directories]
         if above := _around(store):
             return f"holds the versions of an output.{above}"
-        return f"has no {POINTER}. {_one_of(names, 'Name a version')}" if names else "nothing is published here yet."
+        return f"no version here is the latest. {_one_of(names, 'Name a version')}" if names else "nothing is published here yet."
     if around := _around(store):
         return f"is a part of a dataset, not a dataset.{around}"
     if not here.files and not here.directories:
@@ -578,13 +587,10 @@ def check_where(root: Store, where: str) -> None:
 
 
 def resolve(store: Store) -> Store:
-    """The version that ``latest.json`` points at, or *store* itself where it holds no pointer. Local links are followed, once."""
+    """The version that ``latest.json`` points at, or *store* itself if it points at none. Local links are followed, once."""
     store = without_links(store)
-    try:
-        version = read_json(store, POINTER).get("version")
-    except NO_OBJECT:
-        return store
-    return store / VERSIONS / check_name(version, f"{store.path(POINTER)}: ")
+    version = latest_of(store)
+    return store if version is None else store / VERSIONS / version
 
 
 def without_links(store: Store) -> Store:

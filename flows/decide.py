@@ -12,8 +12,9 @@ from flows.watch.page import page_of
 from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
 from tasks.locations import Output
 from tasks.models import Reason
-from tasks.output.held import Decided, approve, read_held, reject
+from tasks.output.held import Decided, approve, reject
 from tasks.output.paths import version_store
+from tasks.output.pointer import read_pointer
 
 
 def run(
@@ -21,7 +22,7 @@ def run(
 ) -> Decided:
     with credentials():
         root = Store.at(output)
-        found = read_held(root).candidate
+        found = read_pointer(root).candidate
         name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
         with showing_progress(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
             decided = decide(root, version, reason, by or f"who started run {flow_run().name}")

@@ -22,7 +22,8 @@ from flows.watch.words import tolerated
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
-from tasks.output.history import Refreshed, read_history
+from tasks.output.history import read_history
+from tasks.output.record import Refreshed
 
 SHOWN = 100
 """Refreshes in the list of the history."""
@@ -94,7 +95,6 @@ def _of_refresh(one: Refreshed) -> str:
     counts = ", ".join(f"{'unknown' if count is None else f'{count:,}'} {kind}" for kind, count in kinds.items())
     what = f"{size(one.text_bytes_tokenized)} of text tokenized in {one.seconds:,.1f} s"
     if one.decision is not None:
-        decided = f"{one.decision.what} by {as_plain(one.decision.by)}: {as_plain(one.decision.why)}"
-        what = f"{what}; {decided}" if one.decision.what == "published anyway" else decided
+        what = f"{one.decision.what} by {as_plain(one.decision.by)}: {as_plain(one.decision.why)}"
     of = f"{plural(one.documents, 'document')} ({counts}), {plural(one.tokens, 'token')}"
     return f"- {one.at:%Y-%m-%d %H:%M} UTC, {code(one.version)}: {of}; {what}"

@@ -25,7 +25,6 @@ from tasks.config import Source
 from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
-from tasks.output.held import candidate_of
 from tasks.output.leases import collecting, expired_leases, in_use
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
@@ -272,10 +271,7 @@ def _shard(key: str, byte_count: int, why: str) -> Garbage:
 
 def _is_wanted(root: Store, version: str) -> bool:
     pointer = read_pointer(root)
-    if pointer.version == version or root.exists(paths.pin_key(version)):
-        return True
-    held = candidate_of(root, pointer)
-    return held is not None and held.version == version
+    return version in (pointer.version, *pointer.pins, pointer.candidate and pointer.candidate.version)
 
 
 def _throw_away(root: Store, key: str) -> str:

@@ -28,7 +28,7 @@ MOST_BYTES, LINES_KEPT = 1 << 17, 100
 """Of a file of statements: what is read, and the lines of each kind that are kept, the newest."""
 
 SIGNED = re.compile(
-    r"(?:.*?/)??(latest\.json|held\.json|forgotten/[^/]+\.json|(?:versions/[^/]+/)?(?:manifest|token_bytes)\.json|(?:_cache/[^/]+/)?receipt\.json"
+    r"(?:.*?/)??(latest\.json|forgotten/[^/]+\.json|(?:versions/[^/]+/)?(?:manifest|token_bytes)\.json|(?:_cache/[^/]+/)?receipt\.json"
     r"|_groups/[^/]+/[^/]+\.json|origins/[^/]+\.json|_cache/index/[^/]+\.json|(?:_cache/)?files/[0-9a-f]{64}\.(?:json|table))",
     re.DOTALL,  # an output's own path may have any character
 )

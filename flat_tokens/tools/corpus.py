@@ -29,6 +29,7 @@ from flat_tokens.manifest import (
     TOTALS,
     VERSIONS,
     check,
+    latest_of,
     manifest_of,
 )
 from flat_tokens.reader import FlatTokens, config_output, datasets_below, directories_below, no_dataset, resolve, without_links
@@ -238,7 +239,7 @@ def options_of(format: str, options: JsonFacts) -> Any:
 def _refuse_unpublished(root: Store) -> None:
     """FileNotFoundError, naming the versions, if a path holds some but no pointer to one of them."""
     versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
-    if root.exists(POINTER) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
+    if latest_of(root) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
         return
     if versions.ask("ls", detail=False):
         raise no_dataset(root)

@@ -26,7 +26,7 @@ from flat_tokens.checker import (
 from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
-from flat_tokens.manifest import HELD, MANIFEST, POINTER, RECEIPT
+from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT, latest_of
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
@@ -176,7 +176,7 @@ def check(options: Namespace, watch: Callable[[Checked], object] | None = None, 
             store = resolve(root)
             metadata = read_metadata(store, "group")
         except (FileNotFoundError, NotADirectoryError):
-            if root.exists(POINTER):
+            if latest_of(root):
                 yield f"{root.path(POINTER)} names {resolve(root).url}, if there is no dataset"
                 return
         else:
@@ -205,7 +205,7 @@ def check(options: Namespace, watch: Callable[[Checked], object] | None = None, 
 
 def sign(root: Store, store: Store) -> None:
     """Sign the records of a version that was checked, and, where *root* is the output whose latest it is, that."""
-    for there, key in ((root, POINTER), (root, HELD), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
+    for there, key in ((root, POINTER), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
         if there.exists(key):
             there.sign(key, there.read(key))
     if root.exists(POINTER) and (pointer := read_json(root, POINTER))["version"] == posixpath.basename(store.root):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flows.pipelines.publish import Published
     from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
-    from tasks.output.held import Candidate
+    from tasks.output.record import Candidate
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02

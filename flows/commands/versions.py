@@ -20,7 +20,8 @@ from flows.commands.running import add_command, add_fields, checked, given, run_
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import Collected
-    from tasks.output.held import Candidate, Decided
+    from tasks.output.held import Decided
+    from tasks.output.record import Candidate
     from tasks.output.versions import Version
 
 
@@ -175,7 +176,8 @@ def versions_text(versions: list[Version]) -> list[str]:
 
 
 def run_decide(options: Namespace) -> None:
-    from tasks.output.held import approve, reject, who
+    from tasks.output.held import approve, reject
+    from tasks.output.record import who
 
     root, version, reason, by = output_at(options), options.version, options.reason, options.by
     if not reason.strip():
@@ -187,8 +189,11 @@ def run_decide(options: Namespace) -> None:
         return decide(root, version, reason, by or who())
 
     decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **decision)
+    decision = decided.decision.model_dump(mode="json")
     facts = {
-        **decided.candidate.model_dump(mode="json", include={"version", "findings", "decision"}),
+        "version": decided.made.version,
+        "findings": decision.pop("findings"),
+        "decision": decision,
         "latest": decided.pointer.version,
         "number": decided.pointer.sequence,
     }
@@ -252,7 +257,7 @@ def run_rollback(options: Namespace) -> None:
     before = read_pointer(root).version
     now = roll_back(root, options.version)
     facts = {"latest": now.version, "before": before, "number": now.sequence}
-    withdrawn = ", which is withdrawn" if before in [one.version for one in now.withdrawn] else ""
+    withdrawn = ", which is withdrawn" if before in now.names("withdrawn") else ""
     show(options, facts, [f"latest is now {now.version} (number {now.sequence}). It was {before}{withdrawn}."])
 
 

@@ -21,7 +21,6 @@ from tasks.download.table import known_files
 from tasks.finalize.provenance import card
 from tasks.finalize.seal import VersionDraft, built_totals, is_published, leaving_out
 from tasks.gates import Gate
-from tasks.output.held import read_held
 from tasks.output.pointer import read_pointer
 from tasks.output.target import Target
 from tasks.output.versions import remember_origin
@@ -96,7 +95,9 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
         version = made.named.version
         if not is_published(output.root, version, layout_of(config, output.root)):
             return None
-        if version != output.pointer.version and (config.publish.gates or read_held(output.root).names_of_versions & {version}):
+        now = output.pointer
+        is_held = version in (*now.names("rejected"), now.candidate and now.candidate.version)
+        if version != now.version and (config.publish.gates or is_held):
             return None
         return build_version(made, text, tokenizer, runner, output)
 

@@ -124,7 +124,7 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
     before = read_manifest(version_store(root, latest))["provenance"]
     record = read_record_of(root)
     replaced = record.successors if record else {}
-    former = [one.version for one in pointer.former[-1:]]
+    former = pointer.names("former")[-1:]
     inputs, now = before.get("inputs") or [{}], made_of.model_dump(mode="json")
     was = inputs[0].get("version")
     while was in replaced:

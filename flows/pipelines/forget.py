@@ -26,8 +26,8 @@ from tasks.forget.exports import check_none_under_way, notes_of, saw
 from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
-from tasks.output.held import who
 from tasks.output.paths import check_places, version_store
+from tasks.output.record import who
 from tasks.output.versions import list_versions
 from tasks.progress import meter
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import read_manifest, splits_of
+from flat_tokens.manifest import counts_of, read_manifest
 from flat_tokens.stores.local import kind_of, make_directory
 from flat_tokens.stores.reading import SCRATCH
 from flat_tokens.stores.retry import brief
@@ -38,11 +38,12 @@ from tasks.locations import local_path, plain_location, writable
 from tasks.models import FoundFile, Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
-from tasks.output.held import Candidate, forgive, hold, is_current, read_held, record_decision, who
-from tasks.output.history import Decision, put_run
+from tasks.output.held import hold
+from tasks.output.history import put_run
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, check_places, version_store
-from tasks.output.pointer import Pointer, is_dataset, manifest_digest, publish, read_pointer
+from tasks.output.pointer import is_dataset, manifest_digest, publish, read_pointer
+from tasks.output.record import Candidate, Decision, Pointer, Refreshed
 from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter
@@ -99,7 +100,7 @@ class Published(Model):
     @property
     def headline(self) -> str:
         """Such as ``version 80d2fd78, 183.8M tokens``."""
-        tokens = short(sum(self.totals[split]["token_count"] for split in splits_of(self.totals)))
+        tokens = short(counts_of(self.totals)["tokens"])
         if self.held is not None:
             return f"version {self.version[:8]}, {tokens} tokens, waits for a person: {summary_of(self.held.findings, 'hold')}"
         again = f", latest is moved to it from {self.moved_from[:8]}" if self.moved_from else ""
@@ -148,7 +149,7 @@ class OpenOutput:
 class Publication:
     """A version on its way to readers. ``workspace``: where the attempt at it writes; None where the version exists already.
     ``sequence``: the pointer's sequence number, once ``latest`` points at the version or it is ``held``. ``difference``: from the
-    version before, where gates looked at it. ``findings``: theirs. ``decision``: of a person who let it through.
+    version before, where gates looked at it. ``findings``: theirs. ``decided``: by a person who let it through.
     """
 
     output: OpenOutput
@@ -159,7 +160,7 @@ class Publication:
     difference: Difference | None = None
     findings: tuple[Finding, ...] = ()
     held: Candidate | None = None
-    decision: Decision | None = None
+    decided: Refreshed | None = None
     _compared: bool = False
 
     def target(self, **settings: Any) -> Target | None:
@@ -172,7 +173,8 @@ class Publication:
         """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
         comparison = self.difference.compared() if self._compared and self.difference else None
         changes = vars(self.difference).get("documents") if self.difference else None
-        judged = {"held": self.held, "decision": self.decision, "comparison": comparison, "changes": changes}
+        decision = self.decided and self.decided.decision
+        judged = {"held": self.held, "decision": decision, "comparison": comparison, "changes": changes}
         result = self.output.result(kind, self.name, self.sequence, self.workspace is None, **judged, **particular)
         now = datetime.now(UTC)
         settings = {**self.output.request.model_dump(mode="json"), **(facts or {})}
@@ -197,27 +199,20 @@ class Publication:
         if self.name == pointer.version:
             return
         before = pointer.version if pointer.version is not None and is_dataset(root, pointer.version) else None
-        held = read_held(root)
-        record_decision(root, held)  # another version may take its place in the record
-        same = held.candidate if held.candidate is not None and held.candidate.version == self.name else None
-        same = same if same is not None and is_current(same, pointer) else None
-        if same is not None and same.decision is not None:  # approved, and whoever did so was killed
-            self.decision = same.decision
-            return
-        if self.name in held.rejected_names and self.output.anyway is None:
+        now = read_pointer(root)
+        same = now.candidate if now.candidate is not None and now.candidate.version == self.name else None
+        if self.name in now.names("rejected") and self.output.anyway is None:
             raise ValueError(
                 f"version {self.name} is not published: it was rejected. A person at a terminal can publish it all the same: "
                 "--publish-anyway REASON"
             )
         if same is not None and self.output.anyway is None and (keeps_waiting or same.gates == tuple(gates)):
-            self.held = hold(root, same)
+            self.held = hold(root, same, pointer.sequence)
             return
         self.difference = Difference(root, before, self.name)
         self.findings = tuple(judge(gates, *self.difference.facts(gates)))
         if self.output.anyway is not None and same is not None:
             self.findings = tuple(dict.fromkeys((*self.findings, *same.findings)))
-        if self.output.anyway is not None:
-            forgive(root, self.name)
         match worst(self.findings):
             case None:
                 return
@@ -225,33 +220,28 @@ class Publication:
                 logger.warning("Version %s is published though its gates say: %s", self.name, summary_of(self.findings))
             case _ if self.output.anyway is not None:
                 logger.warning("Version %s is published all the same: %s", self.name, summary_of(self.findings))
-                why = self.output.anyway
-                self.decision = Decision(what="published anyway", at=datetime.now(UTC), by=who(), why=why)
-                hold(root, self._candidate(pointer, before, gates))  # which keeps the reason if this process is killed
+                self.decided = self._candidate(before, gates).decided("published anyway", self.output.anyway)
             case "stop":
                 raise ValueError(
                     f"version {self.name} is not published: {summary_of(self.findings, 'stop')}. Repair the sources, or change "
                     "publish.gates. A person at a terminal can publish it all the same: --publish-anyway REASON"
                 )
             case "hold":
-                self.held = hold(root, self._candidate(pointer, before, gates))
+                self.held = hold(root, self._candidate(before, gates), pointer.sequence)
                 self._compared = True
 
-    def _candidate(self, pointer: Pointer, before: str | None, gates: Sequence[Gate]) -> Candidate:
+    def _candidate(self, before: str | None, gates: Sequence[Gate]) -> Candidate:
         assert self.difference is not None
-        totals, changes = self.difference.now.manifest["totals"], self.difference.documents
+        changes = self.difference.documents
         return Candidate(
             version=self.name,
             manifest_sha256=manifest_digest(self.output.root, self.name),
             before=before,
-            sequence=pointer.sequence,
             at=datetime.now(UTC),
             gates=tuple(gates),
             findings=self.findings,
-            documents=sum(totals[split]["seq_count"] for split in splits_of(totals)),
-            tokens=sum(totals[split]["token_count"] for split in splits_of(totals)),
+            **counts_of(self.difference.now.manifest["totals"]),
             changes=changes.total if changes else None,
-            decision=self.decision,
         )
 
 
@@ -323,7 +313,8 @@ def publication(
             if gates is not None:
                 here.pass_gates(gates, keeps_waiting=keeps_waiting)
             note_name(root, output.forgotten, named)
-            here.sequence = output.pointer.sequence if here.held else publish(root, version, output.pointer.sequence)
+            since = output.pointer.sequence
+            here.sequence = since if here.held else publish(root, version, since, here.decided)
 
 
 def _check_published(root: Store, version: str) -> None:
@@ -392,7 +383,6 @@ def check_output(request: Request) -> Store:
     root = Store.at(request.output)
     if root.is_local:
         _check_directory(Path(root.root), f"output {request.output}")
-        check_places(root)
     else:
         store = replace(root, patience=FIRST_CONTACT_SECONDS)
         try:
@@ -401,6 +391,7 @@ def check_output(request: Request) -> Store:
         except Exception as error:
             # Every store has errors of its own, and few of them are an OSError.
             raise ValueError(f"cannot write to output {request.output} ({brief(error)}). {CHECK_ACCESS}") from error
+    check_places(root)
     if request.scratch is not None:
         _check_directory(scratch_of(request, root), f"scratch {request.scratch}")
     return root

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.manifest import read_manifest, splits_of
+from flat_tokens.manifest import counts_of, read_manifest
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
 from flows.pipelines.publish import OpenOutput, opened, timed
@@ -22,10 +22,10 @@ from tasks.finalize.seal import VersionName
 from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
-from tasks.output.held import HeldVersions, read_held, record_decision, settle
-from tasks.output.history import Refreshed, read_history, remember
+from tasks.output.history import read_history, remember
 from tasks.output.paths import version_store
-from tasks.output.pointer import Pointer, is_dataset, publish, read_pointer
+from tasks.output.pointer import change, publish, read_pointer
+from tasks.output.record import Pointer, Refreshed
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.engines import Tokenizer, import_ahead
 
@@ -83,13 +83,12 @@ def refresh(
     with opened(config, publish_anyway) as output:
         root, pointer = output.root, output.pointer
         read_history(root)  # what is wrong with it is reported before any work
-        record_decision(root, held := read_held(root))
         with timed("download", output.seconds):
             asked, config = config, pin_sets(config, root)
             found = look_up(config, runner, output)
             config = at_revisions(config, [pin.revision for pin in found.pinned])
         old = if_there(root, pointer.version, read_manifest)
-        outcome = outcome_before(found, old, output, held if publish_anyway is None else None)
+        outcome = outcome_before(found, old, output)
         built = None
         if outcome == "unchanged":
             confirm(asked, found, output)
@@ -99,12 +98,12 @@ def refresh(
             text, gates = text_of(config, found, runner, output), config.publish.of_refresh()
             made = found.made if found.text else text.makes(config, found.tokenizer, output)
             built = build_version(made, text, found.tokenizer, runner, output, gates)
-            outcome = outcome_of(built)
+            outcome = outcome_of(built, root)
         now = read_pointer(root)
         changes = changes_of(found.named.version, old, built, outcome, now, output)
         if changes.documents and changes.documents.of_splits:
             logger.warning("Documents changed their split: %s: docs/configuration.md, Splits.", changes.documents.split_changes)
-    if built is not None and built.held is None and (built.decision is None or built.decision.what != "approved"):
+    if built is not None and built.held is None:
         remember(root, refreshed(built, changes, time.monotonic() - began))
     removed = remove_superfluous(root, policy) if policy else []
     return RefreshResult(
@@ -161,31 +160,31 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesN
     return SourcesNow(pinned, files, text, tokenizer, (text or Text(pinned, files)).makes(config, tokenizer, output))
 
 
-def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput, held: HeldVersions | None) -> Outcome | None:
-    """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. *held*: None where a person
-    publishes in spite of gates. ValueError where the latest version has gone and the sources give one that was rolled back.
+def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput) -> Outcome | None:
+    """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. ValueError where the latest
+    version has gone and the sources give one that was rolled back.
     """
     root, pointer, version = output.root, output.pointer, found.named.version
     if version == pointer.version and old is not None:
         return "unchanged"
-    if any(one.version in found.named.names for one in pointer.withdrawn):
+    if found.named.names & {*pointer.names("withdrawn")}:
         if old is None:
             raise ValueError(
                 f"{root.url}: the latest version, {pointer.version}, is gone, and the sources give {version}, which was "
                 "rolled back. Restore the one, or publish the other: python -m flows build"
             )
         return "withdrawn"
-    if held is not None and version in held.rejected_names and is_dataset(root, version):
+    if output.anyway is None and found.named.names & {*pointer.names("rejected")}:
         return "rejected"
     return None
 
 
 def confirm(asked: BuildConfig, found: SourcesNow, output: OpenOutput) -> None:
-    """The latest version is what the sources give: check its manifest, and repair a lost link."""
+    """The latest version is what the sources give: check its manifest, repair a lost link, and let no other version wait."""
     root, version = output.root, found.named.version
     remember_origin(root, version, asked, found.pinned, found.files)
     publish(root, version, output.pointer.sequence)
-    settle(root)
+    change(root, lambda now: now.model_copy(update={"candidate": None}))
     if output.lineage is not None:
         output.lineage.made(version, read_manifest(version_store(root, version)), is_published=True)
 
@@ -196,10 +195,10 @@ def text_of(config: BuildConfig, found: SourcesNow, runner: Runner, output: Open
         return found.text or Text.of(config, found.pinned, download(config, files_of(found.pinned), runner, output.root))
 
 
-def outcome_of(built: BuildResult) -> Outcome:
+def outcome_of(built: BuildResult, root: Store) -> Outcome:
     if built.held is None:
         return "published"
-    if built.held.decision is not None:
+    if built.version in read_pointer(root).names("rejected"):  # just now
         return "rejected"
     return "held" if built.comparison else "still held"
 
@@ -230,11 +229,9 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
     return Refreshed(
         at=datetime.now(UTC).replace(microsecond=0),
         version=built.version,
-        documents=sum(built.totals[split]["seq_count"] for split in splits_of(built.totals)),
-        tokens=sum(built.totals[split]["token_count"] for split in splits_of(built.totals)),
+        **counts_of(built.totals),
         text_bytes_tokenized=built.text_bytes_tokenized,
         seconds=round(seconds, 3),
-        decision=built.decision,
         split_changes=of_splits,
         **total,
     )

@@ -51,14 +51,12 @@ from tasks.forget.successor import (
 )
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
-from tasks.output.held import rename as rename_held
 from tasks.output.history import put_run
 from tasks.output.leases import collecting
 from tasks.output.paths import version_store
-from tasks.output.pointer import move, read_pointer
+from tasks.output.pointer import change, read_pointer, renamed
 from tasks.output.staging import attempt, sweep
 from tasks.output.target import Target
-from tasks.output.versions import move_pin
 from tasks.progress import meter
 
 logger = logging.getLogger(__name__)
@@ -101,7 +99,7 @@ def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
         mapping = {of.version: make_successor(root, scratch, record, of) for of in holders}
         record = change_record(root, lambda now, mapping=mapping: now.renamed(mapping, versions_of(root)))  # type: ignore[misc]
         replaced |= mapping
-        move_to_successors(root, record.successors)
+        change(root, partial(renamed, root, mapping=record.successors))
         record = skip_in_runs(root, record)
         gone = [remove_version(root, version) for version in mapping]
         removed += [f"versions/{version}" for version, went in zip(mapping, gone, strict=True) if went]
@@ -167,18 +165,6 @@ def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any)
         runner.start(target, FINALIZE.given(draft, "quick")).result()
     copy_origin(root, successor.name, of.version)
     return successor.name
-
-
-def move_to_successors(root: Store, mapping: dict[str, str]) -> None:
-    """Let ``latest``, the version that waits, and pins name successors. A pin says which version it was of."""
-    pointer = read_pointer(root)
-    moved = pointer.renamed(root, mapping)
-    if moved != pointer:
-        change_record(root, lambda now: _with_pending(now, moves_from=pointer.sequence))
-        move(root, lambda now: now.renamed(root, mapping))
-    rename_held(root, mapping, _pending(root).moves_from)
-    for version, successor in mapping.items():
-        move_pin(root, version, successor)
 
 
 def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:

@@ -20,7 +20,8 @@ from flat_tokens.forgotten import LIST, Forgotten, check_certificates, check_lis
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains
 from tasks.models import Digest, Model, Name
-from tasks.output.pointer import look, pointer_lock, read_if_there, read_pointer, swap
+from tasks.output.pointer import pointer_lock, read_pointer
+from tasks.output.swap import read_if_there, swapped
 
 SALT = b"forgoten"
 """Of new lists: one for all, so that an output can take over what another one has forgotten."""
@@ -57,15 +58,13 @@ class Holder(Model):
 
 class Pending(Model):
     """A forgetting that was begun and has not come to its end. ``files``: the source, name and digest of each source file that
-    holds the documents. ``short``: documents with too few tokens to recognise. ``moves_from``: the number of ``latest`` before it
-    was moved to a successor.
+    holds the documents. ``short``: documents with too few tokens to recognise.
     """
 
     request: Request
     holders: tuple[Holder, ...]
     files: tuple[tuple[str, str, Digest], ...]
     short: int
-    moves_from: int | None = None
     exports: tuple[str, ...] = ()
     runs: dict[str, Any] = Field({})
     """Findings of ledgers, by their paths."""
@@ -116,7 +115,7 @@ def read_record_of(root: Store) -> ForgottenRecord | None:
     """
     record = _parse(root, read_if_there(root, LIST))
     known, found = read_pointer(root).forgotten, record.forgotten if record else Forgotten()
-    check_list(root, known and known._asdict(), found)
+    check_list(root, known.model_dump() if known else None, found)
     if record is None or record.pending is None:
         check_certificates(root, found)
     return record
@@ -155,9 +154,4 @@ def _parse(root: Store, data: bytes | None) -> ForgottenRecord | None:
 def change_record(root: Store, after: Callable[[ForgottenRecord], ForgottenRecord]) -> ForgottenRecord:
     """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine was first."""
     with pointer_lock(root):
-        while True:
-            seen = look(root, LIST)
-            before = _parse(root, seen.data)
-            now = after(before or new_record())
-            if now == before or swap(root, LIST, seen, now.as_json()):
-                return now
+        return swapped(root, LIST, lambda data: _parse(root, data) or new_record(), after, ForgottenRecord.as_json)[1]

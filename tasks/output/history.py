@@ -1,70 +1,36 @@
-"""The history of an output's refreshes: a line of JSON for each version that one published, or that a person decided of, in
-``runs/refreshes.jsonl``.
+"""The history of an output's refreshes: a line of JSON for each version that one published, in ``runs/refreshes.jsonl``, and what
+people decided, which is in the pointer. Nothing depends on the lines: a refresh that is killed may leave none.
 """
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from flat_tokens.manifest import POINTER, history_digest
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import Store
-from tasks.models import Model, Name
 from tasks.output.paths import REFRESHES, RUNS
-from tasks.output.pointer import look, pointer_lock, read_if_there, swap
+from tasks.output.pointer import pointer_lock, read_pointer
+from tasks.output.record import Refreshed
+from tasks.output.swap import read_if_there, swapped
 
 KEPT = 1000
 """Refreshes that are remembered."""
 
 
-class Decision(Model):
-    """A person's decision on a version that gates held back: when, who and why."""
-
-    what: Literal["approved", "rejected", "published anyway"]
-    at: datetime
-    by: str
-    why: str
-
-
-class Refreshed(Model):
-    """A refresh that published a version, or a decision of one that was held. ``documents``, ``tokens``: of the version.
-    ``added`` and so on count documents, and are None where they are unknown. ``text_bytes_tokenized``: 0 where all tokens
-    were there.
-    """
-
-    at: datetime
-    version: Name
-    documents: int
-    tokens: int
-    added: int | None
-    removed: int | None
-    changed: int | None
-    moved: int | None
-    split_changes: int | None = None
-    text_bytes_tokenized: int
-    seconds: float
-    decision: Decision | None = None
-
-
 def read_history(root: Store) -> tuple[Refreshed, ...]:
-    """The refreshes so far, the last one last. ValueError, naming the record, where it holds something else."""
-    return _parse(root, read_if_there(root, REFRESHES))
+    """The refreshes and decisions so far, the last one last. ValueError, naming the record, where it holds something else."""
+    refreshes = _parse(root, read_if_there(root, REFRESHES))
+    return tuple(sorted((*refreshes, *read_pointer(root).decisions), key=lambda one: one.at))
 
 
 def remember(root: Store, refresh: Refreshed) -> None:
     """Add a refresh to the history. Other machines may do so at the same time."""
     with pointer_lock(root):
-        while True:
-            seen = look(root, REFRESHES)
-            before = _parse(root, seen.data)
-            if refresh.decision is not None and any(one.decision == refresh.decision for one in before):
-                return  # a death after this line is why it comes again
-            kept = (*before, refresh)[-KEPT:]
-            lines = (one.model_dump_json(exclude=None if one.decision else {"decision"}) + "\n" for one in kept)
-            if swap(root, REFRESHES, seen, "".join(lines).encode()):
-                return
+        swapped(root, REFRESHES, partial(_parse, root), lambda before: (*before, refresh)[-KEPT:], _lines)
 
 
 def put_run(root: Store, at: datetime, version: str, facts: dict[str, Any]) -> None:
@@ -81,3 +47,7 @@ def _parse(root: Store, data: bytes | None) -> tuple[Refreshed, ...]:
     except ValueError as error:
         remedy = "Restore it or remove it, and run again."
         raise ValueError(f"{root.path(REFRESHES)}: is not a history of refreshes. {remedy}") from error
+
+
+def _lines(refreshes: tuple[Refreshed, ...]) -> bytes:
+    return "".join(one.model_dump_json(exclude={"decision"}) + "\n" for one in refreshes).encode()

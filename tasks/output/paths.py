@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 from flat_tokens.forgotten import DIRECTORY as FORGOTTEN_DIRECTORY
 from flat_tokens.manifest import BESIDE as BESIDE
 from flat_tokens.manifest import CACHE as CACHE
 from flat_tokens.manifest import EXPORTS as EXPORTS
-from flat_tokens.manifest import HELD as HELD
 from flat_tokens.manifest import LINK, POINTER
 from flat_tokens.manifest import LOCK as LOCK
 from flat_tokens.manifest import RECEIPT as RECEIPT
@@ -37,7 +38,6 @@ QUARANTINE = "_quarantine"
 RUNNING = "_running"
 GROUPS = "_groups"
 ORIGINS = "origins"
-PINS = "pins"
 REFRESHES = f"{RUNS}/refreshes.jsonl"
 PROBE = ".probe"
 
@@ -56,19 +56,26 @@ DIRECTORIES = (
     RUNNING,
     GROUPS,
     ORIGINS,
-    PINS,
     FORGOTTEN,
     EXPORTS,
 )
 KINDS = {
     **dict.fromkeys(DIRECTORIES, "directory"),
-    **dict.fromkeys((POINTER, LOCK, HELD), "file"),
+    **dict.fromkeys((POINTER, LOCK), "file"),
     LINK: "link",
 }
 
 
 def check_places(root: Store) -> None:
-    """Refuse a local output where something else is in place of what it consists of, such as a link of a directory."""
+    """Refuse an output of a checkout that kept more records than the pointer, and a local one where something else is in place of
+    what it consists of, such as a link of a directory.
+    """
+    for name in ("held.json", "pins"):
+        if root.exists(name):
+            raise ValueError(
+                f"{root.path(name)}: is of an earlier checkout. Pins and the version that waits are in {POINTER} now. Move it "
+                f"away, and pin the versions again: python -m flows pin {shlex.quote(root.url)} VERSION"
+            )
     for name, kind in KINDS.items() if root.is_local else ():
         if (found := kind_of(root.path(name), follow_links=False)) not in (None, kind):
             raise ValueError(f"{root.path(name)}: is a {found} instead of a {kind}. Move it away and run again.")
@@ -124,8 +131,3 @@ def fact_key(version: str, split: str, name: str) -> str:
 def origin_key(version: str) -> str:
     """Key of the record of the settings and files that a version came from."""
     return f"{ORIGINS}/{version}.json"
-
-
-def pin_key(version: str) -> str:
-    """Key of a version's pin."""
-    return f"{PINS}/{version}.json"

@@ -15,17 +15,17 @@ from pydantic import ConfigDict
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import MANIFEST, check_name, read_manifest, splits_of
+from flat_tokens.manifest import MANIFEST, check_name, counts_of, read_manifest
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.records import read_json, read_record
+from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig, with_absolute_paths
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.forgotten import check_without_forgotten
-from tasks.output.held import Candidate, HeldVersions, candidate_of, forgive, is_current, read_held
-from tasks.output.paths import CACHE, ORIGINS, PINS, VERSIONS, origin_key, pin_key, version_store
-from tasks.output.pointer import MARKERS, Pointer, is_dataset, manifest_digest, move, pointer_lock, read_pointer
+from tasks.output.paths import CACHE, ORIGINS, VERSIONS, origin_key, version_store
+from tasks.output.pointer import MARKERS, change, is_dataset, manifest_digest, pointer_lock, read_pointer
+from tasks.output.record import LISTS, Candidate, Pin, Pointer
 
 T = TypeVar("T")
 SomeOrigin = TypeVar("SomeOrigin", bound="Origin")
@@ -109,14 +109,14 @@ def status_of(root: Store) -> Status:
         versions=tuple(versions),
         last_refresh=max(looked_up, default=None),
         cache_bytes=sum(stored for _, stored in (root / CACHE).listing()) if root.exists(CACHE) else 0,
-        held=candidate_of(root, read_pointer(root)),
+        held=read_pointer(root).candidate,
     )
 
 
 def list_versions(root: Store) -> list[Version]:
     """Every published version: the latest first, then those that were the latest most recently."""
-    pointer, held = read_pointer(root), read_held(root)
-    described = (if_there(root, name, lambda store: describe(root, store, pointer, held)) for name in names_of(root, VERSIONS))
+    pointer = read_pointer(root)
+    described = (if_there(root, name, lambda store: describe(root, store, pointer)) for name in names_of(root, VERSIONS))
     return sorted(filter(None, described), key=lambda one: one.last_used, reverse=True)
 
 
@@ -142,14 +142,13 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
     yield from sorted(PurePosixPath(path).name for path in paths if path != root.path(directory))  # a file lists itself
 
 
-def describe(root: Store, store: Store, pointer: Pointer, held: HeldVersions) -> Version:
+def describe(root: Store, store: Store, pointer: Pointer) -> Version:
     version = PurePosixPath(store.root).name
     manifest = read_manifest(store)
-    totals = manifest["totals"]
-    candidate = held.candidate if held.candidate is not None and is_current(held.candidate, pointer) else None
-    until: dict[str, tuple[Any, str | None]] = {one.version: ("rejected", one.at.isoformat()) for one in held.rejected}
-    until |= {one.version: (state, one.until) for state in ("former", "withdrawn") for one in getattr(pointer, state)}
-    until |= {candidate.version: ("held", candidate.at.isoformat())} if candidate else {}
+    until: dict[str, tuple[Any, str | None]]
+    until = {one.version: (state, one.until) for state in reversed(LISTS) for one in getattr(pointer, state)}
+    if waits := pointer.candidate:
+        until[waits.version] = ("held", waits.at.isoformat())
     state, since = ("latest", None) if version == pointer.version else until.get(version, ("other", None))
     origin = read_origin(root, version)
     committed = (changed_at(store.info(marker)) for marker in MARKERS if store.exists(marker))
@@ -158,9 +157,8 @@ def describe(root: Store, store: Store, pointer: Pointer, held: HeldVersions) ->
         at=origin.at if origin else next(committed, None),
         until=datetime.fromisoformat(since) if since else None,
         state=state,
-        pinned=pin_note(root, version),
-        documents=sum(totals[split]["seq_count"] for split in splits_of(totals)),
-        tokens=sum(totals[split]["token_count"] for split in splits_of(totals)),
+        pinned=pointer.pins[version].note if version in pointer.pins else None,
+        **counts_of(manifest["totals"]),
         tokenizer=(manifest["provenance"].get("tokenizer") or {}).get("name") or "",
         layout=manifest["layout"],
         byte_count=sum(stored["size"] for stored in manifest["objects"]),
@@ -203,7 +201,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
         raise ValueError(f"{root.url}: nothing was ever published here, so there is nothing to go back to")
     with pointer_lock(root):  # which repairs what a rollback before left undone
         seen = read_pointer(root)
-    before = [one.version for one in seen.former if is_dataset(root, one.version)]
+    before = [one for one in seen.names("former") if is_dataset(root, one)]
     if name is None and not before:
         raise ValueError(
             f"{root.url}: no version before {seen.version} is left. Name one: python -m flows versions {shlex.quote(root.url)} "
@@ -212,7 +210,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     version = before[-1] if name is None else find_version(root, name)
     if version == seen.version:
         raise ValueError(f"{root.url}: {version} is the latest version already")
-    if (held := candidate_of(root, seen)) is not None and held.version == version:
+    if seen.candidate is not None and seen.candidate.version == version:
         raise ValueError(
             f"{root.url}: version {version} waits for a person. Decide: python -m flows approve {shlex.quote(root.url)} "
             f"{version[:8]} --reason TEXT, or reject"
@@ -221,65 +219,42 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     check_without_forgotten(root, version)
 
     def after(pointer: Pointer) -> Pointer:
-        if pointer != seen:
+        if pointer.sequence != seen.sequence:
             raise ValueError(f"{root.url}: latest moved to {pointer.version} just now. Look again, and run again if need be.")
         if not is_dataset(root, version):
             raise ValueError(f"{root.url}: version {version} has just been removed")
         digest = manifest_digest(root, version)
-        forward = any(version == one.version for one in pointer.withdrawn)
+        forward = version in pointer.names("withdrawn")
         return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
 
-    now = move(root, after)
-    forgive(root, version)
-    return now
+    return change(root, after)
 
 
 def pin(root: Store, name: str, note: str = "") -> str:
     """Keep a version, whatever the policy says, until it is unpinned. Return its whole name."""
     version = find_version(root, name)
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    with pointer_lock(root):
-        root.put(pin_key(version), (json.dumps({"at": at, "note": note}) + "\n").encode())
-        if not is_dataset(root, version):
-            root.remove(pin_key(version))
-            raise ValueError(f"{root.url}: version {version} has just been removed")
+    made = Pin(at=datetime.now(UTC).replace(microsecond=0), note=note)
+    change(root, lambda now: now.model_copy(update={"pins": {**now.pins, version: made}}))
+    if not is_dataset(root, version):
+        unpin(root, version)
+        raise ValueError(f"{root.url}: version {version} has just been removed")
     return version
-
-
-def move_pin(root: Store, version: str, successor: str) -> None:
-    """Pin the successor of a version that was pinned, with the note that this had. The pin says where it was before."""
-    with pointer_lock(root):
-        try:
-            pinned = read_json(root, pin_key(version))
-        except FileNotFoundError:
-            return
-        except ValueError:
-            pinned = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "note": ""}
-        before = [*pinned.get("moved_from", ()), version]
-        root.put(pin_key(successor), (json.dumps({**pinned, "moved_from": before}) + "\n").encode())
-        root.remove(pin_key(version))
 
 
 def unpin(root: Store, name: str) -> str:
     """Let the policy decide over a version again. Return its whole name. ValueError where it was not pinned."""
     check_name(name)
-    pinned = [key.removesuffix(".json") for key in names_of(root, PINS) if not key.startswith(".")]
-    matching = [version for version in pinned if version.startswith(name)]
-    if len(matching) != 1:
-        raise ValueError(f"{root.url}: {name!r} is not pinned; pinned are: {', '.join(pinned) or 'none'}")
-    root.remove(pin_key(matching[0]))
-    return matching[0]
 
+    def after(pointer: Pointer) -> Pointer:
+        nonlocal name
+        matching = [version for version in pointer.pins if version.startswith(name)]
+        if len(matching) != 1:
+            raise ValueError(f"{root.url}: {name!r} is not pinned; pinned are: {', '.join(pointer.pins) or 'none'}")
+        (name,) = matching
+        return pointer.model_copy(update={"pins": {version: pin for version, pin in pointer.pins.items() if version != name}})
 
-def pin_note(root: Store, version: str) -> str | None:
-    """The note of a version's pin; None where it has none. A pin that cannot be read is a pin."""
-    try:
-        note = read_json(root, pin_key(version)).get("note")
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return ""
-    return str(note or "")
+    change(root, after)
+    return name
 
 
 def remember_origin(

@@ -138,7 +138,7 @@ def check_beside(root: Store, version: Name, index: Index) -> None:
 def indexed_versions(root: Store) -> VersionNames:
     """The versions that a build begun now looks into."""
     pointer = read_pointer(root)
-    names = dict.fromkeys(filter(None, (pointer.version, *(one.version for one in reversed(pointer.former)))))
+    names = dict.fromkeys(filter(None, (pointer.version, *reversed(pointer.names("former")))))
     return tuple(islice((name for name in names if is_dataset(root, name)), VERSIONS_LOOKED_INTO))
 
 

@@ -39,32 +39,30 @@ CHOICES = (*OFTEN, "build", "reject", "pin", "gc", "forget", "forget")
 
 
 class State(NamedTuple):
-    """What decides at an output: the pointer, and the version that waits."""
+    """What decides at an output: its record."""
 
     version: str | None
     sequence: int
     former: tuple[str, ...]
     withdrawn: tuple[str, ...]
-    waits: dict[str, Any] | None
+    candidate: str | None
     rejected: tuple[str, ...]
+    pins: frozenset[str]
+    decisions: tuple[dict[str, Any], ...]
 
     @classmethod
     def of(cls, out: Path) -> State:
-        pointer, held = (_json(out / name) for name in ("latest.json", "held.json"))
-        former, withdrawn = (tuple(one["version"] for one in pointer.get(name, ())) for name in ("former", "withdrawn"))
-        rejected = tuple(one["version"] for one in held.get("rejected", ()))
-        return cls(pointer.get("version"), pointer.get("sequence", 0), former, withdrawn, held.get("candidate"), rejected)
+        pointer = _json(out / "latest.json")
+        names = ("former", "withdrawn", "rejected")
+        former, withdrawn, rejected = (tuple(one["version"] for one in pointer.get(name, ())) for name in names)
+        candidate, decisions = (pointer.get("candidate") or {}).get("version"), tuple(pointer.get("decisions", ()))
+        facts = former, withdrawn, candidate, rejected, frozenset(pointer.get("pins", ())), decisions
+        return cls(pointer.get("version"), pointer.get("sequence", 0), *facts)
 
-    @property
-    def candidate(self) -> str | None:
-        """The version that may be approved."""
-        if self.waits is None or self.waits["sequence"] != self.sequence or self.decision == "rejected":
-            return None
-        return str(self.waits["version"])
-
-    @property
-    def decision(self) -> str | None:
-        return self.waits["decision"]["what"] if self.waits and self.waits["decision"] else None
+    def decided(self, version: str | None) -> tuple[str, str]:
+        """The last decision of a version, or of any, and its version."""
+        found = [one for one in self.decisions if version in (None, one["version"])]
+        return (found[-1]["decision"]["what"], found[-1]["version"]) if found else ("", "")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -187,6 +185,9 @@ class Decisions(Histories):
             flaws += [Flaw("bytes", f"{when}: {one} is not forgotten") for one in sorted(asked - gone)]
         if wrong := self._wrong_move(step, before, of_before, after, out):
             flaws.append(Flaw("pointer", f"{when}: latest went from {before.version} to {after.version}: {wrong}"))
+        are_pinned = all(after.pins & {one, successors(out).get(one)} for one in before.pins)
+        if after.decisions[: len(before.decisions)] != before.decisions or not are_pinned:
+            flaws.append(Flaw("pointer", f"{when}: decisions or pins are lost: {before}, then {after}"))
         if after.candidate and not any((out / "versions" / after.candidate / marker).exists() for marker in MARKERS):
             flaws.append(Flaw("readers", f"{when}: {after.candidate} waits, and is gone"))
         if ended.hung or ended.error or "Traceback" in ended.output:
@@ -211,8 +212,6 @@ class Decisions(Histories):
         replaced = successors(out)
         if step in ("forget", "refresh", "build") and before.version is not None and replaced.get(before.version) == now:
             return ""  # the same without documents that are forgotten
-        of_candidate = (before.candidate, replaced.get(before.candidate or ""))
-        is_approved = before.decision == "approved" and now in of_candidate
         before = before._replace(
             rejected=(*before.rejected, *(replaced.get(one, one) for one in before.rejected)),
             withdrawn=(*before.withdrawn, *(replaced.get(one, one) for one in before.withdrawn)),
@@ -220,16 +219,16 @@ class Decisions(Histories):
         match step:
             case "refresh" if now in before.rejected or now in before.withdrawn:
                 return "it was rejected, or withdrawn"
-            case "build" if now in of_candidate and not is_approved:
+            case "build" if now in (before.candidate, replaced.get(before.candidate or "")):
                 return "it waits"
             case "build":  # no gate of its own
                 return "it was rejected" if now in before.rejected else ""
             case "refresh":
                 # A forgetting that was killed is brought to its end first: the gates look at what is left of the version.
                 former = counts(out, successor) if (successor := replaced.get(before.version or "")) else of_before
-                return "" if is_approved or lets_through(former, counts(out, now)) else "no gate let it through"
+                return "" if lets_through(former, counts(out, now)) else "no gate let it through"
             case "approve":
-                return "" if now == before.candidate else "it did not wait"
+                return "" if now == before.candidate and after.decided(None) == ("approved", now) else "it did not wait"
             case "rollback":
                 return "" if now in before.former else "it was never the latest"
         return "it may not move"
@@ -243,9 +242,9 @@ class Decisions(Histories):
             named = words[2] if words[2] != "--reason" else None
             mine = before.candidate if named in (None, before.candidate) else None
             done = {"approve": "approved", "reject": "rejected"}[step]
-            if mine and before.decision is None and (status or after.decision != done):
+            if mine and (status or after.decided(None) != (done, mine)):
                 yield Flaw("message", f"{when}: {mine} waited, and was not {done}: {ended.output}")
-            if not status and after.decision != done:
+            if not status and after.decided(named)[0] != done:
                 yield Flaw("message", f"{when}: nothing was {done}, and it says that it did so: {ended.output}")
 
     def _at_the_end(self, history: History, out: Path) -> Iterator[Flaw]:
@@ -278,12 +277,6 @@ class Decisions(Histories):
             yield Flaw("pointer", f"the end: latest is {now.version}, but the sources give {anew}")
         elif now.version == anew and not gone:
             yield from differences(*(version_digests(self._here / name, anew) for name in ("out", "anew")))
-        lines = (out / "runs" / "refreshes.jsonl").read_text().splitlines() if (out / "runs/refreshes.jsonl").exists() else []
-        decided = [one["decision"] for one in map(json.loads, lines) if one.get("decision")]
-        if len({json.dumps(one) for one in decided}) < len(decided):
-            yield Flaw("message", f"the end: a decision is recorded twice: {decided}")
-        if now.decision and now.waits and now.waits["decision"] not in decided:
-            yield Flaw("message", f"the end: {now.waits['decision']} is not in the history")
         left = sorted(path.name for path in out.glob("_staging/*"))
         if left:
             yield Flaw("leftovers", f"the end: _staging has {left}")

@@ -24,7 +24,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
-from tasks.output.pointer import look, swap
+from tasks.output.swap import look, swap
 from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
 from tests.faults.support import objects, write_notes
@@ -249,7 +249,7 @@ def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest
         root.put("latest.json", b"theirs")
         raise ConnectionResetError("lost on its way")
 
-    monkeypatch.setattr("tasks.output.pointer._write_if", lose)
+    monkeypatch.setattr("tasks.output.swap._write_if", lose)
     assert not swap(root, "latest.json", look(root, "latest.json"), b"mine")
     assert root.read("latest.json") == b"theirs"
 

@@ -322,7 +322,10 @@ def test_a_pointer_to_another_manifest_is_named(tmp_path: Path, level: str, wron
     "wrong",
     [
         *({"sequence": sequence} for sequence in (None, "1", 1.5, True, 0, -1)),
-        *({name: value} for name in ("former", "withdrawn") for value in ("a", 3, [3], ["a"], [{}], {"version": "a"})),
+        *({name: value} for name in ("former", "withdrawn") for value in ("a", "", 3, [3], ["a"], [{}], {"version": "a"})),
+        {"forgotten": ""},
+        {"pins": {}},  # without the digest of what people decided
+        {"decisions": [], "sha256": "0" * 64},
         *(
             {"former": [{"version": version, "until": until, **more}]}
             for version, until, more in [

@@ -29,7 +29,7 @@ from zarr.codecs import BloscCodec
 import flat_tokens
 from flat_tokens import LAYOUTS, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
-from flat_tokens.manifest import SPLITS
+from flat_tokens.manifest import SPLITS, pointer_digest
 from flat_tokens.pages import pages_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus, run_of
@@ -49,7 +49,7 @@ from tasks.models import FoundFile, digest_of
 from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
-from tasks.output.versions import list_versions, pin, pin_note, read_origin
+from tasks.output.versions import list_versions, pin, read_origin
 from tasks.progress import Done
 from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
@@ -383,6 +383,7 @@ def _pointer(work: Path) -> Fuzzed:
     root, path = Store.at(output), output / "latest.json"
     former = [version.version for version in list_versions(root)][1:]
     moved = {**json.loads(path.read_bytes()), "withdrawn": [{"version": former[0], "until": "2026-01-01T00:00:00+00:00"}]}
+    moved["sha256"] = pointer_digest(moved)
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
@@ -529,7 +530,6 @@ def _records(work: Path) -> Fuzzed:
     note.write_text(json.dumps({"uri": "https://a/b", "sha256": "0" * 64}))
     names = {
         b"files": next((output / "_cache/files").glob("*.table")),
-        b"pin": output / f"pins/{version}.json",
         b"origin": output / f"origins/{version}.json",
         b"run": next((output / "runs").glob(f"*-{version}.json")),
         b"lease": lease,
@@ -555,7 +555,6 @@ def _records(work: Path) -> Fuzzed:
             each(
                 (str(output),),
                 lambda: known_files([found], (chosen,), 1000, [root]),
-                lambda: pin_note(root, version),
                 lambda: read_origin(root, version),
                 lambda: run_of(open_corpus(output)),
                 lambda: list_versions(root),

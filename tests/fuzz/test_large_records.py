@@ -32,7 +32,6 @@ UNLIMITED = [
     ("latest.json", "from tasks.output.pointer import read_pointer", "read_pointer(Store.at(root))"),
     ("_groups/0/group.json", "from tasks.groups import read_group", "read_group(Store.at(root), '0')"),
     ("_cache/0/receipt.json", "from tasks.shards.receipts import load_shard", "load_shard(Store.at(root), '0')"),
-    ("pins/0.json", "from tasks.output.versions import pin_note", "pin_note(Store.at(root), '0')"),
     ("origins/0.json", "from tasks.output.versions import read_origin", "read_origin(Store.at(root), '0')"),
 ]
 

@@ -117,8 +117,8 @@ def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(tmp_path: Pa
     two = build_files(str(output), tmp_path, "a", split_seed=1)
     assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
     pointer = read_pointer(root)
-    longer = pointer.former[0]._replace(until="2020-01-01T00:00:00+00:00")
-    root.put("latest.json", pointer._replace(former=(longer,)).json())
+    longer = pointer.former[0].model_copy(update={"until": "2020-01-01T00:00:00+00:00"})
+    root.put("latest.json", pointer.model_copy(update={"former": (longer,)}).as_json())
     assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage[0].name == f"versions/{one}"
     assert versions(root) == sorted([one, two])
 

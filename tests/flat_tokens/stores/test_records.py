@@ -15,7 +15,7 @@ from flat_tokens.tools.corpus import open_corpus
 from tasks.groups import read_group, read_report
 from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import pin_note, read_origin
+from tasks.output.versions import read_origin
 from tasks.shards.receipts import load_shard
 
 
@@ -79,7 +79,6 @@ READERS: dict[str, tuple[str, Callable[[Store], object]]] = {
     "report": ("_groups/0/run.json", lambda root: read_report(root, "0", "run")),
     "receipt": ("_cache/0/receipt.json", lambda root: load_shard(root, "0")),
     "receipt of a tool": ("_cache/0/receipt.json", lambda root: open_corpus(root.path("_cache/0"))),
-    "pin": ("pins/0.json", lambda root: pin_note(root, "0")),
     "origin": ("origins/0.json", lambda root: read_origin(root, "0")),
     "lease": ("_running/build-0.json", in_use),
     "manifest": ("manifest.json", read_manifest),

@@ -18,6 +18,7 @@ from flat_tokens.stores.signing import KEY_FILE
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output import pointer as pointers
+from tasks.output import swap
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import roll_back
 from tests.faults.support import build_here, settings_of, write_notes
@@ -132,7 +133,8 @@ def test_a_kill_around_the_move_raises_no_false_alarm(
     output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
     build_version(output, tmp_path, 0)
-    real = getattr(pointers, dies_at)
+    module = swap if dies_at == "swap" else pointers
+    real = getattr(module, dies_at)
 
     def die(root: Store, key: Any, *others: Any) -> Any:
         if (dies_at == "swap" and key != "latest.json") or others == ("offered",):
@@ -140,7 +142,7 @@ def test_a_kill_around_the_move_raises_no_false_alarm(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(pointers, dies_at, die)
+        patched.setattr(module, dies_at, die)
         with pytest.raises(KeyboardInterrupt):
             build_version(output, tmp_path, 1)
     check(output, public)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from flat_tokens.stores.store import Store
-from tasks.output.pointer import Former, Pointer, look, move, publish, read_pointer, swap
+from tasks.output.pointer import change, publish, read_pointer
+from tasks.output.record import Former, Pointer
+from tasks.output.swap import look, swap
 from tests.faults.stores import BUCKETS
 
 
@@ -23,15 +25,11 @@ def versions(root: Store, *names: str) -> Store:
     return root
 
 
-def former(pointer: Pointer) -> list[str]:
-    return [one.version for one in pointer.former]
-
-
 def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path: Path) -> None:
     root = versions(Store.at(tmp_path), "one", "two")
     for since, version in enumerate(["one", "two", "one", "two"]):
         publish(root, version, since)
-    assert former(read_pointer(root)) == ["one"]
+    assert read_pointer(root).names("former") == ["one"]
     assert read_pointer(root).sequence == 4
 
 
@@ -41,22 +39,22 @@ def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path: Pa
 
 
 def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left() -> None:
-    past = tuple(Former(name, "2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
-    back = Pointer("four", "4", 4, past).moved_back("two", "2")
+    past = tuple(Former(version=name, until="2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
+    back = Pointer(version="four", manifest_sha256="4", sequence=4, former=past).moved_back("two", "2")
     assert (back.version, back.manifest_sha256, back.sequence) == ("two", "2", 5)
-    assert former(back) == ["one"]
-    assert [one.version for one in back.withdrawn] == ["four"]
+    assert back.names("former") == ["one"]
+    assert back.names("withdrawn") == ["four"]
     on = back.moved("four", "4", is_there=True)
-    assert (former(on), on.withdrawn, on.sequence) == (["one", "two"], (), 6)
+    assert (on.names("former"), on.withdrawn, on.sequence) == (["one", "two"], (), 6)
 
 
 def test_a_pointer_survives_being_written_and_read(tmp_path: Path) -> None:
     root = versions(Store.at(tmp_path), "one", "two")
     publish(root, "one", 0)
     publish(root, "two", 1)
-    now = move(root, lambda pointer: pointer.moved_back("one", "1"))
+    now = change(root, lambda pointer: pointer.moved_back("one", "1"))
     assert read_pointer(root) == now
-    assert now.withdrawn[0].version == "two"
+    assert now.names("withdrawn") == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protoco
         seen = look(root, "latest.json")
         root.fs.pipe_file(root.path("latest.json"), b"theirs")
         looks = iter([seen])
-        monkeypatch.setattr("tasks.output.pointer.look", lambda root, key: next(looks, None) or look(root, key))
+        monkeypatch.setattr("tasks.output.swap.look", lambda root, key: next(looks, None) or look(root, key))
         assert not swap(root, "latest.json", seen, b"mine")
         assert root.read("latest.json") == b"theirs"
 
@@ -178,6 +176,6 @@ def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_t
         return pointer.moved("two", "2", is_there=True)
 
     with pytest.raises(ValueError, match="version two has just been removed"):
-        move(root, collected)
+        change(root, collected)
     now = read_pointer(root)
     assert (now.version, now.sequence, now.withdrawn) == ("one", 3, ())

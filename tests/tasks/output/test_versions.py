@@ -11,6 +11,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
+from tasks.garbage import Policy, collect
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import (
     at_dataset,
@@ -49,7 +50,7 @@ def test_versions_are_listed_the_latest_first(output: str, tmp_path: Path) -> No
 def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(output: str, tmp_path: Path) -> None:
     root = Store.at(output)
     one, two, three = build_versions(output, tmp_path, 3)
-    assert [roll_back(root)[:3:2] for _ in range(2)] == [(two, 4), (one, 5)]
+    assert [(now.version, now.sequence) for now in (roll_back(root), roll_back(root))] == [(two, 4), (one, 5)]
     assert flat_tokens.open(output).path.endswith(one)
     listed = [(version.version, version.state) for version in list_versions(root)]
     assert listed == [(one, "latest"), (two, "withdrawn"), (three, "withdrawn")]
@@ -78,7 +79,7 @@ def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(outp
     *_, four = build_versions_from(output, tmp_path, 3)
     assert read_pointer(root).version == four
     assert roll_back(root).version == two
-    assert [step.version for step in read_pointer(root).withdrawn] == [three, four]
+    assert read_pointer(root).names("withdrawn") == [three, four]
 
 
 def build_versions_from(output: str, tmp_path: Path, seed: int) -> list[str]:
@@ -103,7 +104,7 @@ def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(tmp_path: Pat
     (output / "versions" / one / "train" / "seq_starts" / "c" / "0").unlink()
     with pytest.raises(ValueError, match="is missing"):
         roll_back(root)
-    assert read_pointer(root)[:3:2] == (two, 2)
+    assert (read_pointer(root).version, read_pointer(root).sequence) == (two, 2)
 
 
 def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path: Path) -> None:
@@ -129,6 +130,15 @@ def test_a_pin_is_seen_until_it_is_taken_away(output: str, tmp_path: Path) -> No
         unpin(root, one)
     with pytest.raises(ValueError, match="no version begins"):
         pin(root, "nope")
+
+
+@pytest.mark.parametrize("record", ["held.json", "pins/x.json"])
+def test_records_of_an_earlier_checkout_are_named(output: str, record: str) -> None:
+    """Whoever pinned a version there is told before it may be collected."""
+    root = Store.at(output)
+    root.put(record, b"{}")
+    with pytest.raises(ValueError, match=r"is of an earlier checkout\. Pins and the version that waits are in latest\.json now"):
+        collect(root, Policy())
 
 
 def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +203,3 @@ def test_a_dataset_on_an_object_store_is_found_by_its_output_or_a_version(tmp_pa
     for path, version in ((output, two), (f"{output}/versions/{one}", one)):
         root, name = at_dataset(path)
         assert (root.url, name) == (Store.at(output).url, version)
-
-
-def test_a_pin_of_what_is_not_json_is_a_pin(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    (version,) = build_versions(str(output), tmp_path, 1)
-    (output / "pins").mkdir()
-    (output / "pins" / f"{version}.json").write_text("kept!")
-    assert list_versions(Store.at(output))[0].pinned == ""
-    assert json.loads(list_versions(Store.at(output))[0].model_dump_json())["pinned"] == ""
