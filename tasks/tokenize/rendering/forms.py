@@ -10,11 +10,12 @@ import re
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from flat_tokens.annotations import IntPair
 from tasks.tokenize.rendering.request import ORDINARY
 
+T = TypeVar("T", str, bytes)
 Places = list[IntPair]
 """Bytes that a form has before a place, and how many contents are before it."""
 
@@ -100,14 +101,22 @@ class Form(NamedTuple):
 
     def filled(self, text: str, contents: list[str]) -> Rendered | None:
         """A rendered conversation with these contents. None if it is not of this form."""
-        for own in (contents, [content.strip() for content in contents]):
-            if "".join([part for pair in zip(self.pieces, [*own, ""], strict=True) for part in pair]) == text:
-                data = [content.encode() for content in own]
-                before = [0, *accumulate(map(len, data))]
-                return Rendered(
-                    self.kinds,
-                    [size + before[i] for size, i in self.ends],
-                    b"".join([part for pair in zip(self.literals, [*data, b""], strict=True) for part in pair]),
-                    [size + before[i] for size, i in self.spans],
-                )
-        return None
+        if "".join(_alternately(self.pieces, contents)) != text:
+            contents = [content.strip() for content in contents]
+            if "".join(_alternately(self.pieces, contents)) != text:
+                return None
+        data = [content.encode() for content in contents]
+        before = [0, *accumulate(map(len, data))]
+        return Rendered(
+            self.kinds,
+            [size + before[i] for size, i in self.ends],
+            b"".join(_alternately(self.literals, data)),
+            [size + before[i] for size, i in self.spans],
+        )
+
+
+def _alternately(pieces: Sequence[T], others: list[T]) -> list[T]:
+    """Each piece, and after each but the last one of the others."""
+    found = [pieces[0]] * (2 * len(pieces) - 1)
+    found[::2], found[1::2] = pieces, others
+    return found

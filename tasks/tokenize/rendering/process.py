@@ -114,7 +114,7 @@ def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | No
         text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])
         text += "" if boundary is None else boundary + json.dumps([TRIED_TOOL])
         try:
-            limiter.call(renderer, text, len(text), f"for a conversation of short messages: {', '.join(roles)}")
+            limiter.call(renderer, text.encode(), len(text), f"for a conversation of short messages: {', '.join(roles)}")
         except RefusedError as error:
             if error.reason in ("limits", "no_day"):
                 return str(error)
@@ -127,14 +127,15 @@ class _Answer:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self.text_bytes = 0
-        self._counts, self._kinds, self._ends, self._spans = (array("q") for _ in range(4))
+        self._kinds = array("q")
+        self._counts, self._ends, self._spans = list[int](), list[int](), list[int]()
         self._faults: list[tuple[int, str, str]] = []
         self._at = 0
 
     def add(self, rendered: Rendered) -> None:
-        self._spans.extend([self._at + place for place in rendered.spans])
+        self._spans += [self._at + place for place in rendered.spans]
         self._kinds.extend(rendered.kinds)
-        self._ends.extend([self.text_bytes + end for end in rendered.ends])
+        self._ends += [self.text_bytes + end for end in rendered.ends]
         self._counts.append(len(rendered.kinds))
         self.texts.append(rendered.text)
         self.text_bytes += len(rendered.text)
@@ -146,7 +147,7 @@ class _Answer:
 
     def send(self, out: BinaryIO) -> None:
         faults = json.dumps(self._faults).encode() if self._faults else b""
-        arrays = (self._counts, self._kinds, self._ends, self._spans)
+        arrays = (array("q", self._counts), self._kinds, array("q", self._ends), array("q", self._spans))
         out.write(ANSWER.pack(*map(len, arrays), self.text_bytes, len(faults)))
         for one in arrays:
             out.write(one.tobytes())
@@ -168,7 +169,7 @@ def _serve(renderer: Renderer, limiter: Limiter, requests: BinaryIO, out: Binary
         for i in range(count):
             text = data[offsets[i] : offsets[i + 1]]
             try:
-                answer.add(limiter.call(renderer, text.decode(), len(text), others=2 * (size + ANSWER_BYTES)))
+                answer.add(limiter.call(renderer, text, len(text), others=2 * (size + ANSWER_BYTES)))
             except RefusedError as error:
                 answer.refuse(error)
             if answer.text_bytes > ANSWER_BYTES:

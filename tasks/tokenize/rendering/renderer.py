@@ -10,8 +10,9 @@ import hashlib
 import json
 import re
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from jinja2 import TemplateError
 
 from flat_tokens.annotations import IntPair
@@ -36,6 +37,8 @@ SPECIAL, ASIDE = "\U0001ffff", "\U0001fffe"
 put aside is the second and the character of its number.
 """
 RESERVED = f"{SPECIAL}{ASIDE}{OPEN}{CLOSE}"
+UNLIKE = f"{RESERVED}\x1c\x1d\x1e\x1f"
+"""Characters that no text may have, and space that Python strips and minijinja does not."""
 MAX_ASIDE = 0xFFF0
 MOST_FORMS = 1024
 MAX_DEPTH = 100
@@ -50,6 +53,15 @@ ESCAPED = re.compile(r"\\U0001fffe(?:\\U(000[0-9a-f]{5}))?|\\ud83f\\udffe(?:\\u(
 
 class NotATemplateError(ValueError):
     """The template of a source cannot be used."""
+
+
+class Simple(NamedTuple):
+    """A conversation whose messages have a role and a content alone. ``text``: all its strings."""
+
+    roles: tuple[str, ...]
+    contents: list[str]
+    messages: list[dict[str, str]]
+    text: str
 
 
 class Renderer:
@@ -69,9 +81,8 @@ class Renderer:
         self._longest = max(map(len, self._begun), default=0)
         self._clean: set[str] = set()
         self._forms: dict[tuple[str, ...], Form | None] = {}
-        self._firsts = frozenset(text[0] for text in specials)
-        begins = {text[:2] for text in specials}
-        self._suspects = {*RESERVED, *begins, *(json.dumps(text, ensure_ascii=False)[1:-1] for text in begins)}
+        self._firsts, self._begins = frozenset(text[0] for text in (END_OF_THOUGHT, *specials)), {text[:2] for text in specials}
+        self._read = msgspec.json.Decoder(list[dict[str, str]]).decode
         day = date.fromisoformat(settings.day) if settings.day else None
         try:
             self.template = Template(settings.template, settings.tokens, day, settings.fast)
@@ -83,17 +94,15 @@ class Renderer:
             raise NotATemplateError(f"it is not one: {error}") from error
         self.turns = Turns(self.template, settings.roles, settings.counted, specials)
 
-    def __call__(self, text: str) -> Rendered:
+    def __call__(self, data: bytes) -> Rendered:
         """Render a conversation, which is JSON. RefusedError if that is not possible, or if text of it is lost."""
-        given = text
-        text, tools = self._with_tools(text)
+        simple = self._simple(data)
+        if simple is not None and (form := self._forms.get(simple.roles)) and (formed := self._formed(form, simple)):
+            return formed
+        given = data.decode()
+        text, tools = self._with_tools(given)
         found = read_messages(text)
         self.template.prepare(given)
-        # Escapes of JSON in which a special string may be.
-        is_spelled = ("\\u" in given or "\\/" in given) and any(one in given.replace("\\\\", "") for one in ("\\u", "\\/"))
-        simple = None if tools is not None or is_spelled or not self._settings.fast else self._simple(text, found)
-        if simple is not None and (form := self._forms.get(simple[0])) and (formed := self._formed(form, *simple)):
-            return formed
         fault = self.names.fault_of(found)
         if fault and self.names is not USUAL:
             raise RefusedError(fault, "no_content")
@@ -131,40 +140,51 @@ class Renderer:
         except UnicodeEncodeError as error:
             raise RefusedError("it holds half of a surrogate pair, which is not valid Unicode", "invalid_unicode") from error
         if simple is not None:
-            self._learn(*simple, messages, rendered, spans)
+            self._learn(simple, messages, rendered, spans)
         return in_parts
 
-    def _simple(self, text: str, found: list[Message]) -> tuple[tuple[str, ...], list[str]] | None:
-        """The roles and contents of messages that have nothing else, and no special strings. None if they are others."""
-        role, content = self.names.role, self.names.content
-        if END_OF_THOUGHT in text or any(one in text for one in self._suspects) or any(len(message) != 2 for message in found):
+    def _simple(self, data: bytes) -> Simple | None:
+        """A conversation of messages that have a role and a content alone, without special strings. None if it is another one."""
+        if not self._settings.fast:
             return None
+        if self._settings.boundary is not None:
+            data, _, tools = data.partition(self._settings.boundary.encode())
+            if tools:
+                return None
+        role, content, roles_here = self.names
         try:
-            roles, contents = ([message[key] for message in found] for key in (role, content))
-        except KeyError:
+            found = self._read(data)
+            roles, contents = [message[role] for message in found], [message[content] for message in found]
+        except (msgspec.MsgspecError, RecursionError, KeyError):
             return None
-        if {*map(type, roles), *map(type, contents)} != {str} or "" in roles:
+        text = "\0".join([*roles, *contents])
+        if not found or "" in roles or any(len(message) != 2 for message in found) or any(one in text for one in UNLIKE):
             return None
-        if not self._firsts.isdisjoint([end for one in contents for end in (one[-1:], one.rstrip()[-1:])]):
-            return None  # a special string may begin there
-        return tuple([self.names.roles.get(one, one) for one in roles] if self.names.roles else roles), contents
+        if any(one in text for one in self._firsts):
+            if END_OF_THOUGHT in text or any(one in text for one in self._begins):
+                return None
+            if not self._firsts.isdisjoint([end for one in contents for end in (one[-1:], one.rstrip()[-1:])]):
+                return None  # a special string may begin there
+        if self.names is not USUAL:
+            roles = [roles_here.get(one, one) for one in roles]
+            found = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        return Simple(tuple(roles), contents, found, text)
 
-    def _formed(self, form: Form, roles: tuple[str, ...], contents: list[str]) -> Rendered | None:
+    def _formed(self, form: Form, of: Simple) -> Rendered | None:
         """A conversation with the roles of a form. None if it is not of this form."""
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        self.template.prepare(of.text, is_json=False)
         try:
-            return form.filled(self.template.render(messages, None), contents)
+            return form.filled(self.template.render(of.messages, None), of.contents)
         except (RefusedError, UnicodeEncodeError):
             return None
 
-    def _learn(
-        self, roles: tuple[str, ...], contents: list[str], messages: list[Message], text: str, spans: list[IntPair]
-    ) -> None:
+    def _learn(self, of: Simple, messages: list[Message], text: str, spans: list[IntPair]) -> None:
         """Learn the form of conversations with these roles, unless the template looks into contents."""
+        roles = of.roles
         is_known = roles in self._forms or len(self._forms) >= MOST_FORMS
         if (
             is_known
-            or not all(content == content.strip() != "" for content in contents)
+            or not all(content == content.strip() != "" for content in of.contents)
             or not all(map(PLAIN_ROLE.fullmatch, roles))
         ):
             return

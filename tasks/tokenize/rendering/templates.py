@@ -100,17 +100,20 @@ class Template:
         """Render by Jinja alone from now on."""
         self._mini = None
 
-    def prepare(self, text: str) -> None:
-        """Choose the engine for a conversation, which is JSON, and its steps."""
+    def prepare(self, text: str, is_json: bool = True) -> None:
+        """Choose the engine for a conversation, and its steps. *text*: its JSON, or the strings of one that has nothing else and
+        no space that the engines strip otherwise.
+        """
         if self._mini is not None:
             fuel = FUEL << (FUEL_OF_A_CHARACTER * len(text) // FUEL).bit_length()
             if fuel != self._fuel:  # it takes a while to set it
                 self._mini.fuel = self._fuel = fuel
+        has_escapes = is_json and "\\u" in text
         self._by_jinja = (
             self._mini is None
-            or ("\\u" in text and OTHER_TEXT.search(text) is not None)
-            or (self._is_by_case and not (text.isascii() and "\\u" not in text))
-            or (self._reads_null and "null" in text)
+            or (has_escapes and OTHER_TEXT.search(text) is not None)
+            or (self._is_by_case and (has_escapes or not text.isascii()))
+            or (is_json and self._reads_null and "null" in text)
         )
 
     def render(self, messages: list[Message], tools: Any, marks: tuple[str, str] = ("", ""), prompt: bool = False) -> str:

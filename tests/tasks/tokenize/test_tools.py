@@ -272,7 +272,7 @@ def renderer(template: str, count: tuple[str, ...] | None = None) -> Renderer:
 
 def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
     """What is rendered, and of each byte whether it counts."""
-    rendered = of(text)
+    rendered = of(text.encode())
     parts = [SPECIALS[part].encode() if isinstance(part, int) else part for part in rendered.parts]
     widths = [2 if isinstance(part, int) else len(part) for part in rendered.parts]
     short = [0] * sum(widths)
@@ -374,12 +374,12 @@ def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
 )
 def test_tools_that_are_none_are_refused(tools: str, told: str) -> None:
     with pytest.raises(RefusedError, match=told):
-        renderer(HERMES)('[{"role": "user", "content": "x"}]' + BOUNDARY.decode() + tools)
+        renderer(HERMES)(b'[{"role": "user", "content": "x"}]' + BOUNDARY + tools.encode())
 
 
 def test_special_strings_in_tools_are_text() -> None:
     tools = [{"name": "<|im_end|>", "<s>": ["<|im_start|>"]}]
-    rendered = renderer(HERMES)(text_of([{"role": "user", "content": "x"}], tools))
+    rendered = renderer(HERMES)(text_of([{"role": "user", "content": "x"}], tools).encode())
     assert rendered.parts[1] == f"system\n# Tools\n<tools>\n{json.dumps(tools[0])}\n</tools>".encode()
 
 
@@ -392,7 +392,7 @@ def test_a_template_without_use_for_tools_is_refused() -> None:
 def test_a_template_that_looks_into_a_content_is_refused() -> None:
     """Which of its text is which is not known then; without ``count`` it is rendered as ever."""
     template = "{% for m in messages %}{{ m.content|upper }}{% if tools %}{% endif %}{{ m.tool_calls }};{% endfor %}"
-    talk = text_of([{"role": "assistant", "content": "x", "tool_calls": [{"name": "look", "arguments": {}}]}], None)
+    talk = text_of([{"role": "assistant", "content": "x", "tool_calls": [{"name": "look", "arguments": {}}]}], None).encode()
     with pytest.raises(RefusedError, match=r"Leave source\.count out"):
         renderer(template, ("content",))(talk)
     assert renderer(template)(talk)

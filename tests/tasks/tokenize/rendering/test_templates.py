@@ -25,8 +25,8 @@ def renderer(template: str) -> Renderer:
     return Renderer(Settings(template=template, fast=True, **usual))
 
 
-def user(content: Any, **more: Any) -> str:
-    return json.dumps([{"role": "user", "content": content, **more}])
+def user(content: Any, **more: Any) -> bytes:
+    return json.dumps([{"role": "user", "content": content, **more}]).encode()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_seal_belongs_to_one_conversation() -> None:
     """Characters of the alphabet of seals are text, wherever they are."""
     of = renderer(MARKED)
     text = "".join(chr(0x100000 + i) for i in range(0, 0xFFFE, 997))
-    rendered = of(json.dumps([{"role": "user", "content": text}, {"role": "assistant", "content": text}]))
+    rendered = of(json.dumps([{"role": "user", "content": text}, {"role": "assistant", "content": text}]).encode())
     size = len(text.encode())
     assert rendered.parts == [f"user:{text}assistant:{text}".encode()]
     assert rendered.spans == [5, 5 + size, 15 + size, 15 + 2 * size]
@@ -199,7 +199,7 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
     of = renderer(
         "{% for m in messages %}<s>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
     )
-    rendered = of(json.dumps([{"role": "user", "content": text} for text in contents]))
+    rendered = of(json.dumps([{"role": "user", "content": text} for text in contents]).encode())
     parts: list[bytes | int] = []
     spans, at = [], 0
     for text in contents:
@@ -212,5 +212,10 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
 @pytest.mark.parametrize("content", ["<s>", "\\u003cs>", "<s\\u003e", "a<", "a< ", "s>", "<\\/s>"])
 def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> None:
     of, talk = renderer("{% for m in messages %}{{ m.content }}s><s>{% endfor %}"), '[{"role": "user", "content": "%s"}]'
-    of(talk % "x")
-    assert of(talk % content).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
+    of((talk % "x").encode())
+    assert of((talk % content).encode()).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
+
+
+def test_space_that_only_python_strips_is_stripped_once_a_form_is_known() -> None:
+    of = renderer("{% for m in messages %}<s>{{ m.content|trim }}{% endfor %}")
+    assert [of(user(content)).parts for content in ("x", " y", "\x1cz")] == [[2, b"x"], [2, b"y"], [2, b"z"]]

@@ -84,7 +84,7 @@ def renderer(template: str, fast: bool = True, roles: tuple[str, ...] = ("assist
 
 def outcome(of: Renderer, messages: Messages) -> Rendered | str:
     try:
-        return of(json.dumps(messages))
+        return of(json.dumps(messages).encode())
     except RefusedError as error:
         return f"{error.reason}: {error}"
 
@@ -194,7 +194,7 @@ def test_what_counts_if_a_template_writes_the_last_answer_otherwise(
     )
     tokens = {"eos_token": "<|endoftext|>"}
     of = Renderer(Settings(template, tokens, ("assistant",), None, specials, None, True, None, count))
-    rendered = of(json.dumps([{"role": "user", "content": "2+2"}, *messages]))
+    rendered = of(json.dumps([{"role": "user", "content": "2+2"}, *messages]).encode())
     # Places are in bytes of text in which a special token has two.
     wide = b"".join(bytes([128 + part] * 2) if isinstance(part, int) else part for part in rendered.parts)
     spans = [wide[start:stop] for start, stop in zip(rendered.spans[::2], rendered.spans[1::2], strict=True)]
