@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from flat_tokens.annotations import Int64s
 from flat_tokens.extras import LazyModule
@@ -51,6 +52,22 @@ Kinds = Mapping[str, str]
 def name_of(split: str, first: int) -> str:
     """The key of the object that begins with that document."""
     return f"documents/{split}/columns/{first}.parquet"
+
+
+def as_arrow(values: npt.NDArray[Any]) -> pa.Array:
+    """Numbers or truth values, [n], as Arrow has them. ``pa.array`` would import pandas first, which takes half a second."""
+    data = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])
+
+
+def texts_as_arrow(values: Sequence[str | bytes | None], kind: Any = None) -> pa.Array:
+    """Texts, which may be UTF-8 already, and nulls as large_string, or as *kind*. No import of pandas."""
+    parts = [value.encode() if isinstance(value, str) else value or b"" for value in values]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    there = np.array([value is not None for value in values], bool)
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(kind or pa.large_string(), len(values), buffers)
 
 
 FLOAT64_HAS_ALL = float(1 << 53)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -282,22 +283,25 @@ def _tables() -> _Tables:
     lengths, starts, written = np.zeros_like(forms), np.zeros_like(forms), bytearray()
     pairs = dict[int, int]()
     kinds = {point: known.category(chr(point)) for point in (*range(0x80, 0x20000), *HAN)}
+    symbols, younger = frozenset(chain(*SYMBOLS)), frozenset(chain(*YOUNGER))
     for point, kind in kinds.items():
         if kind == "Cf" or point in ACCENTS or (kind == "Mn" and point in POINTED):
             forms[point] = NOTHING
-        elif kind[0] in "PSZ" or kind in ("Cc", "Cs") or (kind == "Cn" and any(point in block for block in SYMBOLS)):
+        elif kind[0] in "PSZ" or kind in ("Cc", "Cs") or (kind == "Cn" and point in symbols):
             forms[point] = SEPARATOR
+    nothing = {chr(point) for point in np.flatnonzero(forms == NOTHING).tolist()}
     for point in kinds:
         character = chr(point)
-        folded = character if any(point in block for block in YOUNGER) else character.casefold()
-        has_parts = point in HANGUL or known.decomposition(character)
-        if forms[point] == NOTHING or (folded == character and not has_parts):
+        folded = character if point in younger else character.casefold()
+        if (folded == character and not (point in HANGUL or known.decomposition(character))) or character in nothing:
             continue
         parts = known.normalize("NFD", character)
         if len(parts) > 1 and ord(parts[-1]) not in ACCENTS and known.normalize("NFC", parts) == character:
             pairs[ord(known.normalize("NFC", parts[:-1])) << 21 | ord(parts[-1])] = point
+        if point in HANGUL:
+            continue
         plain = known.normalize("NFKD", known.normalize("NFKD", folded).casefold())
-        plain = known.normalize("NFC", "".join(one for one in plain if forms[ord(one)] != NOTHING))
+        plain = known.normalize("NFC", "".join(one for one in plain if one not in nothing))
         if plain == character or all(known.category(one)[0] in "PSZ" for one in plain):
             continue
         if len(plain) == 1 and len(plain.encode()) <= len(character.encode()):

@@ -44,8 +44,7 @@ def as_rows(facts: Mapping[str, UInt64s], kept: pa.RecordBatch | None = None) ->
 
 
 def _array_of(values: UInt64s) -> pa.Array:
-    # pa.array and np.asarray would import pandas: a third of a second.
-    flat = pa.Array.from_buffers(pa.uint64(), values.size, [None, pa.py_buffer(np.ascontiguousarray(values, np.uint64))])
+    flat = columns.as_arrow(values.astype(np.uint64, copy=False).reshape(-1))
     return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 

@@ -122,7 +122,7 @@ class Steps:
             failed += [(i, f"{name}.failed", detail) for i, detail in details]
             left_out |= {reason: at[numbers] for reason, numbers in run.left_out.items()}
             matches += [TextMatch(int(at[i]), f"{name}.{what}", example) for i, what, example in run.outcome.matches]
-            stay = pa.array(run.keep)
+            stay = kept.as_arrow(run.keep)
             texts = texts if run.keep.all() else texts.filter(stay)
             given = run.outcome.columns or {}
             kinds |= {column: kept.kind_of(values) for column, values in given.items()}
@@ -158,7 +158,7 @@ def columns_given(step: Step) -> tuple[str, ...]:
 
 
 def _batch(texts: pa.LargeStringArray, keys: UInt64s, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    named = {"text": texts, "key": pa.array(keys), **columns}
+    named = {"text": texts, "key": kept.as_arrow(keys), **columns}
     return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
 
@@ -271,12 +271,15 @@ def _reasons(name: str, step: Step, outcome: Outcome, keep: Bools) -> dict[str, 
         return {}
     if outcome.reason is None or isinstance(outcome.reason, str):
         return {f"{name}.{outcome.reason or 'dropped'}": gone}
-    reasons = outcome.reason.filter(pa.array(~keep)).cast(pa.string()).fill_null("")
-    reasons = pa.compute.if_else(pa.compute.equal(reasons, ""), "dropped", reasons).dictionary_encode()
-    names, which = reasons.dictionary.to_pylist(), np.asarray(reasons.indices)
+    reasons = outcome.reason.filter(kept.as_arrow(~keep)).cast(pa.string()).dictionary_encode(null_encoding="encode")
+    names, which = reasons.dictionary.to_pylist(), np.frombuffer(reasons.indices.buffers()[1], np.int32, len(gone))
     if len(names) > getattr(step, "most_reasons", MOST_REASONS):
         raise ValueError(f"step {name!r} gives {len(names)} reasons; a reason is a kind of documents, of which there are few")
-    return {f"{name}.{reason}": gone[which == number] for number, reason in enumerate(names)}
+    found = dict[str, Int64s]()
+    for number, reason in enumerate(names):
+        called = f"{name}.{reason or 'dropped'}"  # null and the empty text
+        found[called] = np.sort(np.append(found.get(called, gone[:0]), gone[which == number]))
+    return found
 
 
 def _pairs(name: str, spans: pa.Array) -> list[list[IntPair] | None]:

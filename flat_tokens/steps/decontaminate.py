@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from flat_tokens.annotations import Int64s, IntPair
+from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import running_sums
 from flat_tokens.steps.contract import Outcome, TextMatch
-from flat_tokens.steps.questions import Found, QuestionIndex, Questions
+from flat_tokens.steps.questions import Found, QuestionIndex, Questions, index_of
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import text_buffers
 
@@ -55,22 +55,19 @@ class Decontaminate:
         described: dict[str, Any] = {"against": against, "ngram": ngram, "min_words": min_words, "action": action}
         particular: dict[str, dict[str, Any]] = {"mark": {"column": column}, "span": {"context": context}, "drop": {}}
         self.described_as = {**described, **particular[action]}
-        self._index: QuestionIndex | None = None
-        self._lock = threading.Lock()
 
     @property
     def index(self) -> QuestionIndex:
-        """The sets, read once. OSError if they are not there, or others."""
-        with self._lock:
-            if self._index is None:
-                self._index = QuestionIndex([self._read(one) for one in self._sets], self._ngram, self._min_words)
-        return self._index
-
-    def _read(self, one: Any) -> Questions:
-        if self._url is None or not isinstance(one, Mapping) or "digest" not in one:
+        """The sets, read once a process. OSError if they are not there, or others."""
+        url = self._url
+        if url is None or not all(isinstance(one, Mapping) and "digest" in one for one in self._sets):
             # No ValueError: it is no document's fault.
             raise OSError("the evaluation sets of the step decontaminate are not here: only a build reads them")
-        store, key = Store.at(self._url), str(one["digest"])
+        digests = [str(one["digest"]) for one in self._sets]
+        return index_of(digests, lambda: [self._read(Store.at(url), one) for one in self._sets], self._ngram, self._min_words)
+
+    def _read(self, store: Store, one: Any) -> Questions:
+        key = str(one["digest"])
         try:
             return Questions.of_stored(store.read(key), key)
         except (*NO_OBJECT, ValueError) as error:
@@ -87,19 +84,20 @@ class Decontaminate:
             return Outcome(columns={self.gives_columns[0]: self._marks(found, len(texts))}, matches=matches)
         if not matches:
             return Outcome()
-        reasons = np.full(len(texts), None, object)
+        names: list[str | None] = [None] * len(texts)
         for match in reversed(matches):  # so that the first set stays
-            reasons[match.document] = match.name
+            names[match.document] = match.name
+        reasons = texts_as_arrow(names)
         if self._action == "drop":
-            return Outcome(pa.array([reason is None for reason in reasons]), pa.array(reasons, pa.string()), matches=matches)
+            return Outcome(np.array([name is None for name in names]), reasons, matches=matches)
         contaminated, first = np.unique(found.text, return_index=True)
         of_each = zip(contaminated.tolist(), first.tolist(), [*first[1:].tolist(), len(found.text)], strict=True)
         after = [self._without(texts[i].as_py(), found.start[start:stop], found.stop[start:stop]) for i, start, stop in of_each]
         keep, is_cut = np.ones(len(texts), bool), np.zeros(len(texts), bool)
         is_cut[contaminated] = True
         keep[contaminated] = [bool(text.strip()) for text in after]
-        cut = pa.compute.replace_with_mask(texts, pa.array(is_cut), pa.array(after, pa.large_string()))
-        return Outcome(keep, pa.array(reasons, pa.string()), cut, matches=matches)
+        cut = pa.compute.replace_with_mask(texts, as_arrow(is_cut), texts_as_arrow(after))
+        return Outcome(keep, reasons, cut, matches=matches)
 
     def _matches(self, found: Found) -> list[TextMatch]:
         """The first match of each document and set, by document and in the sets' order."""
@@ -118,10 +116,10 @@ class Decontaminate:
         names = dict[int, list[str]]()
         for match in self._matches(found):
             names.setdefault(match.document, []).append(match.name)
-        marks = np.full(count, None, object)
+        marks: list[str | None] = [None] * count
         for document, of in names.items():
             marks[document] = ",".join(of)
-        return pa.array(marks, pa.large_string())
+        return texts_as_arrow(marks)
 
     def _without(self, text: str, starts: Int64s, stops: Int64s) -> str:
         """The text without the bytes ``starts[i]:stops[i]`` and their context."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -232,6 +233,23 @@ def _character_end(data: UInt8s, places: Int64s) -> Int64s:
             break
         ends = ends + within
     return ends
+
+
+_indexes: dict[tuple[Any, ...], QuestionIndex] = {}
+"""The last indexes, by the digests of their sets and their settings."""
+MOST_INDEXES = 8
+_lock = threading.Lock()
+
+
+def index_of(digests: Sequence[str], read: Callable[[], Sequence[Questions]], size: int, least: int) -> QuestionIndex:
+    """The index of the sets that have these *digests*, which are read and indexed once a process."""
+    key = (*digests, size, least)
+    with _lock:
+        if key not in _indexes:
+            if len(_indexes) == MOST_INDEXES:
+                _indexes.clear()
+            _indexes[key] = QuestionIndex(read(), size, least)
+        return _indexes[key]
 
 
 def are_equal(words: Words, at: Int64s, others: Words, other_at: Int64s, counts: Int64s) -> Bools:

@@ -169,7 +169,7 @@ class Collected:
 
     def rows(self, end: int, seen: int) -> Rows:
         rows, *values = zip(*self._found, strict=True) if self._found else ((), (), ())
-        texts, ids = (pa.array(column, pa.large_binary()) for column in values)
+        texts, ids = (kept.texts_as_arrow(column, pa.large_binary()) for column in values)
         file, kept_values = self._file, zip(*self._kept, strict=True) if self._kept else ()
         named = zip(file.kept_here, kept_values or [()] * len(file.kept_here), strict=True)
         columns = file.kept({name: values_as_array(column, name, file.name) for name, column in named}, len(rows))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.steps.questions import QuestionIndex, Questions
+from flat_tokens.columns import texts_as_arrow
+from flat_tokens.steps.questions import Questions, index_of
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
 from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, Source, evaluation_sets
@@ -46,19 +47,19 @@ def _pinned(step: DocumentStep, workspace: Workspace, place: Store) -> DocumentS
     size, least = options.get("ngram", 13), options.get("min_words", 8)
     sets = evaluation_sets(step)
     questions = [_read(one, workspace) for one in sets]
-    index = QuestionIndex(questions, size, least)
+    stored = [of.stored() for of in questions]
+    digests = [hashlib.sha256(one).hexdigest() for one in stored]
+    index = index_of(digests, lambda: questions, size, least)
     against = list[dict[str, Any]]()
-    for one, of, looked_for, too_short in zip(sets, questions, index.looked_for, index.too_short, strict=True):
+    for i, (one, of, looked_for, too_short) in enumerate(zip(sets, questions, index.looked_for, index.too_short, strict=True)):
         if not looked_for:
             raise ValueError(
                 f"evaluation set {one.name!r}: none of its {len(of):,} questions has {min(size, least)} words. Set min_words of "
                 f"the step {step.use} to fewer, or text_column to another column than {one.text_column!r}, or leave the set out."
             )
-        stored = of.stored()
-        digest = hashlib.sha256(stored).hexdigest()
-        if not place.exists(digest):
-            place.put(digest, stored)
-        against.append({"name": one.name, "digest": digest, "questions": len(of), "too_short": int(too_short)})
+        if not place.exists(digests[i]):
+            place.put(digests[i], stored[i])
+        against.append({"name": one.name, "digest": digests[i], "questions": len(of), "too_short": int(too_short)})
     # No validation: the place is the build's own, which may be outside of the roots.
     return step.model_copy(update={"against": against, "sets_url": place.url})
 
@@ -79,7 +80,7 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
     except ValueError as error:
         known = str(error).removeprefix(f"{one.called}: ").replace("source.", "its setting ")
         raise ValueError(f"evaluation set {one.name!r}: {known}") from error
-    joined = pa.concat_arrays([pa.array([], pa.large_string()), *texts])
+    joined = pa.concat_arrays([texts_as_arrow([]), *texts])
     if not len(joined):
         raise ValueError(f"evaluation set {one.name!r}: has no questions at {_named(one)}. Leave it out, or name another file.")
     data, offsets = text_buffers(joined)

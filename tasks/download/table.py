@@ -17,6 +17,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 from flat_tokens.annotations import Int64s
+from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.stores.local import make_directory
 from flat_tokens.stores.records import read_record
 from flat_tokens.stores.store import NO_OBJECT, Store
@@ -231,7 +232,7 @@ def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
             flat += (start, stop, *(rows or (-1, -1)), text_bytes)
         ends.append(len(flat))
     arrays = [
-        *(_texts(values) for values in zip(*texts, strict=True)),
+        *(texts_as_arrow(values) for values in zip(*texts, strict=True)),
         *(_numbers(values) for values in zip(*numbers, strict=True)),
         pa.Array.from_buffers(pa.binary(32), len(cuts), [None, pa.py_buffer(bytes.fromhex("".join(digests)))]),
         pa.LargeListArray.from_arrays(_numbers(ends), _numbers(flat)),
@@ -239,20 +240,12 @@ def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
     schema = SCHEMA
     if any(file.partitions for file, _ in cuts):
         schema = PARTITIONED
-        arrays.append(_texts([json.dumps([name for name, _ in file.partitions]) for file, _ in cuts]))
+        arrays.append(texts_as_arrow([json.dumps([name for name, _ in file.partitions]) for file, _ in cuts]))
     return _stored(pa.RecordBatch.from_arrays(arrays, schema=schema.with_metadata({SLICE_BYTES: b"%d" % slice_bytes})))
 
 
-# By their buffers: Arrow imports pandas before it makes an array of Python's values, or of numpy's, which takes longer than a
-# small build.
-def _texts(values: Sequence[str]) -> pa.LargeStringArray:
-    parts = [value.encode() for value in values]
-    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(ends), pa.py_buffer(b"".join(parts)))
-
-
 def _numbers(values: Sequence[int]) -> pa.Int64Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.array(values, np.int64))])
+    return as_arrow(np.array(values, np.int64))
 
 
 def _stored(rows: pa.RecordBatch) -> bytes:

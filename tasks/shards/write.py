@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from flat_tokens.annotations import Int64s
 from flat_tokens.batch import TOKENS, TokenBatch
-from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part, with_kinds
+from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part, as_arrow, with_kinds
 from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store, StoredObject
@@ -169,7 +169,7 @@ def rows_left_out(left_out: Iterable[pa.RecordBatch], facts: Mapping[str, int], 
         kept = with_kinds(rows.select([ROW]) if kept is None else kept, kinds)  # no column is called as that
         parts.append(changed(as_rows(zeros, kept), rows.select([KEY, ROW, REASON])))
     rows = pa.concat_batches(parts)
-    rows = rows.take(pa.array(np.argsort(fact(rows, ROW))))
+    rows = rows.take(as_arrow(np.argsort(fact(rows, ROW))))
     tokens = TokenBatch.of_arrays({TOKENS: np.empty(0, np.uint32)}, np.zeros(len(rows) + 1, np.uint64), 0)
     return Batch(tokens, rows, kinds)
 

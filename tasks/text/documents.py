@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
-from flat_tokens.columns import FLOAT64_HAS_ALL, common, kind_of
+from flat_tokens.columns import FLOAT64_HAS_ALL, as_arrow, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
 from flat_tokens.steps import Steps, TextMatch
@@ -47,7 +47,7 @@ class TextBatch(NamedTuple):
         """The documents *keep*, bool[n]."""
         if keep.all():
             return self
-        mask = pa.array(keep)
+        mask = as_arrow(keep)
         return TextBatch(self.texts.filter(mask), self.rows.filter(mask))
 
     def with_split_keys(self, split_keys: UInt64s) -> TextBatch:
@@ -95,7 +95,7 @@ class Tally:
         counts = np.bincount(which[~gone], minlength=len(reasons)).tolist()
         self.skipped.update({**dict(zip(reasons, counts, strict=True)), FORGOTTEN: int(gone.sum())})
         names = keys_of_bytes([name.encode() for name in reasons])[which[~gone]]
-        self.left_out.append(changed(rows.take(pa.array(numbers[~gone])), as_rows({REASON: names})))
+        self.left_out.append(changed(rows.take(as_arrow(numbers[~gone])), as_rows({REASON: names})))
 
     def note(self, matches: Sequence[TextMatch], rows: pa.RecordBatch) -> None:
         """Count what steps found in documents that are at *rows*. Forgotten ones are not kept as examples."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Int32s, Int64s, IntPair, UInt8s
+from flat_tokens.columns import as_arrow
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.engines import Encode, Tokens
@@ -86,11 +87,6 @@ def code_points(data: UInt8s, places: Int64s) -> Int32s:
     return np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
 
 
-def _booleans(values: Bools) -> pa.BooleanArray:
-    """The values, bool[n], as Arrow has them. ``pa.array`` would import pandas first, which takes a third of a second."""
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
-
-
 def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
     """The engine *encode*, but *others* encodes the texts that one of the *choices* names."""
 
@@ -100,7 +96,7 @@ def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
             chosen |= choose(texts)
         if not chosen.any():
             return encode(texts)
-        parts = encode(texts.filter(_booleans(~chosen))), others(texts.filter(_booleans(chosen)))
+        parts = encode(texts.filter(as_arrow(~chosen))), others(texts.filter(as_arrow(chosen)))
         lengths = np.empty(len(texts), np.int64)
         lengths[~chosen], lengths[chosen] = (np.diff(part.offsets) for part in parts)
         ids, is_other = np.empty(lengths.sum(), np.uint32), np.repeat(chosen, lengths)

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import TokenBatch
+from flat_tokens.columns import texts_as_arrow
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import TokenBytes
 from flat_tokens.tools.terminal import duration, size
@@ -81,10 +82,8 @@ class Tokenizer:
 
 
 def large_string_array(*texts: str) -> pa.LargeStringArray:
-    """Texts as an array; ``pa.array`` would import pandas first, which takes longer than a small build."""
-    parts = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, parts)])
-    return pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
+    """Texts as an array."""
+    return texts_as_arrow(texts)
 
 
 def concatenate(arrays: Iterable[UInt32s]) -> Tokens:
