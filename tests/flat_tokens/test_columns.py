@@ -251,10 +251,3 @@ def test_decimals_that_float64_does_not_have_are_refused() -> None:
     for value in (Decimal((1 << 53) + 1), Decimal("9007199254740992.5")):
         with pytest.raises(ValueError, match=rf"^x.parquet: column 'v' is float64 here, which does not have its value {value}"):
             as_kept(pa.array([value, Decimal(0)], pa.decimal128(38, 1)), "v", "x.parquet")
-
-
-def test_arrays_by_their_buffers_are_those_that_arrow_makes() -> None:
-    for texts in ([], [b"a", b""], ["a", None, b"bc"] * 3):
-        assert flat_tokens.columns.texts_as_arrow(texts, pa.large_binary()).equals(pa.array(texts, pa.large_binary()))
-    for values in (np.arange(9) % 3 == 0, np.arange(5)[::2]):
-        assert flat_tokens.columns.as_arrow(values).equals(pa.array(values))

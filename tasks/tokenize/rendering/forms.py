@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from flat_tokens.annotations import IntPair
-from tasks.tokenize.rendering.request import ORDINARY
+from tasks.tokenize.rendering.request import ORDINARY, IntPair
 
 T = TypeVar("T", str, bytes)
 Places = list[IntPair]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 from jinja2 import TemplateError
 
-from flat_tokens.annotations import IntPair
 from tasks.tokenize.rendering.forms import Form, Rendered
 from tasks.tokenize.rendering.messages import (
     END_OF_THOUGHT,
@@ -28,7 +27,7 @@ from tasks.tokenize.rendering.messages import (
     read_tools,
     with_reasoning,
 )
-from tasks.tokenize.rendering.request import Settings
+from tasks.tokenize.rendering.request import IntPair, Settings
 from tasks.tokenize.rendering.templates import Template
 from tasks.tokenize.rendering.turns import CLOSE, FIRST, FIRST_OF_SEAL, OPEN, SEAL, Turns
 

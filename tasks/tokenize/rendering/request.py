@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+IntPair = tuple[int, int]
+"""As in ``flat_tokens.annotations``, which imports numpy."""
 ORDINARY = -1
 """The kind of a part that is an ordinary text. Others are the numbers of special tokens."""
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from flat_tokens.annotations import IntPair
 from tasks.tokenize.rendering.counted import CALLS, CONTENT, Found, divide, names_of_calls, with_marks
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError
+from tasks.tokenize.rendering.request import IntPair
 from tasks.tokenize.rendering.templates import Template
 
 OPEN, CLOSE = "\U0010fffe", "\U0010ffff"

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -307,3 +308,9 @@ def test_a_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     renderers(ALL)
     assert given
     assert all("AWS_SECRET_ACCESS_KEY" not in env for env in given)
+
+
+def test_a_process_that_renders_does_not_import_numpy() -> None:
+    subprocess.check_call(
+        [sys.executable, "-c", "import sys, tasks.tokenize.rendering.process; assert 'numpy' not in sys.modules"]
+    )

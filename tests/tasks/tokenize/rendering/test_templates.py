@@ -218,4 +218,5 @@ def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> No
 
 def test_space_that_only_python_strips_is_stripped_once_a_form_is_known() -> None:
     of = renderer("{% for m in messages %}<s>{{ m.content|trim }}{% endfor %}")
-    assert [of(user(content)).parts for content in ("x", " y", "\x1cz")] == [[2, b"x"], [2, b"y"], [2, b"z"]]
+    of(user("x"))
+    assert of(user("\x1cz")).parts == [2, b"z"]
