@@ -56,6 +56,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr("flows.watch.terminal.EVERY_SECONDS", 600.0)  # a slow machine prints no line more
     for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
         monkeypatch.setattr(logging.getLogger(server), "disabled", True)
 

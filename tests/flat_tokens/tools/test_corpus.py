@@ -99,7 +99,7 @@ def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> Non
     shutil.copytree(demo / "versions", unpublished / "versions")
     for path in (unpublished, unpublished / "versions"):
         with pytest.raises(
-            FileNotFoundError, match=rf"has no latest\.json\. Name a version: {unpublished}/versions/{version.name}"
+            FileNotFoundError, match=rf"no version here is the latest\. Name a version: {unpublished}/versions/{version.name}"
         ):
             open_corpus(path)
     shutil.rmtree(unpublished / "versions")
