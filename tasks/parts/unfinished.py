@@ -73,7 +73,8 @@ def write_entries(store: Store, parts: Sequence[pa.RecordBatch]) -> StoredObject
     with store.create(ENTRIES) as entries:
         for name in sorted(parts[0].schema.names) if parts else ():
             for part in parts:
-                entries.write(np.ascontiguousarray(fact(part, name), "<u8"))
+                if part.num_rows:  # numpy has no view of the bytes of no rows
+                    entries.write(np.ascontiguousarray(fact(part, name), "<u8"))
     return entries.stored
 
 

@@ -164,7 +164,17 @@ class Decisions(Histories):
                 asked = chance.sample(history.unique, min(2, len(history.unique)))
                 self._asked |= {*asked}
                 (self._here / "ids").write_text("".join(f"{one}\n" for one in asked))
-                return ["forget", out, "--ids", str(self._here / "ids"), "--reason", "asked", "--no-server", "--quiet"]
+                return [
+                    "forget",
+                    out,
+                    "--ids",
+                    str(self._here / "ids"),
+                    "--reason",
+                    "asked",
+                    "--allow-unknown",
+                    "--no-server",
+                    "--quiet",
+                ]
             case "gc":
                 return ["gc", out, "--keep", "1", "--days", "0", "--delete"]
             case _:
