@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens.annotations import AnyArray, Int64s, IntPair, JsonFacts, JsonObject, UInt64s
-from flat_tokens.extras import pa
+from flat_tokens.columns import as_arrow, batch_of
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
@@ -260,11 +260,7 @@ def changes(a: Side, b: Side) -> Iterator[Any]:
                 "number": np.arange(len(side.keys)),
                 "place": places,
             }
-            arrays = [
-                pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
-                for values in columns.values()  # pa.array would import pandas
-            ]
-            opened.register(name, pa.record_batch(arrays, names=list(columns)))
+            opened.register(name, batch_of({of: as_arrow(values) for of, values in columns.items()}))
         opened.execute(REPEATED)
         opened.execute(CHANGES)
         yield opened

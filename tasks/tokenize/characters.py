@@ -126,7 +126,7 @@ def changed_by_nfc(texts: pa.LargeStringArray) -> Bools:
     if changed.any():
         from pyarrow import compute  # slow to import, and not of use to every build
 
-        some = texts.filter(pa.array(changed))
+        some = texts.filter(as_arrow(changed))
         # Text that a later Unicode leaves as it is, an earlier one does, too: characters that it does not know combine with none.
         changed[changed] = compute.not_equal(compute.utf8_normalize(some, "NFC"), some).to_numpy(zero_copy_only=False)
     return changed
