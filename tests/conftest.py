@@ -241,7 +241,8 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Runs commands in this process, which stays as it is."""
+    """Runs commands of ``python -m flows`` in this process, which stays as it is."""
+    from flows.commands.main import main
     from tests.terminal import Terminal
 
     monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
@@ -250,7 +251,16 @@ def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("flows.watch.terminal.EVERY_SECONDS", 600.0)  # no line of progress, however slow the machine is
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    return Terminal(capsys)
+    return Terminal(main, capsys)
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    """Runs commands of ``flat-tokens`` in this process."""
+    from flat_tokens.tools.cli import main
+    from tests.terminal import Terminal
+
+    return Terminal(main, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -1,35 +1,43 @@
-"""Commands of ``python -m flows`` as a person meets them, in this process: starting one for each takes two seconds longer."""
+"""Commands as a person meets them, in this process: starting one for each takes two seconds longer."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from flows.commands.main import main
-
 
 class Terminal:
-    """Runs commands, and returns what they print."""
+    """Runs commands of a program, and returns what they print."""
 
-    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
-        self._capture = capture
+    def __init__(self, main: Callable[[list[str]], int], capture: pytest.CaptureFixture[str]) -> None:
+        self._main, self._capture = main, capture
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         """The exit status of a command, its output, and its errors."""
-        status = main([str(argument) for argument in arguments])
+        self._capture.readouterr()  # what the test printed before
+        status = self._main([str(argument) for argument in arguments])
         return (status, *self._capture.readouterr())
 
-    def lines(self, *arguments: object) -> list[str]:
-        """The output of a command that succeeds."""
-        status, out, errors = self(*arguments)
-        assert status == 0, errors
-        return out.splitlines()
+    def out(self, *arguments: object, status: int = 0) -> str:
+        """The output of a command that ends with this status."""
+        found, out, errors = self(*arguments)
+        assert found == status, errors
+        return out
 
-    def json(self, *arguments: object) -> dict[str, Any]:
-        """The same, of a command that is asked for JSON."""
-        status, out, errors = self(*arguments, "--json")
-        assert status == 0, errors
-        value: dict[str, Any] = json.loads(out)
+    def lines(self, *arguments: object) -> list[str]:
+        """The lines of the output of a command that succeeds."""
+        return self.out(*arguments).splitlines()
+
+    def json(self, *arguments: object, status: int = 0) -> dict[str, Any]:
+        """The value that a command prints if it is asked for JSON."""
+        value: dict[str, Any] = json.loads(self.out(*arguments, "--json", status=status))
         return value
+
+    def errors(self, *arguments: object, status: int = 2) -> str:
+        """The errors of a command that ends with this status."""
+        found, out, errors = self(*arguments)
+        assert found == status, out + errors
+        return errors

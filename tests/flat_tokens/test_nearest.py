@@ -14,7 +14,7 @@ import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.reader import datasets_below
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
+from tests.terminal import Terminal
 
 BATCH = TokenBatch.from_sequences([[1, 2, 3]])
 
@@ -99,35 +99,24 @@ def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_in
     assert [store.url for store in datasets_below(Store.at(place))] == [f"{place}/out/web", f"{place}/out/deep/er/plain"]
 
 
-def test_inspect_lists_the_datasets_below(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_lists_the_datasets_below(place: Path, tool: Terminal) -> None:
     output(place / "out/broken")
     (place / "out/broken/latest.json").write_text("{}")
-    assert main(["inspect", str(place / "out"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = tool.json("inspect", place / "out")
     assert [(one["path"], one["token_count"], one["format"]) for one in said["datasets"]] == [
         (f"{place}/out/web", 3, "flat-tokens"),
         (f"{place}/out/deep/er/plain", 3, "flat-tokens"),
     ]
     assert [one["path"] for one in said["not_read"]] == [f"{place}/out/broken"]
-    assert main(["inspect", str(place / "out")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = tool.lines("inspect", place / "out")
     assert lines[0] == f"{place}/out: no dataset itself, 2 datasets below"
     assert lines[3].split() == ["web", "flat-tokens", "one", "3", "1"]
 
 
-def test_inspect_lists_exports_below_but_takes_one_in_several_directories_for_one(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_lists_exports_below_but_takes_one_in_several_directories_for_one(place: Path, tool: Terminal) -> None:
     for format in ("mds", "modalities"):
-        assert main(["export", str(place / "out/web"), str(place / "exports" / format), "--to", format]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(place / "exports"), "--json"]) == 0
-    found = {(one["path"].removeprefix(f"{place}/exports/"), one["format"]) for one in listed(capsys)}
+        tool.out("export", place / "out/web", place / "exports" / format, "--to", format)
+    listed = tool.json("inspect", place / "exports")["datasets"]
+    found = {(one["path"].removeprefix(f"{place}/exports/"), one["format"]) for one in listed}
     assert found == {("mds", "mds"), ("modalities", "modalities")}
-    assert main(["inspect", str(place / "exports/mds"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["format"] == "mds"
-
-
-def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(capsys.readouterr().out)["datasets"]
-    return found
+    assert tool.json("inspect", place / "exports/mds")["format"] == "mds"

@@ -25,10 +25,10 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 import flat_tokens
 from flat_tokens import LayoutName, TokenBatch
 from flat_tokens.stores.store import Store
-from flat_tokens.tools import cli
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
 from tests.examples import NIGHTLY, examples
+from tests.terminal import Terminal
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -542,9 +542,7 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: ob
 
 @pytest.mark.parametrize("wrong", [-1, None, "max_token_id"])
 @pytest.mark.parametrize("node", ["", "train", "train/encoded_tokens"])
-def test_attributes_that_are_no_object_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], node: str, wrong: object
-) -> None:
+def test_attributes_that_are_no_object_are_refused(tmp_path: Path, tool: Terminal, node: str, wrong: object) -> None:
     write(tmp_path / "dataset")
     path = tmp_path / "dataset" / node / "zarr.json"
     change(path, lambda m: m.update(attributes=wrong))
@@ -553,9 +551,9 @@ def test_attributes_that_are_no_object_are_refused(
         with pytest.raises(ValueError, match=re.escape(complaint)):
             reading(str(tmp_path / "dataset"))
     for command in ("verify", "inspect"):
-        assert cli.main([command, str(tmp_path / "dataset")]) != 0
-        told = capsys.readouterr()
-        assert complaint in told.out + told.err
+        status, out, errors = tool(command, tmp_path / "dataset")
+        assert status
+        assert complaint in out + errors
 
 
 @pytest.mark.parametrize("wrong", [None, "3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import pytest
 import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.parquet import Parquet
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.import_ import import_dataset
 from tests.made import docs_of, publish_docs
+from tests.terminal import Terminal
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 10]]
 MASK = [0, 1, 1, 0, 1, 0]
@@ -57,14 +56,13 @@ def test_arrow_has_labels(masked: Path, tmp_path: Path) -> None:
     assert rows["labels"][:] == LABELS
 
 
-def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, tool: Terminal) -> None:
     """In words and in JSON, also when there is nothing left to do."""
-    assert main(["export", str(masked), str(tmp_path / "out"), "--to", "megatron"]) == 0
-    assert "the loss mask is not exported: megatron has no place for it" in capsys.readouterr().out
-    assert main(["export", str(masked), str(tmp_path / "out"), "--to", "megatron", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["loses_loss_mask"] is True
-    assert main(["export", str(masked), str(tmp_path / "parquet"), "--to", "parquet"]) == 0
-    assert "mask" not in capsys.readouterr().out.replace(str(tmp_path), "")
+    assert "the loss mask is not exported: megatron has no place for it" in tool.out(
+        "export", masked, tmp_path / "out", "--to", "megatron"
+    )
+    assert tool.json("export", masked, tmp_path / "out", "--to", "megatron")["loses_loss_mask"] is True
+    assert "mask" not in tool.out("export", masked, tmp_path / "parquet", "--to", "parquet").replace(str(tmp_path), "")
 
 
 def test_the_column_of_labels_is_taken(masked: Path, tmp_path: Path) -> None:
@@ -217,15 +215,14 @@ def test_files_without_labels_count_whole_among_others(tmp_path: Path) -> None:
     assert content(tmp_path / "out")["train"] == ([[5, 6]] * 3, [1, 1, 0, 1, 1, 1])
 
 
-def test_the_command_says_what_labels_are(masked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(masked), str(tmp_path / "out"), "--to", "parquet"]) == 0
-    assert main(["import", str(tmp_path / "out"), str(tmp_path / "back"), "--json"]) == 0
+def test_the_command_says_what_labels_are(masked: Path, tmp_path: Path, tool: Terminal) -> None:
+    tool.out("export", masked, tmp_path / "out", "--to", "parquet")
+    tool.out("import", tmp_path / "out", tmp_path / "back", "--json")
     assert content(tmp_path / "back") == content(masked)
     flags = ["--format", "parquet", "--labels", "ignore"]
-    assert main(["import", str(tmp_path / "out"), str(tmp_path / "plain"), *flags]) == 0
+    tool.out("import", tmp_path / "out", tmp_path / "plain", *flags)
     assert content(tmp_path / "plain")["train"] == (SEQUENCES, None)
-    assert main(["export", str(masked), str(tmp_path / "other"), "--to", "parquet", "--labels", "ignore"]) == 2
-    assert "--labels" in capsys.readouterr().err
+    assert "--labels" in tool.errors("export", masked, tmp_path / "other", "--to", "parquet", "--labels", "ignore")
 
 
 # Masks in files of their own

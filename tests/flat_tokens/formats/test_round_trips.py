@@ -23,11 +23,11 @@ from flat_tokens.formats.olmo import Olmo
 from flat_tokens.formats.parquet import Arrow, Parquet
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of, write
 from flat_tokens.tools.import_ import import_dataset
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.terminal import Terminal
 
 LARGEST = 2**31 - 1
 OF_PYARROW = [
@@ -243,7 +243,7 @@ def test_wrong_options_are_named(options: type[Any], values: dict[str, object]) 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path) -> None:
+def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path, tool: Terminal) -> None:
     """The record of the export says that there is nothing, and in which format. So does it where one split is asked for."""
     flat_tokens.write_dataset(tmp_path / "made", [])
     for splits in (SPLITS, ("train",)):
@@ -258,8 +258,8 @@ def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path) -> No
             dataset = import_dataset(out, back / str(format), format)
             assert (dataset.train.seq_count, dataset.validation.seq_count) == (0, 0)
             assert dataset.manifest["provenance"]["imported"]["format"] == name
-        assert main(["stats", str(out)]) == 0
-        assert main(["verify", str(out), "--full"]) == 0
+        tool.out("stats", out)
+        tool.out("verify", out, "--full")
 
 
 def test_what_is_no_record_of_an_empty_export_is_passed_over(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from flat_tokens.forgotten import LIST, Forgotten
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.rows.seen import tokens_seen
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import build_corpus
+from tests.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,7 @@ def test_without_a_list_there_is_no_such_field(corpus: Path, tmp_path: Path) -> 
     assert of_plain["forgotten"]["documents"] == 0
 
 
-def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(tmp_path: Path, tool: Terminal) -> None:
     """The run's version has gone from the output: a copy of it, and the output's list."""
     version = build_corpus(tmp_path, "two", 30)
     ledger = Ledger.create(tmp_path / "run.json", {"a": (flat_tokens.open(version).train.documents(999), 1)}, 4)
@@ -86,15 +84,12 @@ def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(
     assert not version.exists()
     html = tmp_path / "record.html"
     options = ["--step", "200", "--at", f"a={tmp_path / 'kept'}", "--forgotten", str(tmp_path / "two")]
-    assert main(["record", ledger.path, *options, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = tool.json("record", ledger.path, *options)
     german = next(one for one in record["by"]["language"] if one["value"] == "de")
     names = ("documents", "tokens", "stored_tokens")
     assert [record["forgotten"][name] for name in names] == [german[name] for name in names]
-    assert main(["record", ledger.path, *options, "--html", str(html)]) == 0
+    tool.out("record", ledger.path, *options, "--html", html)
     assert "Forgotten since" in html.read_text()
     assert record["forgotten"]["lists"][0]["sha256"] in html.read_text()
-    capsys.readouterr()
-    assert main(["record", ledger.path, *options]) == 0
-    said = capsys.readouterr().out
+    said = tool.out("record", ledger.path, *options)
     assert f"forgotten since: {german['documents']} documents, {german['tokens']:,} tokens of those that were seen" in said

@@ -12,12 +12,12 @@ import pytest
 
 import flat_tokens
 from flat_tokens.tools import compare as tool
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest
 from tests.flat_tokens.demo import TOKENIZER, build_dataset
+from tests.terminal import Terminal
 
 TEXTS = ["salt wind", "été", "", "海 over the harbour", "wall " * 30, "x"]
 
@@ -160,14 +160,12 @@ def test_a_column_with_too_many_values_is_refused(home: Path, monkeypatch: pytes
         compared(home, "demo", "bytes", by=["language"])
 
 
-def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path, tool: Terminal) -> None:
     paths = [str(home / name) for name in ("demo", "bytes")]
-    assert main(["compare", *paths, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert main(["compare", *paths]) == 0
-    shown = capsys.readouterr().out
+    found = tool.json("compare", *paths)
+    shown = tool.out("compare", *paths)
     page = tmp_path / "page.html"
-    assert main(["compare", *paths, "--html", str(page)]) == 0
+    tool.out("compare", *paths, "--html", page)
     html = page.read_text()
     for text in (f"{found['versions'][0]['bytes_per_token']:.3f}", f"{found['versions'][1]['token_count']:,}", "books", "de"):
         assert text in shown
@@ -175,7 +173,7 @@ def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path
     assert html.count("<svg") == 2
     assert "<script" not in html
     first = page.read_bytes()
-    assert main(["compare", *paths, "--html", str(page)]) == 0
+    tool.out("compare", *paths, "--html", page)
     assert page.read_bytes() == first
 
 

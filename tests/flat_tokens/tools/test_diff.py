@@ -21,17 +21,12 @@ import flat_tokens.tools.diff
 import flat_tokens.tools.queries
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.keys import A, B, mix
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.diff import Side, changes, compare_documents, token_digests
 from tests.flat_tokens.demo import build_dataset
+from tests.terminal import Terminal
 
 RAGGED = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=12)
-
-
-def differs(capsys: pytest.CaptureFixture[str], a: Path | str, b: Path | str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    status = main(["diff", str(a), str(b), *arguments, "--json"])
-    return status, json.loads(capsys.readouterr().out)
 
 
 def write_lines(path: Path, documents: dict[str, str]) -> Path:
@@ -50,32 +45,31 @@ def build(tmp_path: Path, name: str, documents: dict[str, str], **settings: Any)
 DOCUMENTS = {f"d{i}": f"text {i}" for i in range(20)}
 
 
-def test_a_dataset_is_the_same_as_itself_and_as_its_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_is_the_same_as_itself_and_as_its_copy(tmp_path: Path, tool: Terminal) -> None:
     path = build(tmp_path, "a", DOCUMENTS)
     shutil.copytree(path, tmp_path / "copy")
     for other in (path, tmp_path / "copy"):
-        status, said = differs(capsys, path, other)
-        assert (status, said["same"]) == (0, True)
-    assert main(["diff", str(path), str(tmp_path / "copy")]) == 0
-    assert capsys.readouterr().out.endswith("the same\n")
+        said = tool.json("diff", path, other)
+        assert said["same"]
+    assert tool.out("diff", path, tmp_path / "copy").endswith("the same\n")
 
 
-def test_equal_manifests_are_recognised_without_reading_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_manifests_are_recognised_without_reading_tokens(tmp_path: Path, tool: Terminal) -> None:
     path = build(tmp_path, "a", DOCUMENTS)
     shutil.copytree(path, tmp_path / "copy")
     for tokens in (tmp_path / "copy").rglob("encoded_tokens/c/0"):
         tokens.unlink()
-    assert differs(capsys, path, tmp_path / "copy")[0] == 0
+    tool.json("diff", path, tmp_path / "copy")
 
 
-def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Path, tool: Terminal) -> None:
     a = build(tmp_path, "a", DOCUMENTS)
     changed = {**DOCUMENTS, "d3": "text three", "new": "text 99"}
     del changed["d7"]
     b = build(tmp_path, "b", changed)
-    status, said = differs(capsys, a, b)
+    said = tool.json("diff", a, b, status=1)
     documents = said["documents"]
-    assert (status, said["same"], documents["matched_by"], documents["tokens_compared"]) == (1, False, "key", True)
+    assert (said["same"], documents["matched_by"], documents["tokens_compared"]) == (False, "key", True)
     assert {kind: documents[kind] for kind in ("added", "removed", "changed", "moved")} == {
         "added": 1,
         "removed": 1,
@@ -91,19 +85,15 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
     totals = {one["what"]: (one["a"], one["b"]) for one in said["totals"]}
     assert totals["train.tokens"] == (sum(map(len, DOCUMENTS.values())), sum(map(len, changed.values())))
     assert totals["the source.tokens"] == totals["train.tokens"]
-    assert main(["diff", str(a), str(b)]) == 1
-    text = capsys.readouterr().out
+    text = tool.out("diff", a, b, status=1)
     assert "documents, by their keys: 1 added, 1 removed, 1 changed" in text
     assert "~ x.jsonl" in text
 
 
-def test_another_tokenizer_changes_settings_and_totals_and_no_documents(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_tokenizer_changes_settings_and_totals_and_no_documents(tmp_path: Path, tool: Terminal) -> None:
     demo = str(Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json")
     a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, tokenizer=demo)
-    status, said = differs(capsys, a, b)
-    assert status == 1
+    said = tool.json("diff", a, b, status=1)
     assert {one["what"] for one in said["settings"]} == {"tokenizer.name", "tokenizer.digest", "tokenizer.highest_id"}
     assert said["sources"] == []
     assert said["documents"]["same"]
@@ -111,11 +101,10 @@ def test_another_tokenizer_changes_settings_and_totals_and_no_documents(
     assert any(one["what"] == "train.tokens" for one in said["totals"])
 
 
-def test_another_split_moves_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_split_moves_documents(tmp_path: Path, tool: Terminal) -> None:
     a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, validation_fraction=0.5)
     moved = flat_tokens.open(b).validation.seq_count
-    status, said = differs(capsys, a, b, "--limit", "2")
-    assert status == 1
+    said = tool.json("diff", a, b, "--limit", "2", status=1)
     assert said["documents"]["moved"] == moved > 2
     assert [(one["a"]["split"], one["b"]["split"]) for one in said["documents"]["examples"]["moved"]] == [
         ("train", "validation")
@@ -123,27 +112,22 @@ def test_another_split_moves_documents(tmp_path: Path, capsys: pytest.CaptureFix
     assert said["settings"] == [{"what": "split_rule.validation_fraction", "a": 0, "b": 0.5}]
 
 
-def test_another_layout_is_another_dataset_of_the_same_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_layout_is_another_dataset_of_the_same_documents(tmp_path: Path, tool: Terminal) -> None:
     a, b = build(tmp_path, "a", DOCUMENTS, layout="mmap"), build(tmp_path, "b", DOCUMENTS, layout="zarr2")
-    status, said = differs(capsys, a, b)
-    assert status == 1
+    said = tool.json("diff", a, b, status=1)
     assert {one["what"] for one in said["settings"]} == {"layout", "stored"}
     assert said["documents"]["same"]
     assert said["documents"]["same_order"]
 
 
-def test_the_same_documents_in_another_order_are_not_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_documents_in_another_order_are_not_the_same(tmp_path: Path, tool: Terminal) -> None:
     a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", dict(reversed(DOCUMENTS.items())))
-    status, said = differs(capsys, a, b)
-    assert status == 1
+    said = tool.json("diff", a, b, status=1)
     assert (said["documents"]["same"], said["documents"]["same_order"]) == (False, False)
-    main(["diff", str(a), str(b)])
-    assert "documents, by their keys: the same, in another order" in capsys.readouterr().out
+    assert "documents, by their keys: the same, in another order" in tool.out("diff", a, b, status=1)
 
 
-def test_files_that_came_went_and_were_renamed_are_told_by_their_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_path: Path, tool: Terminal) -> None:
     for i in range(4):
         write_lines(tmp_path / "in" / f"f{i}.jsonl", {f"{i}": f"text {i}"})
     settings = {"source": {"path": str(tmp_path / "in"), "name": "lines"}, "tokenizer": "bytes"}
@@ -152,33 +136,32 @@ def test_files_that_came_went_and_were_renamed_are_told_by_their_content(
     (tmp_path / "in/f1.jsonl").unlink()
     write_lines(tmp_path / "in/h.jsonl", {"9": "text 9"})
     b = build_dataset(tmp_path / "b", **settings)
-    (change,) = differs(capsys, a, b)[1]["sources"]
+    (change,) = tool.json("diff", a, b, status=1)["sources"]
     assert change["files_renamed"] == [["f0.jsonl", "g0.jsonl"]]
     assert (change["files_added"], change["files_removed"], change["files_changed"]) == (["h.jsonl"], ["f1.jsonl"], [])
     assert change["files_same"] == 2
     settings["source"]["name"] = "other"
     c = build_dataset(tmp_path / "c", **settings)
-    removed, added = differs(capsys, b, c)[1]["sources"]
+    removed, added = tool.json("diff", b, c, status=1)["sources"]
     assert (removed["source"], removed["change"], added["source"], added["change"]) == ("lines", "removed", "other", "added")
     assert added["added_from_elsewhere"] == 4
 
 
-def test_totals_alone_do_not_look_at_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_totals_alone_do_not_look_at_documents(tmp_path: Path, tool: Terminal) -> None:
     a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", {**DOCUMENTS, "new": "text"})
-    status, said = differs(capsys, a, b, "--totals")
-    assert (status, said["documents"]) == (1, None)
+    said = tool.json("diff", a, b, "--totals", status=1)
+    assert said["documents"] is None
 
 
 @pytest.mark.parametrize("wrong", ["none", "x.txt"])
-def test_what_cannot_be_read_is_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+def test_what_cannot_be_read_is_trouble(tmp_path: Path, tool: Terminal, wrong: str) -> None:
     (tmp_path / "x.txt").write_text("x")
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1]])])
     for pair in ((wrong, "data"), ("data", wrong)):
-        assert main(["diff", *(str(tmp_path / part) for part in pair)]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert len(tool.errors("diff", *(str(tmp_path / part) for part in pair)).splitlines()) == 1
 
 
-def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, tool: Terminal) -> None:
     path = reference / "modalities" / "lorem_ipsum_long.pbin"
     split = open_corpus(path).splits["train"]
     sequences = [split.sequence(i) for i in range(split.seq_count)]
@@ -187,17 +170,17 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, c
     documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same" / "train"), 5)
     assert {kind: documents[kind] for kind in ("added", "removed", "changed")} == {"added": 0, "removed": 0, "changed": 0}
     assert documents["matched_by"] == "tokens"
-    status, said = differs(capsys, path, tmp_path / "fewer")
-    assert (status, said["documents"]["added"], said["documents"]["removed"]) == (1, 0, 1)
+    said = tool.json("diff", path, tmp_path / "fewer", status=1)
+    assert (said["documents"]["added"], said["documents"]["removed"]) == (0, 1)
 
 
-def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, tool: Terminal) -> None:
     """A stream of tokens without an index, in which documents are found again by the token between them."""
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])])
     (tmp_path / "train.bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
     stream = ["--format", "nanogpt", "--option", "end_of_text=9"]
     for pair in ((tmp_path / "data", tmp_path / "train.bin"), (tmp_path / "train.bin", tmp_path / "data")):
-        documents = differs(capsys, *pair, *stream)[1]["documents"]
+        documents = tool.json("diff", *pair, *stream, status=1)["documents"]
         assert (documents["added"], documents["removed"]) == (0, 0)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import flat_tokens
 from flat_tokens.keys import keys_of_bytes
-from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
 from flows.pipelines.retokenize import reruns
@@ -22,6 +21,7 @@ from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
 from tests.examples import first_fast
 from tests.faults.support import build_here, refresh_here
+from tests.terminal import Terminal
 
 TEXTS = [
     "salt and wind " * 9,
@@ -147,54 +147,45 @@ def test_rows_say_what_was_left_out(tmp_path: Path) -> None:
     assert [int(rows[place]["key"], 16) for place in (("2.jsonl", 4), ("3.jsonl", 8), ("3.jsonl", 1))] == keys
 
 
-def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, tool: Terminal) -> None:
     output = told(tmp_path, "duplicates")["output"]
     build_here(told(tmp_path, "duplicates"))
-    capsys.readouterr()
     where = ["documents", output, "--where", "reason = 'duplicate' and source = 'a'"]
-    assert main([*where, "--columns", "file,row,note"]) == 0
-    assert capsys.readouterr().out == "file\trow\tnote\n1.jsonl\t2\tn2\n2.jsonl\t0\tn0\n2.jsonl\t1\tn1\n"
-    assert main([*where, "--json", "--columns", "row"]) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"row": 2}, {"row": 0}, {"row": 1}]
+    assert tool.out(*where, "--columns", "file,row,note") == "file\trow\tnote\n1.jsonl\t2\tn2\n2.jsonl\t0\tn0\n2.jsonl\t1\tn1\n"
+    assert [json.loads(line) for line in tool.out(*where, "--json", "--columns", "row").splitlines()] == [
+        {"row": 2},
+        {"row": 0},
+        {"row": 1},
+    ]
     path = tmp_path / "documents.parquet"
-    assert main(["documents", output, "--to", str(path)]) == 0
+    tool.out("documents", output, "--to", path)
     assert pq.read_table(path).to_pylist() == rows_of(output)
-    assert main(["documents", output, "--to", str(path)]) == 2
-    assert main(["documents", output, "--where", "split = 'test'"]) == 1
-    capsys.readouterr()
-    assert main(["documents", output, "--columns", "nothing"]) == 2
-    out, err = capsys.readouterr()
+    tool.errors("documents", output, "--to", path)
+    tool.errors("documents", output, "--where", "split = 'test'", status=1)
+    status, out, err = tool("documents", output, "--columns", "nothing")
+    assert status == 2
     assert out == ""
     assert "there is no column 'nothing'; there are key, source" in err
 
 
-def test_trace_says_why_a_document_is_not_in_the_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_says_why_a_document_is_not_in_the_dataset(tmp_path: Path, tool: Terminal) -> None:
     output = told(tmp_path, "duplicates")["output"]
     build_here(told(tmp_path, "duplicates"))
     rows = rows_of(output)
     (copy,) = [row for row in rows if (row["file"], row["row"]) == ("2.jsonl", 0)]
     kept = next(row for row in rows if row["split"] == "train")
-    capsys.readouterr()
-    assert main(["trace", output, "--document", copy["key"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == copy
-    assert main(["trace", output, "--document", copy["key"]]) == 0
-    shown = capsys.readouterr().out
+    assert tool.json("trace", output, "--document", copy["key"]) == copy
+    shown = tool.out("trace", output, "--document", copy["key"])
     assert "not in the dataset" in shown
     assert copy["of"] in shown
-    assert main(["trace", output, "--document", kept["key"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["document"]["key"] == kept["key"]
-    assert main(["trace", output, "--document", "f" * 16]) == 2
+    assert tool.json("trace", output, "--document", kept["key"])["document"]["key"] == kept["key"]
+    tool.errors("trace", output, "--document", "f" * 16)
     (tmp_path / "keys").write_text(kept["key"])
     forget(ForgetRequest(output=output, reason="asked", key_list=str(tmp_path / "keys")))
-    capsys.readouterr()
-    assert main(["trace", output, "--document", kept["key"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"key": kept["key"], "reason": "forgotten"}
+    assert tool.json("trace", output, "--document", kept["key"]) == {"key": kept["key"], "reason": "forgotten"}
 
 
-def test_a_token_shard_and_a_directory_of_another_format_have_no_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_shard_and_a_directory_of_another_format_have_no_table(tmp_path: Path, tool: Terminal) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
     pq.write_table(pa.table({"input_ids": [[1, 2]]}), tmp_path / "x.parquet")
-    assert main(["documents", str(tmp_path / "x.parquet")]) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in tool.errors("documents", tmp_path / "x.parquet")

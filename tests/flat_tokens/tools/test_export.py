@@ -13,11 +13,11 @@ import pytest
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
-from flat_tokens.tools import cli
 from flat_tokens.tools import export as exporting
 from flat_tokens.tools.arguments import description
 from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.import_ import import_dataset
+from tests.terminal import Terminal
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
@@ -149,11 +149,10 @@ def test_who_may_only_read_an_output_exports_without_a_note(
     assert sorted(path.name for path in output.iterdir()) == ["latest.json", "versions"]
 
 
-def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, tool: Terminal) -> None:
     made(tmp_path / "empty", [], [])
     for said in ("there are no sequences", "nothing to do"):
-        assert cli.main(["export", str(tmp_path / "empty"), str(tmp_path / "out"), "--to", "parquet"]) == 0
-        assert said in capsys.readouterr().out
+        assert said in tool.out("export", tmp_path / "empty", tmp_path / "out", "--to", "parquet")
 
 
 def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
@@ -231,51 +230,49 @@ def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path, tool: Terminal) -> None:
     out = str(tmp_path / "shards")
     told = [str(dataset), "--to", "build-nanogpt", out, "--end-of-text", "50_256", "--tokens-per-shard", "4", "--name", "corpus"]
-    assert cli.main(["export", *told, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = tool.json("export", *told)
     names = [f"corpus_val_{i:06d}.npy" for i in range(2)] + [f"corpus_train_{i:06d}.npy" for i in range(2, 6)]
     assert [stored["key"] for stored in result["objects"]] == names
     assert result["byte_count"] == sum((tmp_path / "shards" / name).stat().st_size for name in names)
-    assert cli.main(["export", *told]) == 0
-    assert capsys.readouterr().out.startswith(f"nothing to do: {out} is this export, ")
+    assert tool.out("export", *told).startswith(f"nothing to do: {out} is this export, ")
 
     back = str(tmp_path / "back")
-    assert cli.main(["import", out, back, "--format", "build-nanogpt", "--end-of-text", "50256", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["splits"]["train"] == {"token_count": 10, "seq_count": 5}
+    assert tool.json("import", out, back, "--format", "build-nanogpt", "--end-of-text", "50256")["splits"]["train"] == {
+        "token_count": 10,
+        "seq_count": 5,
+    }
     assert sequences(tmp_path / "back") == {"train": TRAIN, "validation": VALIDATION}
     assert flat_tokens.open(back).manifest["provenance"]["imported"]["options"] == {"end_of_text": 50256}
 
-    assert cli.main(["import", out, back]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert cli.main(["export", str(dataset), "--to", "megatron", str(tmp_path / "m"), "--length", "7"]) == 2
-    assert "megatron has no option 'length'; it has end_of_text" in capsys.readouterr().err
+    assert "exists already" in tool.errors("import", out, back)
+    assert "megatron has no option 'length'; it has end_of_text" in tool.errors(
+        "export", dataset, "--to", "megatron", tmp_path / "m", "--length", "7"
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+    dataset: Path, tmp_path: Path, tool: Terminal, format: str
 ) -> None:
     if format in ("parquet", "arrow"):
         pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
     export(dataset, tmp_path / "out", format, **given_to(format))
-    assert cli.main(["import", str(tmp_path / "out"), str(tmp_path / "one"), "--format", format]) == 0
-    said = capsys.readouterr().err
+    said = tool.errors("import", tmp_path / "out", tmp_path / "one", "--format", format, status=0)
     if sequences(tmp_path / "one")["train"] == TRAIN:
         assert said == ""
         return
     assert len(sequences(tmp_path / "one")["train"]) == 1
     assert f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone" in said
-    told = ["import", str(tmp_path / "out"), str(tmp_path / "back"), "--format", format, "--end-of-text", str(END)]
-    assert cli.main(told) == 0
-    assert capsys.readouterr().err == ""
+    told = ["import", tmp_path / "out", tmp_path / "back", "--format", format, "--end-of-text", END]
+    assert tool.errors(*told, status=0) == ""
     assert sequences(tmp_path / "back")["train"] == TRAIN
 
 
-def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path) -> None:
-    assert cli.main(["export", str(dataset), "--to", "megatron", str(tmp_path / "out"), "--split", "validation"]) == 0
+def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path, tool: Terminal) -> None:
+    tool.out("export", dataset, "--to", "megatron", tmp_path / "out", "--split", "validation")
     assert sorted(contents(tmp_path / "out")) == ["validation.bin", "validation.idx"]
     import_dataset(tmp_path / "out", tmp_path / "back")
     assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}

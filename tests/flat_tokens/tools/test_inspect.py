@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -20,13 +19,13 @@ import flat_tokens
 import flat_tokens.tools.inspect
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import terminal
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
+from tests.terminal import Terminal
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
 VOCABULARY = Vocabulary.of("few", None, PIECES, None)
@@ -92,105 +91,90 @@ def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
     assert found == [([1, 2], [0, 2], [0], 0), ([2, 3, 4], [0, 2, 3], [0, 1], 1)]
 
 
-def test_it_says_what_is_there(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo)]) == 0
-    said = capsys.readouterr().out
+def test_it_says_what_is_there(demo: Path, tool: Terminal) -> None:
+    said = tool.out("inspect", "--trust-records", demo)
     for part in ("flat-tokens dataset 'dataset', version ", "44,912", "263", "mmap, zarr v3", "tokenizer.json", "330 documents"):
         assert part in said
     assert re.search(r"source notes from local files \(notes\.jsonl\): 1 file, 50\.4 kB", said)
     assert "\x1b" not in said
 
 
-def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, tool: Terminal) -> None:
     """No text, whose size could be told, no draw, no options."""
     write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
-    assert main(["export", str(tmp_path / "dataset"), str(tmp_path / "files"), "--to", "megatron"]) == 0
+    tool.out("export", tmp_path / "dataset", tmp_path / "files", "--to", "megatron")
     with Threads(1) as runner:
         import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
-    assert main(["inspect", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
+    said = tool.out("inspect", tmp_path / "out")
     assert re.search(r"^  text +3 documents read$", said, re.M)
     assert re.search(r"^  validation +what the sources name as such; no document is drawn$", said, re.M)
     assert re.search(r"^    format megatron$", said, re.M)
 
 
-def test_json_has_all_that_is_known(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo), "--json"]) == 0
-    said, dataset = json.loads(capsys.readouterr().out), flat_tokens.open(demo)
+def test_json_has_all_that_is_known(demo: Path, tool: Terminal) -> None:
+    said, dataset = tool.json("inspect", "--trust-records", demo), flat_tokens.open(demo)
     assert said["splits"]["train"]["token_count"] == dataset.train.token_count
     assert said["tokenizer"]["digest"] == dataset.manifest["provenance"]["tokenizer"]["digest"]
     assert [source["name"] for source in said["sources"]] == ["stories", "notes"]
     stored = sum(path.stat().st_size for path in Path(dataset.path).rglob("*") if path.is_file())
     assert 0 < stored - said["byte_count"] < 50_000  # the manifest and the root's metadata are not in the manifest
-    assert main(["inspect", "--trust-records", str(demo), "--json", "--split", "validation"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["splits"]) == ["validation"]
+    assert list(tool.json("inspect", "--trust-records", demo, "--split", "validation")["splits"]) == ["validation"]
 
 
-def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, tool: Terminal) -> None:
     shard = next(path.parent for path in demo.glob("_cache/*/receipt.json"))
-    assert main(["inspect", str(shard)]) == 0
-    assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", capsys.readouterr().out)
+    assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", tool.out("inspect", shard))
 
 
-def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, tool: Terminal) -> None:
     """What is not text goes to standard error, so that the text can be redirected."""
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
-    out, err = capsys.readouterr()
+    status, out, err = tool("inspect", "--trust-records", demo, "--sequence", "0")
+    assert status == 0
     vocabulary = load_vocabulary(str(Path(__file__).parents[3] / "deployments" / "demo"))
     assert out.encode() == vocabulary.decode(flat_tokens.open(demo).train.sequence(0))[0]
     assert re.fullmatch(r"train sequence 0 of 263: \d+ tokens, stories\.parquet row \d+, key [0-9a-f]{16}\n", err)
 
 
-def test_negative_numbers_count_from_the_end(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "-1", "--split", "validation", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+def test_negative_numbers_count_from_the_end(demo: Path, tool: Terminal) -> None:
+    said = tool.json("inspect", "--trust-records", demo, "--sequence", "-1", "--split", "validation")
     assert (said["split"], said["sequence"]) == ("validation", 66)
     assert said["ids"] == flat_tokens.open(demo).validation.sequence(66).tolist()
     assert said["document"]["file"] == "notes.jsonl"
 
 
-def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0", "--color", "always"]) == 0
-    said = capsys.readouterr().out
+def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, tool: Terminal) -> None:
+    said = tool.out("inspect", "--trust-records", demo, "--sequence", "0", "--color", "always")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("⏎", "").rstrip("\n")
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
-    assert plain == capsys.readouterr().out.rstrip("\n")
+    assert plain == tool.out("inspect", "--trust-records", demo, "--sequence", "0").rstrip("\n")
     shades = re.findall(r"\x1b\[38;5;16;48;5;(\d+)m", said)
     assert len(shades) >= 2
     assert all(f"{terminal.RESET}\n" in line + "\n" for line in said.split("\n")[:-2])
 
 
-def test_no_color_and_pipes_are_respected(
-    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_and_pipes_are_respected(demo: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for no_color, colored in ((None, True), ("1", False)):
         if no_color:
             monkeypatch.setenv("NO_COLOR", no_color)
-        assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
-        assert ("\x1b" in capsys.readouterr().out) is colored
+        assert ("\x1b" in tool.out("inspect", "--trust-records", demo, "--sequence", "0")) is colored
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "0"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in tool.out("inspect", "--trust-records", demo, "--sequence", "0")
 
 
 def test_a_documents_control_characters_do_not_reach_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = b"a\x1b]0;title\x07\x9b31m\x7f \xe2\x80\xaeb"
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text]])])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert main([*show, "--color", "never"]) == 0
-    assert capsys.readouterr().out == "a␛]0;title␇\ufffd31m␡ \ufffdb\n"
-    assert main([*show, "--color", "always"]) == 0
-    assert "\x1b]" not in capsys.readouterr().out
+    assert tool.out(*show, "--color", "never") == "a␛]0;title␇\ufffd31m␡ \ufffdb\n"
+    assert "\x1b]" not in tool.out(*show, "--color", "always")
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert main(show) == 0
-    assert "\x1b]0;title\x07" in capsys.readouterr().out
+    assert "\x1b]0;title\x07" in tool.out(*show)
 
 
 def test_a_character_of_several_tokens_is_shown_with_the_last_of_them() -> None:
@@ -199,69 +183,59 @@ def test_a_character_of_several_tokens_is_shown_with_the_last_of_them() -> None:
     assert shown == ["a", "😀", "b", "\ufffd"]
 
 
-def test_a_character_that_windows_cut_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_character_that_windows_cut_is_whole(tmp_path: Path, tool: Terminal) -> None:
     text = "é☃😀" * 9
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text.encode()]])])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.inspect, "WINDOW_TOKENS", 4)
-        assert main(show) == 0
-        assert capsys.readouterr().out == text
-        assert main([*show, "--color", "always"]) == 0
-        assert re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out) == text + "\n"
+        assert tool.out(*show) == text
+        assert re.sub(r"\x1b\[[0-9;]*m", "", tool.out(*show, "--color", "always")) == text + "\n"
 
 
-def test_found_text_says_where_and_the_status_says_whether(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = main(["inspect", "--trust-records", str(demo), "--sequence", "5"]) or capsys.readouterr().out
-    needle = text[10:40]
-    assert main(["inspect", "--trust-records", str(demo), "--find", needle, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+def test_found_text_says_where_and_the_status_says_whether(demo: Path, tool: Terminal) -> None:
+    needle = tool.out("inspect", "--trust-records", demo, "--sequence", "5")[10:40]
+    said = tool.json("inspect", "--trust-records", demo, "--find", needle)
     assert ("train", 5) in [(match["split"], match["sequence"]) for match in said["matches"]]
-    assert main(["inspect", "--trust-records", str(demo), "--find", "not in there at all"]) == 1
-    assert capsys.readouterr() == ("", "flat-tokens: nothing was found\n")
+    missing = tool("inspect", "--trust-records", demo, "--find", "not in there at all")
+    assert missing == (1, "", "flat-tokens: nothing was found\n")
 
 
-def test_a_limit_says_that_there_are_more(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo), "--find", "the", "--limit", "3"]) == 0
-    out, err = capsys.readouterr()
+def test_a_limit_says_that_there_are_more(demo: Path, tool: Terminal) -> None:
+    status, out, err = tool("inspect", "--trust-records", demo, "--find", "the", "--limit", "3")
+    assert status == 0
     assert len(out.splitlines()) == 3
     assert "there are more than 3" in err
-    assert main(["inspect", "--trust-records", str(demo), "--find", "the", "--limit", "0", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = tool.json("inspect", "--trust-records", demo, "--find", "the", "--limit", "0")
     assert len(said["matches"]) > 3
     assert said["more"] is False
     assert {match["split"] for match in said["matches"]} == {"train", "validation"}
 
 
-def test_ids_need_no_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[5, 6], [7, 2**31 - 1, 8]])])
     path = str(tmp_path / "data")
-    assert main(["inspect", path, "--sequence", "1"]) == 0
-    out, err = capsys.readouterr()
+    status, out, err = tool("inspect", path, "--sequence", "1")
+    assert status == 0
     assert out == "7 2147483647 8\n"
     assert "no tokenizer is known: ids are shown" in err
-    assert main(["inspect", path, "--find-ids", "2147483647, 8"]) == 0
-    assert capsys.readouterr().out == "train 1:1  7 »2147483647 8«\n"
-    assert main(["inspect", path, "--find", "x"]) == 2
-    assert "no tokenizer is known to find text with" in capsys.readouterr().err
+    assert tool.out("inspect", path, "--find-ids", "2147483647, 8") == "train 1:1  7 »2147483647 8«\n"
+    assert "no tokenizer is known to find text with" in tool.errors("inspect", path, "--find", "x")
 
 
 @pytest.mark.parametrize("wrong", ["x", "", "-1", "2147483648", "1.5"])
-def test_ids_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
-    assert main(["inspect", str(tmp_path), f"--find-ids={wrong}"]) == 2
-    assert "is not a list of token ids from 0 to 2147483647" in capsys.readouterr().err
+def test_ids_that_are_none_are_refused(tmp_path: Path, tool: Terminal, wrong: str) -> None:
+    assert "is not a list of token ids from 0 to 2147483647" in tool.errors("inspect", tmp_path, f"--find-ids={wrong}")
 
 
-def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, tool: Terminal) -> None:
     path = str(reference / "modalities" / "lorem_ipsum.pbin")
-    assert main(["inspect", path]) == 0
-    assert "modalities dataset" in capsys.readouterr().out
-    assert main(["inspect", path, "--sequence", "0", "--tokenizer", "gpt2"]) == 0
-    assert "Lorem ipsum" in capsys.readouterr().out
-    assert main(["inspect", path, "--find", "rem ips", "--tokenizer", "gpt2", "--limit", "1"]) == 0
-    assert "Lo»rem ips«um" in capsys.readouterr().out
+    assert "modalities dataset" in tool.out("inspect", path)
+    assert "Lorem ipsum" in tool.out("inspect", path, "--sequence", "0", "--tokenizer", "gpt2")
+    assert "Lo»rem ips«um" in tool.out("inspect", path, "--find", "rem ips", "--tokenizer", "gpt2", "--limit", "1")
 
 
-def test_a_sequence_that_is_not_there_is_refused(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "--trust-records", str(demo), "--sequence", "263"]) == 2
-    assert re.search(r"there is no sequence 263; there are 263", capsys.readouterr().err)
+def test_a_sequence_that_is_not_there_is_refused(demo: Path, tool: Terminal) -> None:
+    assert re.search(
+        r"there is no sequence 263; there are 263", tool.errors("inspect", "--trust-records", demo, "--sequence", "263")
+    )

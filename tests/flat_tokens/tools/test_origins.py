@@ -14,6 +14,7 @@ from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
 from tests.flat_tokens.demo import DEMO, build_demo
 from tests.flat_tokens.tools.test_export import MARKED
+from tests.terminal import Terminal
 
 END = "4096"
 
@@ -29,38 +30,29 @@ def exported(version: Path, out: Path, format: str, *more: str) -> Path:
     return out
 
 
-def traced(path: Path, capsys: pytest.CaptureFixture[str], split: str = "train", sequence: int = 7) -> dict[str, Any]:
-    capsys.readouterr()
-    arguments = ["--split", split, "--sequence", str(sequence), "--source", str(DEMO), "--json"]
-    assert main(["trace", str(path), *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def traced(path: Path, tool: Terminal, split: str = "train", sequence: int = 7) -> dict[str, Any]:
+    return tool.json("trace", path, "--split", split, "--sequence", sequence, "--source", DEMO)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_trace_and_inspect_find_an_exports_documents_again(
-    version: Path, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_and_inspect_find_an_exports_documents_again(version: Path, tmp_path: Path, format: str, tool: Terminal) -> None:
     """Also of formats that nobody recognises, and without naming the end-of-text token: the origin tells them."""
     out = exported(version, tmp_path / "moved" / format, format)
     for split, sequence in (("train", 7), ("validation", 0)):
-        here, there = traced(out, capsys, split, sequence), traced(version, capsys, split, sequence)
+        here, there = traced(out, tool, split, sequence), traced(version, tool, split, sequence)
         assert here["text_from"] == "source"
         assert {key: here[key] for key in ("document", "found", "text")} == {
             key: there[key] for key in ("document", "found", "text")
         }
-    assert main(["inspect", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = tool.json("inspect", out)
     assert told["made_of"]["version"] == version.name
     assert told["tokenizer"]["name"] == "tokenizer.json"
     assert [source["name"] for source in told["sources"]] == ["stories", "notes"]
 
 
-def test_one_split_and_a_directory_of_an_export_have_its_origin(
-    version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_split_and_a_directory_of_an_export_have_its_origin(version: Path, tmp_path: Path, tool: Terminal) -> None:
     out = exported(version, tmp_path / "held-out", "mds", "--split", "validation")
-    assert traced(out, capsys, "validation", 3) == {**traced(out / "validation", capsys, "validation", 3), "path": str(out)}
+    assert traced(out, tool, "validation", 3) == {**traced(out / "validation", tool, "validation", 3), "path": str(out)}
     assert not (out / ".export/documents/train").exists()
 
 
@@ -73,12 +65,12 @@ def test_a_file_of_several_has_no_documents_but_its_sources(version: Path, tmp_p
 
 
 def test_without_room_or_origin_an_export_is_read_all_the_same(
-    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: Terminal
 ) -> None:
     monkeypatch.setattr("flat_tokens.tools.export.ALWAYS_ROOM", -(10**9))
     out = exported(version, tmp_path / "out", "parquet")
     assert not (out / ".export/documents").exists()
-    assert traced(out, capsys)["document"] is None
+    assert traced(out, tool)["document"] is None
     shutil.rmtree(out / ".export")
     assert open_corpus(out).provenance == {}
 

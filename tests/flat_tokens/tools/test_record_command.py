@@ -14,9 +14,9 @@ import flat_tokens
 from flat_tokens import Ledger, TokenBatch, write_dataset
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.tools import record as command
-from flat_tokens.tools.cli import main
 from tests.flat_tokens.record.corpora import build_corpus
 from tests.flat_tokens.tools.test_report import HOSTILE, Page
+from tests.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +32,13 @@ def ledger(tmp_path: Path, corpus: Path) -> Path:
     return tmp_path / "run.json"
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 0
-    return capsys.readouterr().out
-
-
-def test_json_is_the_record_with_its_forms(ledger: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "record", str(ledger), "--step", "40", "--digest", "0,38:40", "--bytes", "--json"))
+def test_json_is_the_record_with_its_forms(ledger: Path, corpus: Path, tool: Terminal) -> None:
+    found = tool.json("record", ledger, "--step", "40", "--digest", "0,38:40", "--bytes")
     forms = found.pop("forms")
     opened = Ledger.open(ledger)
     assert found == record_of_run(opened, 40, digests=[0, 38, 39], sizes=lambda _: np.ones(256, np.int64))
     assert [len(form["fields"]) for form in forms] == [51, 12]
-    of_dataset = json.loads(printed(capsys, "record", str(corpus), "--by", "language", "--json"))
+    of_dataset = tool.json("record", corpus, "--by", "language")
     del of_dataset["forms"]
     assert of_dataset == record_of_dataset(corpus, columns=["language"])
 
@@ -59,10 +54,10 @@ def numbers_in(value: Any) -> set[str]:
     return {value} if isinstance(value, str) and value else set()
 
 
-def test_the_page_holds_what_the_json_holds(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_holds_what_the_json_holds(ledger: Path, tmp_path: Path, tool: Terminal) -> None:
     arguments = ["record", str(ledger), "--step", "40", "--digest", "7", "--bytes"]
-    found = json.loads(printed(capsys, *arguments, "--json"))
-    assert printed(capsys, *arguments, "--html", str(tmp_path / "record.html")) == f"wrote {tmp_path / 'record.html'}\n"
+    found = tool.json(*arguments)
+    assert tool.out(*arguments, "--html", tmp_path / "record.html") == f"wrote {tmp_path / 'record.html'}\n"
     text = (tmp_path / "record.html").read_text()
     page = Page(text)
     shown = {key: found[key] for key in ("documents", "tokens", "stored_tokens", "by", "forms")}
@@ -114,8 +109,8 @@ def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> 
     assert all(attributes.get("scope") for tag, attributes in page.elements if tag == "th")
 
 
-def test_people_see_a_summary(ledger: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = printed(capsys, "record", str(ledger), "--step", "40").splitlines()
+def test_people_see_a_summary(ledger: Path, corpus: Path, tool: Terminal) -> None:
+    said = tool.out("record", ledger, "--step", "40").splitlines()
     assert said[0] == f"{ledger}: before step 40, 320 samples"
     assert said[1].startswith(f"one: {corpus}, version ")
     assert said[3].split() == ["documents", "tokens", "epochs"]
@@ -124,20 +119,19 @@ def test_people_see_a_summary(ledger: Path, corpus: Path, capsys: pytest.Capture
     assert said[-1] == "Training data documentation: 4 of 12 fields are filled in; --html or --json has them"
 
 
-def test_answers_go_into_the_forms_and_croissant(ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_go_into_the_forms_and_croissant(ledger: Path, tmp_path: Path, tool: Terminal) -> None:
     answers = {"forms": {"ca.6": "Licensed."}, "croissant": {"url": "https://example.org", "license": "mit"}}
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     out = tmp_path / "run.jsonld"
     arguments = ["record", str(ledger), "--step", "9", "--answers", str(tmp_path / "answers.json"), "--croissant", str(out)]
-    assert main([*arguments, "--json"]) == 0
-    said, warned = capsys.readouterr()
+    status, said, warned = tool(*arguments, "--json")
+    assert status == 0
     assert {field["id"]: field["value"] for field in json.loads(said)["forms"][1]["fields"]}["ca.6"] == "Licensed."
     assert warned == f"flat-tokens: {out}: has no creator, datePublished: name them with --answers\n"
     assert json.loads(out.read_text())["license"] == "mit"
     for wrong, why in (({"form": {}}, "has 'form', but answers are"), ({"forms": []}, "'forms' is [], but it is an object")):
         (tmp_path / "answers.json").write_text(json.dumps(wrong))
-        assert main(arguments) == 2
-        assert why in capsys.readouterr().err
+        assert why in tool.errors(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -148,19 +142,16 @@ def test_answers_go_into_the_forms_and_croissant(ledger: Path, tmp_path: Path, c
         (["--step", "5", "--bytes", "--tokenizer", "none-such"], "none-such"),
     ],
 )
-def test_mistakes_are_one_line(ledger: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", str(ledger), *arguments]) == 2
-    err = capsys.readouterr().err
+def test_mistakes_are_one_line(ledger: Path, arguments: list[str], said: str, tool: Terminal) -> None:
+    err = tool.errors("record", ledger, *arguments)
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_dataset_has_no_steps(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", str(corpus), "--step", "5"]) == 2
-    assert "--step and --digest are of a run" in capsys.readouterr().err
+def test_a_dataset_has_no_steps(corpus: Path, tool: Terminal) -> None:
+    assert "--step and --digest are of a run" in tool.errors("record", corpus, "--step", "5")
 
 
-def test_bytes_need_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_need_a_tokenizer(tmp_path: Path, tool: Terminal) -> None:
     write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[1, 2]])])
-    assert main(["record", str(tmp_path / "d"), "--bytes"]) == 2
-    assert "names no tokenizer, which --bytes needs" in capsys.readouterr().err
+    assert "names no tokenizer, which --bytes needs" in tool.errors("record", tmp_path / "d", "--bytes")

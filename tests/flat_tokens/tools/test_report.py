@@ -11,10 +11,10 @@ import pytest
 
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import report
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.stats import count, summarise
 from flat_tokens.vocabulary import Vocabulary
+from tests.terminal import Terminal
 
 VOID = {"meta", "br", "img", "line", "rect", "polyline"}
 HOSTILE = "<script>alert(1)</script>\"'&</style>"
@@ -56,9 +56,8 @@ def of(sequences: list[list[int]], tmp_path: Path, **provenance: Any) -> str:
     return report.page(summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, 25))
 
 
-def test_the_page_has_every_section_and_the_numbers(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", "--trust-records", str(demo), "--html", str(tmp_path / "report.html")]) == 0
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'report.html'}\n"
+def test_the_page_has_every_section_and_the_numbers(demo: Path, tmp_path: Path, tool: Terminal) -> None:
+    assert tool.out("stats", "--trust-records", demo, "--html", tmp_path / "report.html") == f"wrote {tmp_path / 'report.html'}\n"
     page = Page((tmp_path / "report.html").read_text())
     assert [tag for tag, _ in page.elements].count("svg") == 4
     for heading in ("Document lengths", "Tokens by source", "Vocabulary", "Most frequent tokens", "What it was made of"):
@@ -70,8 +69,8 @@ def test_the_page_has_every_section_and_the_numbers(demo: Path, tmp_path: Path, 
     assert page.elements[0] == ("html", {"lang": "en"})
 
 
-def test_it_is_written_in_one_file_that_loads_nothing(demo: Path, tmp_path: Path) -> None:
-    assert main(["stats", "--trust-records", str(demo), "--html", str(tmp_path / "report.html")]) == 0
+def test_it_is_written_in_one_file_that_loads_nothing(demo: Path, tmp_path: Path, tool: Terminal) -> None:
+    tool.out("stats", "--trust-records", demo, "--html", tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
     assert {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "object", "embed", "base", "form"} == set()
@@ -89,9 +88,9 @@ def test_it_has_colours_for_light_and_dark_and_fits_a_phone(tmp_path: Path) -> N
     assert used <= defined
 
 
-def test_equal_datasets_give_equal_bytes(demo: Path, tmp_path: Path) -> None:
+def test_equal_datasets_give_equal_bytes(demo: Path, tmp_path: Path, tool: Terminal) -> None:
     for name in ("a.html", "b.html"):
-        assert main(["stats", "--trust-records", str(demo), "--html", str(tmp_path / name)]) == 0
+        tool.out("stats", "--trust-records", demo, "--html", tmp_path / name)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens import Ledger, TokenBatch, write_dataset
-from flat_tokens.tools.cli import main
+from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -24,13 +23,8 @@ def run(tmp_path: Path, demo: Path) -> Path:
     return tmp_path / "run.json"
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    assert main(list(arguments)) == status
-    return capsys.readouterr().out
-
-
-def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "seen", str(run), "--document", "5", "--before", "60", "--json"))
+def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, tool: Terminal) -> None:
+    found = tool.json("seen", run, "--document", "5", "--before", "60")
     mixture, train = Ledger.open(run).mixture(), flat_tokens.open(demo).train
     assert [source["name"] for source in found["sources"]] == ["text", "plain"]
     assert [source["samples"] for source in found["sources"]] == mixture.drawn(60).tolist()
@@ -42,13 +36,13 @@ def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, capsys: 
         source, index = mixture.indices(step)
         expected += [(step, k, int(index[k])) for k in range(len(index)) if source[k] == 0 and int(index[k]) in holding]
     assert [(visit["step"], visit["batch_row"], visit["row"]) for visit in document["visits"]] == expected
-    by_key = json.loads(printed(capsys, "seen", str(run), "--document", document["key"], "--before", "60", "--json"))
+    by_key = tool.json("seen", run, "--document", document["key"], "--before", "60")
     assert by_key["sources"][0]["documents"] == [document]
     assert by_key["sources"][1]["documents"] == []
 
 
-def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "seen", str(run), "--source", "plain", "--before", "30", "--json"))["sources"]
+def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, tool: Terminal) -> None:
+    found = tool.json("seen", run, "--source", "plain", "--before", "30")["sources"]
     mixture, tokens = Ledger.open(run).mixture(), flat_tokens.open(tmp_path / "plain").train
     counts: dict[int, int] = {}
     for step in range(30):
@@ -60,8 +54,8 @@ def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, capsys: p
     assert {document["key"] for document in found[0]["documents"]} == {None}
 
 
-def test_people_see_a_summary_and_some_documents(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = printed(capsys, "seen", str(run), "--before", "30", "--limit", "2").splitlines()
+def test_people_see_a_summary_and_some_documents(run: Path, tool: Terminal) -> None:
+    said = tool.out("seen", run, "--before", "30", "--limit", "2").splitlines()
     assert said[0].startswith("text: 239 samples before step 30, 0.34 epochs of 701 rows")
     assert said[1].startswith("  document 0, key ")
     assert ": step " in said[1]
@@ -78,22 +72,18 @@ def test_people_see_a_summary_and_some_documents(run: Path, capsys: pytest.Captu
         (["--before", "30", "--document", "0123456789abcdef"], 1, ""),
     ],
 )
-def test_what_is_not_there_is_told(
-    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, said: str
-) -> None:
-    assert main(["seen", str(run), *arguments]) == status
-    assert said in capsys.readouterr().err
+def test_what_is_not_there_is_told(run: Path, tool: Terminal, arguments: list[str], status: int, said: str) -> None:
+    assert said in tool.errors("seen", run, *arguments, status=status)
 
 
-def test_a_moved_dataset_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_moved_dataset_is_named(run: Path, tmp_path: Path, tool: Terminal) -> None:
     (tmp_path / "plain").rename(tmp_path / "moved")
-    assert main(["seen", str(run), "--before", "30"]) == 2
-    assert "plain" in capsys.readouterr().err
-    printed(capsys, "seen", str(run), "--before", "30", "--at", f"plain={tmp_path / 'moved'}")
+    assert "plain" in tool.errors("seen", run, "--before", "30")
+    tool.out("seen", run, "--before", "30", "--at", f"plain={tmp_path / 'moved'}")
 
 
-def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traced: dict[str, Any] = json.loads(printed(capsys, "trace", str(run), "--step", "25", "--json"))
+def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, tool: Terminal) -> None:
+    traced: dict[str, Any] = tool.json("trace", run, "--step", "25")
     mixture = Ledger.open(run).mixture()
     batch = mixture[25]
     tokens = [flat_tokens.open(path).train for path in (demo, tmp_path / "plain")]
@@ -103,19 +93,16 @@ def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, capsys: pyt
         assert (k, row["view_row"]) == (batch.source[row["row"]], batch.index[row["row"]])
         ids = [tokens[k].sequence(part["sequence"])[slice(*part["sequence_tokens"])] for part in row["parts"]]
         assert np.array_equal(np.concatenate(ids), batch.samples.targets[row["row"]])
-    one = printed(capsys, "trace", str(run), "--step", "25", "--row", "3")
+    one = tool.out("trace", run, "--step", "25", "--row", "3")
     assert f"row 3 of step 25: row {batch.index[3]:,} of source {mixture.names[batch.source[3]]}" in one
-    assert main(["trace", str(run), "--token", "5"]) == 2
-    assert "is a run's ledger: say --step" in capsys.readouterr().err
+    assert "is a run's ledger: say --step" in tool.errors("trace", run, "--token", "5")
 
 
 @pytest.mark.parametrize("settings", [{}, {"split_across_pack": True}, {"fit": "best"}], ids=["greedy", "split", "best"])
-def test_trace_of_packed_documents(
-    tmp_path: Path, demo: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
-) -> None:
+def test_trace_of_packed_documents(tmp_path: Path, demo: Path, tool: Terminal, settings: dict[str, Any]) -> None:
     train = flat_tokens.open(demo).train
     ledger = Ledger.create(tmp_path / "packs.json", {"text": (train.packed_documents(1200, **settings), 1)}, 4)
-    traced = json.loads(printed(capsys, "trace", str(tmp_path / "packs.json"), "--step", "2", "--json"))
+    traced = tool.json("trace", tmp_path / "packs.json", "--step", "2")
     batch = ledger.mixture()[2].samples
     for row in traced["rows"]:
         for part in row["parts"]:

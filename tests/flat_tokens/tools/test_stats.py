@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import flat_tokens
 import flat_tokens.tools.stats
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import Corpus, open_corpus
 from flat_tokens.tools.stats import Counts, Tally, count, histogram, summarise
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.flat_tokens.demo import DEMO, build_dataset
+from tests.terminal import Terminal
 
 VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
 LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)
@@ -164,11 +164,9 @@ def test_tokens_by_source_are_those_of_each_built_alone(tmp_path: Path, demo: Pa
     assert by_split == [part["token_count"] for part in found["splits"].values()]
 
 
-def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", "--trust-records", str(demo), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert main(["stats", "--trust-records", str(demo), "--top", "3"]) == 0
-    said = capsys.readouterr().out
+def test_the_terminal_shows_what_json_has(demo: Path, tool: Terminal) -> None:
+    found = tool.json("stats", "--trust-records", demo)
+    said = tool.out("stats", "--trust-records", demo, "--top", "3")
     assert f"{found['splits']['train']['token_count']:,}" in said
     assert f"{found['total']['vocabulary_use']['unused']:,} of 4,096" in said
     top = found["total"]["top_tokens"]
@@ -177,43 +175,37 @@ def test_the_terminal_shows_what_json_has(demo: Path, capsys: pytest.CaptureFixt
     assert len(said.rpartition("most frequent tokens\n")[2].splitlines()) == 3
 
 
-def test_one_split_is_counted_alone(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", "--trust-records", str(demo), "--split", "validation", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_one_split_is_counted_alone(demo: Path, tool: Terminal) -> None:
+    found = tool.json("stats", "--trust-records", demo, "--split", "validation")
     assert list(found["splits"]) == ["validation"]
     assert found["total"]["token_count"] == flat_tokens.open(demo).validation.token_count
     assert found["text_bytes"] is None  # what is recorded is of both splits
 
 
-def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(
-    tmp_path: Path, demo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(tmp_path: Path, demo: Path, tool: Terminal) -> None:
     (demo / "latest").resolve().rename(tmp_path / "moved")
     try:
-        assert main(["stats", str(tmp_path / "moved"), "--json"]) == 0
+        status, out, errors = tool("stats", tmp_path / "moved", "--json")
     finally:
         (tmp_path / "moved").rename((demo / "latest").resolve())
-    out, err = capsys.readouterr()
+    assert status == 0
     assert json.loads(out)["total"]["top_tokens"][0]["text"] is None
     assert json.loads(out)["total"]["vocabulary_use"]["size"] == 4096
-    assert "tokens are shown by their ids" in err
+    assert "tokens are shown by their ids" in errors
 
 
-def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, tool: Terminal) -> None:
     tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance={"tokenizer": tokenizer})
-    assert main(["stats", str(tmp_path / "data"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["total"]["vocabulary_use"] is None
+    assert tool.json("stats", tmp_path / "data")["total"]["vocabulary_use"] is None
 
 
-def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, tool: Terminal) -> None:
     write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])], layout="zarr2")
     (tmp_path / "data/train/seq_starts/0").write_bytes(b"damaged")
-    assert main(["stats", str(tmp_path / "data")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert len(tool.errors("stats", tmp_path / "data").splitlines()) == 1
 
 
-def test_other_formats_are_counted_alike(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stats", str(reference / "modalities" / "lorem_ipsum_long.pbin"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_other_formats_are_counted_alike(reference: Path, tool: Terminal) -> None:
+    found = tool.json("stats", reference / "modalities" / "lorem_ipsum_long.pbin")
     assert (found["total"]["token_count"], found["total"]["seq_count"]) == (332_875, 500)

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
 from tests.flat_tokens.demo import build_dataset
+from tests.terminal import Terminal
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 EVIL = "\x1b]52;c;ZXZpbA==\x07 \x1b[2K\rright\n\x9b2J\x7f\u202e<img src=x onerror=alert(1)>|`[a](javascript:b)"
@@ -90,38 +90,32 @@ CHAINS = ("{}/x.jsonl", "reference::{}/refs.json", "simplecache::{}/x.jsonl", "z
 
 
 @pytest.mark.parametrize("url", CHAINS)
-def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(
-    dataset: Path, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(dataset: Path, url: str, tool: Terminal) -> None:
     with requests_to_a_server() as (server, asked):
         record(dataset, sources=[{"path": url.format(server)}])
         change(dataset, lambda made_of: made_of["sources"][0].update({"from": url.format(server)}))
         for command in commands(dataset):
-            main(command)
-            capsys.readouterr()
+            tool(*command)
         change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(name=url.format(server)))
         for command in commands(dataset):
-            main([*command, "--source", str(dataset.parent / "in")])
+            tool(*command, "--source", dataset.parent / "in")
             if "::" in url:
-                main([*command, "--trust-records"])
+                tool(*command, "--trust-records")
         assert asked == []
 
 
-def test_with_consent_a_plain_url_is_read(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_consent_a_plain_url_is_read(dataset: Path, tool: Terminal) -> None:
     """So the tests of what is not asked for test something."""
     with requests_to_a_server() as (server, asked):
         record(dataset, sources=[{"path": f"{server}/x.jsonl"}])
-        assert main([*commands(dataset)[0], "--trust-records"]) == 0
-        assert "text from  the source" in capsys.readouterr().out
+        assert "text from  the source" in tool.out(*commands(dataset)[0], "--trust-records")
         assert set(asked) == {"/x.jsonl"}
 
 
-def test_without_consent_the_record_of_a_run_opens_no_file(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(commands(dataset)[0]) == 0
-    said = capsys.readouterr().out
+def test_without_consent_the_record_of_a_run_opens_no_file(dataset: Path, tool: Terminal) -> None:
+    said = tool.out(*commands(dataset)[0])
     assert "x.jsonl is not found; say where it is with --source, or trust the dataset's own records: --trust-records" in said
-    assert main([*commands(dataset)[0], "--source", str(dataset.parent / "in")]) == 0
-    assert "text from  the source" in capsys.readouterr().out
+    assert "text from  the source" in tool.out(*commands(dataset)[0], "--source", dataset.parent / "in")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +166,7 @@ def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path: Path, dataset: Pa
 
 @pytest.mark.parametrize("name", ["/dev/zero", "evil/repository", "tokenizer.json", "~", ".", "vocabulary", "x.tiktoken"])
 def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(
-    tmp_path: Path, dataset: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dataset: Path, name: str, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "vocabulary").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -180,10 +174,9 @@ def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(
     change(dataset, lambda made_of: made_of["tokenizer"].update(name=name))
     with requests_to_a_server() as (server, asked):
         monkeypatch.setenv("HF_ENDPOINT", server)
-        assert main(["inspect", str(dataset), "--sequence", "0"]) == 2
-        assert "If you trust who made the dataset: --trust-records" in capsys.readouterr().err
+        assert "If you trust who made the dataset: --trust-records" in tool.errors("inspect", dataset, "--sequence", "0")
         for command in (*commands(dataset), ["stats", str(dataset)]):
-            assert main(command) == 0
+            tool.out(*command)
         assert asked == []
 
 
@@ -205,7 +198,7 @@ def is_harmless(said: str) -> bool:
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], tool: Terminal) -> None:
     evil, plain = str(evil_dataset(tmp_path / "evil")), tmp_path / "plain"
     write_dataset(plain, [TokenBatch.from_sequences([[1]])], provenance={"name": "plain"})
     for command in (
@@ -214,23 +207,20 @@ def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], capsys: pyte
         *(["inspect", evil, "--sequence", "0"], ["inspect", evil, "--find", "x"], ["inspect", evil, "--sequence", "0", "--ids"]),
         *(["inspect", evil, "--split", EVIL], ["inspect", f"{evil}/{EVIL}"], ["verify", f"{evil}/{EVIL}"]),
     ):
-        main([*command, *as_json])
-        out, err = capsys.readouterr()
+        _, out, err = tool(*command, *as_json)
         assert is_harmless(out), command
         assert is_harmless(err), command
-    assert main(["inspect", evil, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == EVIL
+    assert tool.json("inspect", evil)["name"] == EVIL
 
 
-def test_with_colours_names_bring_none_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(evil_dataset(tmp_path / "evil")), "--color", "always"]) == 0
-    out = capsys.readouterr().out
+def test_with_colours_names_bring_none_of_their_own(tmp_path: Path, tool: Terminal) -> None:
+    out = tool.out("inspect", evil_dataset(tmp_path / "evil"), "--color", "always")
     assert "\x1b[1m" in out
     assert is_harmless(out.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", ""))
 
 
-def test_a_report_shows_names_as_text(tmp_path: Path) -> None:
-    assert main(["stats", str(evil_dataset(tmp_path / "evil")), "--html", str(tmp_path / "report.html")]) == 0
+def test_a_report_shows_names_as_text(tmp_path: Path, tool: Terminal) -> None:
+    tool.out("stats", evil_dataset(tmp_path / "evil"), "--html", tmp_path / "report.html")
     report = (tmp_path / "report.html").read_text()
     assert "<img" not in report
     assert not {ord(character) for character in report} & set(VISIBLE)

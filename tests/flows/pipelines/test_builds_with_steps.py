@@ -17,7 +17,6 @@ import flat_tokens
 import flat_tokens.steps
 import tasks.tokenize.segments
 from flat_tokens.steps import Outcome
-from flat_tokens.tools.cli import main
 from flows.commands.build import plan_text, read_config
 from flows.commands.build import summary as told_summary
 from flows.pipelines.build import build
@@ -32,6 +31,7 @@ from tests.faults.support import build_here, version_digests
 from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
 from tests.sources import write_rows
+from tests.terminal import Terminal
 
 TEXTS = ["one e\u0301", "two\r\n", "x", "lorem ipsum is here", "three three", "", "four é"]
 STEPS = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}, {"use": "pattern", "drop": "lorem"}]
@@ -216,22 +216,15 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
 # Checks
 
 
-def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    status = main(["verify", *arguments, "--sample", "1/1", "--json"])
-    return status, json.loads(capsys.readouterr().out)
-
-
-def test_inspect_names_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_names_the_steps(tmp_path: Path, tool: Terminal) -> None:
     build_here(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS))
-    assert main(["inspect", str(tmp_path / "out")]) == 0
-    assert re.search(r"^\s*steps +length, normalize, pattern$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^\s*steps +length, normalize, pattern$", tool.out("inspect", tmp_path / "out"), re.MULTILINE)
     build_here(settings(tmp_path / "plain", tmp_path / "in" / "x.jsonl", []))
-    assert main(["inspect", str(tmp_path / "plain")]) == 0
-    assert not re.search(r"^\s*steps ", capsys.readouterr().out, re.MULTILINE)
+    assert not re.search(r"^\s*steps ", tool.out("inspect", tmp_path / "plain"), re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, tool: Terminal) -> None:
     """Each source keeps its own."""
     inputs = []
     for k, steps in enumerate((STEPS, [{"use": "length", "min_bytes": 1}])):
@@ -242,8 +235,8 @@ def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, cap
     with Threads(1) as runner:
         request = {"inputs": inputs, "output": str(tmp_path / "both"), "operation": {"operation": "merge"}}
         derive(DeriveRequest.model_validate(request), runner)
-    status, said = verified(capsys, str(tmp_path / "both"), "--source", str(tmp_path / "in"))
-    assert (status, said["documents"]["different"], said["documents"]["not_reachable"]) == (0, 0, {})
+    said = tool.json("verify", tmp_path / "both", "--source", tmp_path / "in", "--sample", "1/1")
+    assert (said["documents"]["different"], said["documents"]["not_reachable"]) == (0, {})
     assert said["documents"]["same"] > 8
 
 
@@ -252,19 +245,19 @@ def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
 
 
 def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_not_come_through(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
     build_here(settings(tmp_path / "out", source, STEPS))
-    assert verified(capsys, str(tmp_path / "out"), "--source", str(source))[1]["documents"]["same"] == 4
+    assert tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")["documents"]["same"] == 4
     monkeypatch.setattr(flat_tokens.steps.shipped.Pattern, "__call__", _without_three)
-    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
-    assert (status, said["documents"]["different"]) == (1, 1)
+    said = tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1", status=1)
+    assert said["documents"]["different"] == 1
     assert "x.jsonl, row 4, does not come through its steps (pattern.drop)" in said["faults"][0]
 
 
 @pytest.mark.slow
-def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: Path, tool: Terminal) -> None:
     """A dataset may be a stranger's, and so are the options."""
     calls = []
 
@@ -276,14 +269,14 @@ def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: P
     source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b"])
     build_here(settings(tmp_path / "out", source, [{"use": "upper"}]))
     calls.clear()
-    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source))
-    assert (status, calls) == (0, [])
+    said = tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")
+    assert calls == []
     (reason,) = said["documents"]["not_reachable"]
     assert "the step 'upper' in the manifest runs what is installed here" in reason
-    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source), "--trust-records")
-    assert (status, said["documents"]) == (0, {"same": 2, "different": 0, "not_reachable": {}})
+    said = tool.json("verify", tmp_path / "out", "--source", source, "--trust-records", "--sample", "1/1")
+    assert said["documents"] == {"same": 2, "different": 0, "not_reachable": {}}
     _install("2", upper=upper)
-    status, said = verified(capsys, str(tmp_path / "out"), "--source", str(source), "--trust-records")
+    said = tool.json("verify", tmp_path / "out", "--source", source, "--trust-records", "--sample", "1/1")
     (reason,) = said["documents"]["not_reachable"]
     assert reason == "its steps cannot be taken again: step 'upper' is of version house 2 here, and was of version house 1"
 

@@ -13,7 +13,6 @@ import flat_tokens
 import flat_tokens.steps
 import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flows.commands.build import plan_text
 from flows.commands.build import summary as summary_lines
 from flows.pipelines.build import BuildResult
@@ -28,6 +27,7 @@ from tests.examples import first_fast
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import built
 from tests.sources import held, write_rows
+from tests.terminal import Terminal
 
 EXAM = [
     "How many little boats are there in the old harbour of the small grey town by the sea?",
@@ -170,7 +170,7 @@ def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_no
         assert rerun(configs[0]).version == second.version
 
 
-def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, tool: Terminal) -> None:
     texts = documents(60)
     put(tmp_path / "in/a.jsonl", texts)
     put(tmp_path / "none.jsonl", ["None of the documents has so much as one of these eight words"])
@@ -187,14 +187,13 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, capsy
     card = (Path(result.path) / "README.md").read_text()
     assert "against exam " in card
     html = tmp_path / "report.html"
-    assert main(["stats", result.path, "--html", str(html)]) == 0
-    assert main(["inspect", result.path]) == 0
-    assert f"evaluation  {sentence}, of 3 questions (1 too short)" in capsys.readouterr().out
+    tool.out("stats", result.path, "--html", html)
+    assert f"evaluation  {sentence}, of 3 questions (1 too short)" in tool.out("inspect", result.path)
     assert "Evaluation sets" in html.read_text()
     record = tmp_path / "record.html"
-    assert main(["record", result.path, "--html", str(record)]) == 0
+    tool.out("record", result.path, "--html", record)
     assert f"{sentence}, of 3 questions (1 too short)" in record.read_text()
-    assert main(["verify", "--sample", "1/2", "--trust-records", result.path]) == 0
+    tool.out("verify", "--sample", "1/2", "--trust-records", result.path)
     made = plan(BuildConfig.model_validate(settings(tmp_path, "planned", action="mark")))
     assert f"decontaminate leaves out 0, 0.00% and finds exam in {of_exam}, law in" in "\n".join(plan_text(made))
     gates = [{"of": "skipped_share", "step": "decontaminate", "at_most": 0.01}]

@@ -15,7 +15,6 @@ import flat_tokens
 import tasks.assemble.spans
 import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flows.commands.build import summary as told_summary
 from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import plan
@@ -26,6 +25,7 @@ from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tests.faults.support import build_here, refresh_here, version_digests
 from tests.sources import by_place, write_rows
+from tests.terminal import Terminal
 
 Document = tuple[int, int, str]
 """File, row and text."""
@@ -105,13 +105,13 @@ def test_counts_are_told_by_source(tmp_path: Path) -> None:
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
 
-def test_what_is_sampled_and_traced_is_what_stayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_sampled_and_traced_is_what_stayed(tmp_path: Path, tool: Terminal) -> None:
     path = put(tmp_path / "in/a.jsonl", ["same", "other", "same", "last"])
     result = build_here(told(tmp_path / "out", path, validation_fraction=0))
-    assert main(["verify", result.path, "--sample", "1/1", "--source", str(tmp_path / "in")]) == 0
-    assert "3 documents tokenized again: 3 the same" in capsys.readouterr().out
-    assert main(["trace", result.path, "--sequence", "2", "--source", str(tmp_path / "in"), "--json"]) == 0
-    traced = json.loads(capsys.readouterr().out)
+    assert "3 documents tokenized again: 3 the same" in tool.out(
+        "verify", result.path, "--sample", "1/1", "--source", tmp_path / "in"
+    )
+    traced = tool.json("trace", result.path, "--sequence", "2", "--source", tmp_path / "in")
     assert (traced["document"]["row"], traced["text"]) == (3, "last")
 
 

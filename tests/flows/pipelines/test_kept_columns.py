@@ -22,13 +22,13 @@ import tasks.derive.pieces
 import tasks.derive.shuffle
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
-from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
 from tests.faults.support import Settings, build_here, shards_stay, version_digests
 from tests.sources import Rows, as_text, held, write_rows
+from tests.terminal import Terminal
 
 NAMES = ("url", "language", "score", "likes", "good", "seen")
 
@@ -335,22 +335,18 @@ def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:
     assert [found[name] for name in names] == wanted
 
 
-def test_inspect_and_trace_show_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_and_trace_show_columns(tmp_path: Path, tool: Terminal) -> None:
     rows = some_rows(6)
     source = write_rows(tmp_path / "in" / "x.jsonl", rows)
     build_here(settings(tmp_path / "out", source, keep=["score", "url"], validation_fraction=0))
     out = str(tmp_path / "out")
-    assert main(["inspect", out]) == 0
-    assert "score (float64), url (text)" in capsys.readouterr().out
-    assert main(["inspect", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["columns"] == {"score": "float64", "url": "text"}
-    assert main(["trace", out, "--sequence", "3"]) == 0
-    shown = capsys.readouterr().out
+    assert "score (float64), url (text)" in tool.out("inspect", out)
+    assert tool.json("inspect", out)["columns"] == {"score": "float64", "url": "text"}
+    shown = tool.out("trace", out, "--sequence", "3")
     assert "column score  0.375" in shown
     assert "column url    https://example.org/3?é" in shown
     step = ["--step", "0", "--length", "100", "--batch-size", "1", "--order", "sequential"]
-    assert main(["trace", out, "--json", *step]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    (row,) = tool.json("trace", out, *step)["rows"]
     assert [part["columns"] for part in row["parts"]] == [
         {"score": one["score"], "url": one["url"]} for one in rows[: len(row["parts"])]
     ]
@@ -384,11 +380,11 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_exports_have_the_columns(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_have_the_columns(tmp_path: Path, kind: str, tool: Terminal) -> None:
     """In several files. What is beside an export to tell its origin does not have them a second time."""
     build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", some_rows(40))))
     out = tmp_path / "export"
-    assert main(["export", str(tmp_path / "out"), str(out), "--to", kind, "--tokens-per-file", "200"]) == 0
+    tool.out("export", tmp_path / "out", out, "--to", kind, "--tokens-per-file", "200")
     dataset = flat_tokens.open(tmp_path / "out")
     for split in SPLITS:
         files = sorted(out.glob(f"{split}*.parquet" if kind == "parquet" else f"{split}/*.arrow"))
@@ -402,14 +398,14 @@ def test_exports_have_the_columns(tmp_path: Path, kind: str, capsys: pytest.Capt
     assert not list(out.glob(".export/documents/*/columns/*"))
     again = flat_tokens.formats.open_any(out).splits["train"]
     assert again.seq_count == dataset.train.seq_count
-    capsys.readouterr()
-    assert main(["export", str(tmp_path / "out"), str(tmp_path / "no"), "--to", kind, "--column", "url"]) == 2
-    assert "the dataset keeps a column 'url'. Give the tokens' column another name" in capsys.readouterr().err
+    assert "the dataset keeps a column 'url'. Give the tokens' column another name" in tool.errors(
+        "export", tmp_path / "out", tmp_path / "no", "--to", kind, "--column", "url"
+    )
 
 
 @pytest.mark.parametrize("score", [2.5, "high", True, 3])
 @pytest.mark.parametrize("last", [True, False])
-def test_kinds_do_not_follow_from_slices(tmp_path: Path, score: object, last: bool) -> None:
+def test_kinds_do_not_follow_from_slices(tmp_path: Path, score: object, last: bool, tool: Terminal) -> None:
     """A document that a step leaves out counts for the kind of its source's column, whichever slice it is in."""
     rows = [{"text": "short", "score": None}, {"text": "a longer text " * 9, "score": score}]
     for number, row in enumerate(rows if last else rows[::-1]):
@@ -421,7 +417,7 @@ def test_kinds_do_not_follow_from_slices(tmp_path: Path, score: object, last: bo
     one, other = (version_digests(tmp_path / str(size), made[0].version) for size in (20, 6000))
     assert one == other
     assert kept(tmp_path / "6000")["train"][0]["score"] is None
-    assert main(["verify", str(tmp_path / "6000")]) == 0
+    tool.out("verify", tmp_path / "6000")
 
 
 def test_all_objects_have_the_kinds_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 import flat_tokens
 from flat_tokens.text.rows import prompts_and_completions, with_completions
 from flat_tokens.tools import export as exporting
-from flat_tokens.tools.cli import main
 from flows.pipelines.exchange import import_files
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
@@ -29,6 +28,7 @@ from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here
 from tests.sources import write_rows
+from tests.terminal import Terminal
 
 Pair = tuple[str, str]
 PAIRS: list[Pair] = [("2+2=", "4"), ("", "x"), ("ab", ""), ("", ""), ("\0\2\0\1", "\0\2é")]
@@ -166,14 +166,14 @@ def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
     flat_tokens.verify(tmp_path / "out", "full")
 
 
-def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, tool: Terminal) -> None:
     """By ``verify --sample``, which finds each document's text in its source; a conversation's template it does not have."""
     build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in" / "x.jsonl", PAIRS)))
-    assert main(["verify", str(tmp_path / "out"), "--sample", "1/1", "--trust-records", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"]["same"] == len(PAIRS)
+    assert tool.json("verify", tmp_path / "out", "--sample", "1/1", "--trust-records")["documents"]["same"] == len(PAIRS)
     build_here(talk_settings(tmp_path / "talks", write_talks(tmp_path / "in" / "y.jsonl")))
-    assert main(["verify", str(tmp_path / "talks"), "--sample", "1/1", "--trust-records", "--json"]) == 0
-    assert "conversations are tokenized by builds alone" in capsys.readouterr().out
+    assert "conversations are tokenized by builds alone" in tool.out(
+        "verify", tmp_path / "talks", "--sample", "1/1", "--trust-records", "--json"
+    )
 
 
 TALKS: list[list[dict[str, Any]]] = [

@@ -15,7 +15,6 @@ import tasks.shards.recipe
 import tasks.tokenize.segments
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import build
 from flows.pipelines.forget import forget
@@ -29,6 +28,7 @@ from tests.faults.support import build_here, refresh_here, version_digests
 from tests.flows.through_json import Elsewhere
 from tests.made import read_docs
 from tests.sources import by_place, write_rows
+from tests.terminal import Terminal
 
 WORDS = 120
 
@@ -233,14 +233,10 @@ def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[P
     assert all((row["of"] is None) or 0.6 < row["similarity"] <= 1 for row in rows)
 
 
-def test_the_report_shows_pairs_side_by_side(
-    tmp_path: Path, paths: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_shows_pairs_side_by_side(tmp_path: Path, paths: tuple[Path, Path], tool: Terminal) -> None:
     result = build_here(told(tmp_path / "out", *paths))
     page = tmp_path / "report.html"
-    capsys.readouterr()
-    assert main(["stats", result.path, "--html", str(page), "--json", "--source", str(tmp_path)]) == 0
-    found = json.loads(capsys.readouterr().out)["near_duplicates"]
+    found = tool.json("stats", result.path, "--html", page, "--source", tmp_path)["near_duplicates"]
     skipped = result.totals["documents"]["skipped"]["near_duplicate"]
     assert found["near_duplicates"] == sum(row["near_duplicates"] for row in found["by_source"]) == skipped
     assert found["clusters"] == sum(one["clusters"] for one in found["sizes"]) == len(naive(ONE, OTHER))
@@ -248,5 +244,5 @@ def test_the_report_shows_pairs_side_by_side(
     pair = next(pair for pair in found["by_source"][1]["pairs"] if pair["document"]["row"] == 9)
     assert pair["document"]["text"] == ONE[7].upper()
     assert "<mark>" in page.read_text()
-    assert main(["stats", result.path, "--html", str(page)]) == 0
+    tool.out("stats", result.path, "--html", page)
     assert "say where it is with --source" in page.read_text()

@@ -12,7 +12,6 @@ import flat_tokens
 from flat_tokens.manifest import manifest_bytes
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.tools import cli
 from flat_tokens.tools.corpus import open_corpus
 from flows.pipelines.derive import derive
 from flows.pipelines.refresh import refresh
@@ -35,6 +34,7 @@ from tests.faults.support import (
     write_notes,
 )
 from tests.keys import KEY, OTHER, key_file
+from tests.terminal import Terminal
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -183,30 +183,22 @@ def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_
     assert flat_tokens.open(tmp_path / "out").path == first.path
 
 
-def run_verify(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    status = cli.main(["verify", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out + captured.err
-
-
 def test_what_was_made_without_a_key_is_adopted_after_a_full_check(
     settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tool: Terminal,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = str(tmp_path / "out")
     first = build_here(settings)
     key_file(tmp_path / "keys")
-    assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 2  # no key
+    tool.errors("verify", out, "--full", "--sign")  # no key
     monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "keys"))
-    status, told = run_verify(out, capsys=capsys)
-    assert status == 2
-    assert f"{out}/latest.json: is not signed" in told
-    assert run_verify(out, "--sign", capsys=capsys)[0] == 2  # only after a full check
+    assert f"{out}/latest.json: is not signed" in tool.errors("verify", out)
+    tool.errors("verify", out, "--sign")  # only after a full check
     before = {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".ed25519")}
-    assert run_verify(out, "--full", "--sign", capsys=capsys)[0] == 0
+    tool.out("verify", out, "--full", "--sign")
     assert {name: digest for name, digest in digests(Path(out)).items() if not name.endswith(".ed25519")} == before
     assert flat_tokens.open(out).path == first.path
     again = build_here({**settings, "split_seed": 1})
@@ -215,13 +207,13 @@ def test_what_was_made_without_a_key_is_adopted_after_a_full_check(
 
 
 def test_what_is_damaged_is_not_adopted(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build_here(settings)
     (Path(first.path) / "README.md").write_text("changed")
     with signing.using(KEY):
         monkeypatch.setenv(signing.KEY_FILE, "unused")
-        assert run_verify(str(tmp_path / "out"), "--full", "--sign", capsys=capsys)[0] == 1
+        tool.out("verify", tmp_path / "out", "--full", "--sign", status=1)
     assert not list((tmp_path / "out").rglob("*.ed25519"))
 
 

@@ -32,6 +32,7 @@ from tests.flat_tokens.test_keys import MODULUS, A, mix, reference_key
 from tests.flows.through_json import built
 from tests.made import small
 from tests.sources import by_place, write_rows
+from tests.terminal import Terminal
 
 Row = dict[str, Any]
 Placed = dict[tuple[str, str], str]
@@ -149,7 +150,7 @@ def sequences(split: flat_tokens.FlatTokens | None) -> list[list[int]]:
     return [split.sequence(i).tolist() for i in range(split.seq_count)]
 
 
-def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operations_keep_the_test_split(tmp_path: Path, tool: Terminal) -> None:
     one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(36)))).path
     of_one = flat_tokens.open(one)
     merged = derived(tmp_path / "merged", {"operation": "merge"}, one, one)
@@ -160,11 +161,9 @@ def test_operations_keep_the_test_split(tmp_path: Path, capsys: pytest.CaptureFi
     sample = derived(tmp_path / "sample", {"operation": "subset", "count": 3}, one)
     assert [split.seq_count for split in sample.splits.values()] == [3, 3, 3]
     assert main(["diff", merged.path, one]) in (0, 1)
-    assert main(["trace", one, "--split", "test", "--sequence", "0", "--source", str(tmp_path / "a.jsonl"), "--json"]) == 0
-    assert main(["stats", one, "--split", "test"]) == 0
-    capsys.readouterr()
-    assert main(["inspect", one]) == 0
-    shown = capsys.readouterr().out
+    tool.out("trace", one, "--split", "test", "--sequence", "0", "--source", tmp_path / "a.jsonl", "--json")
+    tool.out("stats", one, "--split", "test")
+    shown = tool.out("inspect", one)
     assert "0.2 of the documents, by the same hash" in shown
 
 

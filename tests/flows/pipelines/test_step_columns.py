@@ -15,11 +15,11 @@ import flat_tokens
 import flat_tokens.steps
 import tasks.tokenize.segments
 from flat_tokens.steps import Outcome
-from flat_tokens.tools.cli import main
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import built
 from tests.sources import by_place, held, write_rows
+from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
 
@@ -97,7 +97,7 @@ def kept(path: str | Path) -> dict[int, dict[str, Any]]:
     return {row: one.columns for (_, row), (_, one) in by_place(path).items()}
 
 
-def test_a_dataset_keeps_what_steps_write_with_shards_and_through_groups(tmp_path: Path) -> None:
+def test_a_dataset_keeps_what_steps_write_with_shards_and_through_groups(tmp_path: Path, tool: Terminal) -> None:
     rows = rows_of(60)
     path = write_rows(tmp_path / "a.jsonl", rows)
     results = [build_here(told(tmp_path / "out", path))]
@@ -107,7 +107,7 @@ def test_a_dataset_keeps_what_steps_write_with_shards_and_through_groups(tmp_pat
     for result in results:
         assert kept(result.path) == naive(rows)
     assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
-    assert main(["verify", results[0].path, "--sample", "1/1", "--trust-records"]) == 0
+    tool.out("verify", results[0].path, "--sample", "1/1", "--trust-records")
     manifest = flat_tokens.open(results[0].path).manifest
     assert manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
 
