@@ -135,11 +135,8 @@ def run_request(options: Namespace, operation: str, inputs: list[str]) -> None:
     from flows.pipelines.derive import derive
     from flows.runners.threads import Threads
 
-    flow = "flows.derive:merge_datasets" if operation == "merge" else f"flows.derive:{operation}_dataset"
-    parameters: dict[str, Any] = request.model_dump(include={"output", "name", "layout", "workers", "scratch", "verify_level"})
-    parameters |= {"datasets": list(request.inputs)} if operation == "merge" else {"dataset": request.inputs[0]}
-    parameters |= {"filters": request.operation} if operation == "subset" else request.operation.model_dump(exclude={"operation"})
-    result = run_with_progress(options, Threads(request.workers), partial(derive, request), flow, **parameters)
+    pipeline, flow = partial(derive, request), "flows.derive:derive_dataset"
+    result = run_with_progress(options, Threads(request.workers), pipeline, flow, request)
     documents = result.totals["documents"]
     skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
     not_found = [f"  not found  {result.not_found:,} of the list belong to no document"] if result.not_found else []
@@ -174,9 +171,8 @@ def run_publish(options: Namespace) -> None:
     from flows.runners.threads import Threads
 
     pipeline = partial(publish_to_hub, request)
-    result = run_with_progress(
-        options, Threads(request.workers), pipeline, "flows.publish_dataset:publish_dataset", **request.model_dump()
-    )
+    flow = "flows.publish_dataset:publish_dataset"
+    result = run_with_progress(options, Threads(request.workers), pipeline, flow, request)
     show(options, result.model_dump(mode="json"), [result.headline, *([seconds_line(result.seconds)] if result.seconds else [])])
 
 
@@ -191,7 +187,7 @@ def run_import(options: Namespace) -> None:
     from flows.pipelines.exchange import import_files
     from flows.runners.threads import Threads
 
-    flow = "flows.import_dataset:import_dataset"
+    flow = "flows.derive:import_dataset"
     result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)
     reused = [f"  reused     {result.parts_reused:,} of {plural(result.parts, 'part')}"] if result.parts_reused else []
     lines = published_text(result, f"imported from {result.format}", (), particular=reused)

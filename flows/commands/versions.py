@@ -61,8 +61,7 @@ def add_commands(commands: Any) -> None:
         "--resume  bring a forgetting that was begun to its end",
     )
     forget = add("forget", run_forget, about, listed, reports=True)
-    names = [name for name in ForgetRequest.model_fields if name not in ("output", "layout")]
-    add_fields(forget, ForgetRequest, *names, key_list="keys", id_list="ids", runs="run")
+    add_fields(forget, ForgetRequest, key_list="keys", id_list="ids", runs="run")
     listed = (
         "version=VERSION?  its name or how it begins; the latest one without it\n--note NOTE  why, for whoever lists the versions"
     )
@@ -206,8 +205,7 @@ def run_forget(options: Namespace) -> None:
     root = output_at(options)
     if not options.resume and not (options.reason or "").strip():
         raise ValueError("--reason needs a text, for whoever reads the certificate")
-    settings = {**given(options, ForgetRequest), "output": root.url}
-    request = None if options.resume else checked(ForgetRequest, **settings)
+    request = None if options.resume else checked(ForgetRequest, **{**given(options, ForgetRequest), "output": root.url})
     from flows.pipelines.forget import forget, resume
 
     if request is None:
@@ -216,7 +214,7 @@ def run_forget(options: Namespace) -> None:
         )
     else:
         flow = "flows.forget:forget_documents"
-        result = run_with_progress(options, nullcontext(), lambda _: forget(request), flow, **settings)
+        result = run_with_progress(options, nullcontext(), lambda _: forget(request), flow, request)
     where = [f"certificate: {result.certificate}"] if result.certificate else []
     show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.rest, *where])
 

@@ -155,14 +155,16 @@ def place_on_hub(repo: str) -> str:
 
 
 class HubRequest(Model):
-    """The settings of a publication on the hub; ``flows.publish_dataset`` explains them."""
+    """The settings of a publication on the hub."""
 
     dataset: Location
+    """An output, whose latest version is published, or a version."""
     repo: Repository
+    """ORG/NAME, or buckets/ORG/NAME; it is made if it is not there."""
     form: Literal["parquet", "zarr"] = "parquet"
     """Token ids in lists, or the version as it is."""
     private: bool | None = None
-    """For whom the repository is made."""
+    """For whom the repository is made; one that is there stays as it is."""
     licence: Licence | None = None
     """Such as cc-by-4.0; without it that of the configuration."""
     workers: Workers | None = None
@@ -181,6 +183,7 @@ class ForgetRequest(Model):
     """Documents that are to be forgotten, named in one of several ways; of one source, or of all."""
 
     output: Output
+    """Where the versions are."""
     reason: Reason = Field(min_length=1)
     """For whoever reads the certificate."""
     key_list: Location | None = None
@@ -205,7 +208,6 @@ class ForgetRequest(Model):
     """The person who asks for it; without it who runs the command."""
     scratch: Output | None = None
     """Local directory for staging, where the output is remote."""
-    layout: Literal["auto"] = "auto"
 
     @model_validator(mode="after")
     def names_documents(self) -> Self:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from flows.build import build_dataset
-from flows.derive import merge_datasets, relayout_dataset, shuffle_dataset, subset_dataset
+from flows.derive import derive_dataset
 from flows.forget import forget_documents
+from flows.pipelines.derive import DerivedResult
 from flows.train_tokenizer import train_tokenizer
 from tasks.config import BuildConfig
-from tasks.derive.request import Subset
+from tasks.derive.request import DeriveRequest, ForgetRequest
 from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import digests, settings_of, write_notes
 from tests.flows.test_build import task_runs
@@ -30,17 +31,23 @@ def datasets(tmp_path: Path) -> tuple[str, str]:
 @pytest.mark.usefixtures("prefect_server")
 def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    merged = merge_datasets([*datasets], out, workers=2)
+
+    def derived(operation: str, inputs: tuple[str, ...], output: str, layout: str = "auto", **settings: int) -> DerivedResult:
+        operation_of = {"operation": operation, **settings}
+        request = {"operation": operation_of, "inputs": inputs, "output": output, "layout": layout, "workers": 2}
+        return derive_dataset(DeriveRequest.model_validate(request))
+
+    merged = derived("merge", datasets, out)
     seen = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
     assert {name.split(" ")[0] for name in seen} == {"examine", "count", "split", "finalize"}
     assert {f"examine {datasets[0]}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(seen)
     assert set(seen.values()) == {"Completed"}
 
-    subset_dataset(out, str(tmp_path / "subset"), Subset(count=1))
+    derived("subset", (out,), str(tmp_path / "subset"), count=1)
     assert {len(docs) for docs in read_docs(tmp_path / "subset").values()} == {1}
-    shuffle_dataset(out, str(tmp_path / "shuffled"), seed=3)
+    derived("shuffle", (out,), str(tmp_path / "shuffled"), seed=3)
     assert sorted(read_docs(tmp_path / "shuffled")["train"]) == sorted(read_docs(out)["train"])
-    relayout_dataset(out, out, "zarr2")
+    derived("relayout", (out,), out, "zarr2")
     assert read_docs(out)["train"] == [*docs_of([1, 2], [3]), *docs_of([5, 6, 7], [], file=1, key=50)]
 
 
@@ -49,7 +56,7 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
 def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
     """It ends well, and its caller gets what was forgotten."""
     build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6))))
-    forgotten = forget_documents(str(tmp_path / "out"), "they asked", where="row = 2")
+    forgotten = forget_documents(ForgetRequest(output=str(tmp_path / "out"), reason="they asked", where="row = 2"))
     assert (forgotten.key_count, forgotten.documents, len(forgotten.versions), forgotten.left) == (1, 1, 1, ())
 
 

@@ -14,13 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from deployments.register import run_form
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flows.build import build_dataset
-from flows.derive import merge_datasets, subset_dataset
+from flows.derive import derive_dataset, import_dataset
 from flows.export import export_dataset
 from flows.groups import tokenize_group
 from flows.retokenize import retokenize_dataset
 from flows.verify import verify_dataset
 from tasks.config import BuildConfig, HubDataset, Source, TokenizerConfig
-from tasks.derive.request import ImportRequest
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.locations import RUN, WITHOUT_SECRETS, Location, Output, plain_location, unbound
@@ -140,21 +139,21 @@ def test_a_tokenizer_from_the_hub_lies_below_a_root(
 def test_every_deployment_is_bound(roots: Path) -> None:
     """Prefect checks a run's parameters by these before the flow begins."""
     inside, outside = f"{roots}/tokens/a", "/srv/a"
+    merge = {"operation": {"operation": "merge"}, "inputs": [inside], "output": inside}
     wrong: list[tuple[Any, dict[str, Any]]] = [
         (verify_dataset, {"dataset": outside}),
         (export_dataset, {"dataset": outside, "output": inside, "format": "megatron"}),
         (export_dataset, {"dataset": inside, "output": outside, "format": "megatron"}),
         (retokenize_dataset, {"dataset": outside, "tokenizers": ["gpt2"]}),
-        (merge_datasets, {"datasets": [inside, outside], "output": inside}),
-        (merge_datasets, {"datasets": [inside], "output": inside, "scratch": outside}),
-        (subset_dataset, {"dataset": inside, "output": inside, "filters": {"id_list": outside}}),
+        (derive_dataset, {"request": {**merge, "inputs": [inside, outside]}}),
+        (derive_dataset, {"request": {**merge, "scratch": outside}}),
+        (derive_dataset, {"request": {**merge, "operation": {"operation": "subset", "id_list": outside}}}),
+        (import_dataset, {"request": {"path": outside, "output": inside}}),
         (tokenize_group, {"output": outside, "group": "0"}),
     ]
     for flow, parameters in wrong:
         with pytest.raises(Exception, match=r"may not be (read|written) here"):
             flow.validate_parameters(parameters)
-    with pytest.raises(ValidationError, match="may not be read here"):
-        ImportRequest.model_validate({"path": outside, "output": inside})
 
 
 def test_without_roots_there_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +361,7 @@ def test_the_form_of_a_run_refuses_secrets_before_the_run_is_stored(location: st
         (build_dataset, {"config": {**config, "tokenizer": {"name": location}}}),
         (retokenize_dataset, {"dataset": "/data/out", "tokenizers": [location]}),
         (retokenize_dataset, {"dataset": "/data/out", "tokenizers": ["bytes"], "output": location}),
-        (merge_datasets, {"datasets": [location], "output": "/data/out"}),
+        (derive_dataset, {"request": {"operation": {"operation": "merge"}, "inputs": [location], "output": "/data/out"}}),
         (verify_dataset, {"dataset": location}),
     ]
     for flow, parameters in wrong:

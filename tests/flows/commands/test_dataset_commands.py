@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from prefect import Flow
 from prefect.utilities.callables import get_call_parameters
 
 from flows.commands.main import main
+from tasks.derive.request import Shuffle
 from tests.made import docs_of, foreign, publish_docs, read_docs
 
 
@@ -93,11 +95,11 @@ def test_an_export_keeps_to_the_roots(
 @pytest.mark.parametrize(
     ("command", "flow", "told"),
     [
-        ("merge A A OUT --name both", "merge-datasets", {"name": "both", "allow_different_tokenizers": False}),
-        ("append A --to A --workers 2", "merge-datasets", {"workers": 2}),
-        ("subset A OUT --count 3", "subset-dataset", {}),
-        ("shuffle A OUT --seed 5 --split train", "shuffle-dataset", {"seed": 5, "split": "train"}),
-        ("relayout A OUT --layout compact", "relayout-dataset", {"layout": "compact"}),
+        ("merge A A OUT --name both", "derive-dataset", {"name": "both"}),
+        ("append A --to A --workers 2", "derive-dataset", {"workers": 2}),
+        ("subset A OUT --count 3", "derive-dataset", {}),
+        ("shuffle A OUT --seed 5 --split train", "derive-dataset", {"operation": Shuffle(seed=5, split="train")}),
+        ("relayout A OUT --layout compact", "derive-dataset", {"layout": "compact"}),
         ("export A OUT --to megatron --split train", "export-dataset", {"format": "megatron", "split": "train"}),
         ("import A OUT --format megatron", "import-dataset", {}),
         ("retokenize A --tokenizer gpt2 --output OUT", "retokenize-dataset", {}),
@@ -126,4 +128,5 @@ def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(
     monkeypatch.setattr("flows.commands.build.trusted_config", lambda *_: None)  # the dataset has no record
     assert main([str(places.get(word, word)) for word in f"{command} --quiet".split()]) == 1
     ((name, given),) = runs
+    given = {**given, **vars(given.get("request", Namespace()))}
     assert (name, told) == (flow, {setting: given[setting] for setting in told})

@@ -202,7 +202,7 @@ def test_a_publication_can_be_watched(hub: StandInHub, tmp_path: Path) -> None:
     from flows.publish_dataset import publish_dataset
 
     result = built(tmp_path)
-    told = publish_dataset(str(tmp_path / "out"), REPO, scratch=str(tmp_path / "scratch"))
+    told = publish_dataset(HubRequest(dataset=str(tmp_path / "out"), repo=REPO, scratch=str(tmp_path / "scratch")))
     seen = Seen(f"publish {tmp_path / 'out'} as {REPO}", "dataset:notes", "format:hub")
     assert seen.run["state"]["message"] == told.headline
     assert seen.progress["notes-upload"][0] == 100.0

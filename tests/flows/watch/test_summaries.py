@@ -11,9 +11,8 @@ from flat_tokens import DamagedError, Verification
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.tools.export import export_of
 from flat_tokens.tools.terminal import markdown
-from flows.derive import merge_datasets
+from flows.derive import derive_dataset, import_dataset
 from flows.export import export_dataset
-from flows.import_dataset import import_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.exchange import ExportResult, ImportResult
@@ -23,7 +22,7 @@ from flows.verify import verify_dataset
 from flows.watch.pictures import link
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
 from tasks.config import BuildConfig, Source
-from tasks.derive.request import ImportRequest
+from tasks.derive.request import DeriveRequest, ImportRequest, Merge
 from tasks.finalize.provenance import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
@@ -290,7 +289,7 @@ def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp
 def test_an_operation_on_datasets_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = datasets
     out = tmp_path / "out"
-    merge_datasets([str(a), str(b)], str(out), name="both")
+    derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
     seen = Seen(f"merge into {out}", "dataset:both", "dataset:a-texts", "dataset:b-texts")
     assert {key: done for key, (done, _) in seen.progress.items()} == {"both-count": 100.0, "both-split": 100.0}
     assert seen.progress["both-count"][1].startswith("Done: 5 documents, 160 B at ")
