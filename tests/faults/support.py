@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ def write_notes(path: Path, count: int, words: int = 12) -> Path:
     return path
 
 
-def settings_of(output: Path, *paths: Path, **settings: Any) -> Settings:
+def settings_of(output: Path, *paths: Path, keep: Sequence[str] | None = None, **settings: Any) -> Settings:
     """A configuration as JSON can carry it: a source for each path, byte tokens, half of the documents validation."""
-    sources = [{"name": path.stem, "path": str(path), "id_column": "id"} for path in paths]
+    sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": keep} for path in paths]
     return {"output": str(output), "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.5, **settings}
 
 
@@ -73,6 +73,11 @@ def digests(directory: Path) -> dict[str, str]:
 
 def version_digests(root: Path, version: str) -> dict[str, str]:
     return digests(root / "versions" / version)
+
+
+def same_bytes(*results: BuildResult | RefreshResult) -> bool:
+    """Whether the versions of all results have the same files."""
+    return len({json.dumps(digests(Path(one.path))) for one in results}) == 1
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 from tasks.progress import meter
+from tests.sources import write_rows
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"
 
@@ -129,9 +130,7 @@ def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tm
 
 def hundred_lines(directory: Path) -> Path:
     """A file of a hundred lines, each a slice of its own with ``slice_bytes`` 50."""
-    path = directory / "lines.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{i} " + "a" * 60}) + "\n" for i in range(100)))
-    return path
+    return write_rows(directory / "lines.jsonl", [{"text": f"{i} " + "a" * 60} for i in range(100)])
 
 
 def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:

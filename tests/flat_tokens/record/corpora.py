@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.flat_tokens.demo import build_dataset
+from tests.sources import write_rows
 
 COLUMNS = ("language", "licence", "score", "good", "url")
 
@@ -35,8 +35,7 @@ def build_corpus(root: Path, name: str, count: int = 60, seed: int = 0, **settin
     sources = []
     for k, source in enumerate((f"{name}-web", f"{name}-books")):
         path = root / "in" / f"{source}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(count, 2 * seed + k)))
+        write_rows(path, rows_of(count, 2 * seed + k))
         sources.append({"name": source, "path": str(path), "id_column": "id", "keep_columns": list(COLUMNS)})
     more = {"tokenizer": "bytes", "validation_fraction": 0.3, "licence": "odc-by", **settings}
     return build_dataset(root / name, name=name, sources=sources, **more)

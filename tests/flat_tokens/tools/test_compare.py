@@ -17,6 +17,7 @@ from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.derive.request import DeriveRequest
 from tests.flat_tokens.demo import TOKENIZER, build_dataset
+from tests.sources import write_rows
 from tests.terminal import Terminal
 
 TEXTS = ["salt wind", "été", "", "海 over the harbour", "wall " * 30, "x"]
@@ -37,7 +38,7 @@ def rows_of(first: int, count: int) -> list[dict[str, Any]]:
 def settings_of(home: Path, **changes: Any) -> dict[str, Any]:
     """Two sources with kept columns, a quarter of the documents in validation."""
     for name, first in (("web", 0), ("books", 100)):
-        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(first, 60)))
+        write_rows(home / f"{name}.jsonl", rows_of(first, 60))
     keep = {"id_column": "id", "keep_columns": ["language", "part"]}
     sources = [{"name": name, "path": str(home / f"{name}.jsonl"), **keep} for name in ("web", "books")]
     return {"name": "made", "sources": sources, "validation_fraction": 0.25, "tokenizer": TOKENIZER, **changes}

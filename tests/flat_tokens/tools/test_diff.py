@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import Counter
@@ -24,15 +23,14 @@ from flat_tokens.keys import A, B, mix
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.diff import Side, changes, compare_documents, token_digests
 from tests.flat_tokens.demo import build_dataset
+from tests.sources import write_rows
 from tests.terminal import Terminal
 
 RAGGED = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=12)
 
 
 def write_lines(path: Path, documents: dict[str, str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in documents.items()))
-    return path
+    return write_rows(path, [{"id": i, "text": text} for i, text in documents.items()])
 
 
 def build(tmp_path: Path, name: str, documents: dict[str, str], **settings: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
-from tests.faults.support import build_here, refresh_here, version_digests
+from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
 from tests.sources import by_place, write_rows
 from tests.terminal import Terminal
 
@@ -43,10 +44,7 @@ def put(path: Path, texts: list[str]) -> Path:
     return write_rows(path, [{"id": f"{path}-{i}", "text": text} for i, text in enumerate(texts)])
 
 
-def told(output: Path, *sources: Path, **more: Any) -> dict[str, Any]:
-    named = [{"name": path.name, "path": str(path), "id_column": "id"} for path in sources]
-    common = {"documents": {"duplicates": "drop"}, "tokenizer": "bytes", "validation_fraction": 0.3, "slice_bytes": 300}
-    return {"output": str(output), "sources": named, **common, **more}
+told = partial(settings_of, documents={"duplicates": "drop"}, validation_fraction=0.3, slice_bytes=300)
 
 
 def documents_of(result: BuildResult) -> list[Document]:
@@ -126,11 +124,8 @@ def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
 def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
     """Its slices are the same shards; all of the second one's documents are copies."""
     texts = [f"text {i}" for i in range(40)]
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"id": f"{i}", "text": text}) + "\n" for i, text in enumerate(texts))
-        )
-    result = build_here(told(tmp_path / "out", tmp_path / "a.jsonl", tmp_path / "b.jsonl"))
+    rows = [{"id": f"{i}", "text": text} for i, text in enumerate(texts)]
+    result = build_here(told(tmp_path / "out", *(write_rows(tmp_path / f"{name}.jsonl", rows) for name in "ab")))
     assert documents_of(result) == [(0, row, text) for row, text in enumerate(texts)]
 
 
@@ -157,7 +152,7 @@ def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -
     result = refresh_here(settings)
     assert result.build is not None
     anew = build_here({**settings, "output": str(tmp_path / f"anew-{result.version}")})
-    assert version_digests(Path(settings["output"]), result.version) == version_digests(Path(anew.path).parents[1], anew.version)
+    assert same_bytes(result, anew)
     assert (documents_of(result.build), listed(result.build)) == first_ones(*files)
     return result
 
@@ -192,7 +187,7 @@ def test_other_slices_give_the_same_version(tmp_path: Path) -> None:
     settings = told(tmp_path / "out", tmp_path / "in")
     first = check_as_anew(settings, tmp_path, one, other)
     anew = build_here({**settings, "output": str(tmp_path / "other"), "slice_bytes": 900})
-    assert version_digests(tmp_path / "other", anew.version) == version_digests(tmp_path / "out", first.version)
+    assert same_bytes(anew, first)
 
 
 def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:

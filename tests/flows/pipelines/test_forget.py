@@ -44,7 +44,7 @@ from tests.examples import first_fast
 from tests.faults.support import shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.keys import key_file
-from tests.sources import Held, held
+from tests.sources import Held, held, write_rows
 from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
@@ -73,10 +73,8 @@ class Dataset:
 
     def write(self, name: str = "in", without: Iterable[str] = ()) -> Path:
         """Write the sources, *without* some documents."""
-        (self.here / name).mkdir(exist_ok=True)
         for source, documents in self.rows.items():
-            lines = (json.dumps(row) + "\n" for row in documents if row["id"] not in without)
-            (self.here / name / f"{source}.jsonl").write_text("".join(lines))
+            write_rows(self.here / name / f"{source}.jsonl", [row for row in documents if row["id"] not in without])
         return self.here / name
 
     def config(self, text: Path, output: str, **settings: Any) -> BuildConfig:
@@ -212,7 +210,7 @@ def test_masks_stay_with_their_tokens(tmp_path: Path) -> None:
     dataset = Dataset(tmp_path)
     text = tmp_path / "pairs.jsonl"
     lines = [{"id": f"p-{i}", "prompt": f"ask {i}", "completion": planted(f"p-{i}")} for i in range(30)]
-    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(text, lines)
     source = {"name": "p", "path": str(text), "id_column": "id", "prompt_column": "prompt", "completion_column": "completion"}
     config = BuildConfig.model_validate(
         {"output": dataset.output, "sources": [source], "tokenizer": "bytes", "validation_fraction": 0}

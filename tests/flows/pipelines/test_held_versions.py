@@ -51,7 +51,7 @@ class Dataset:
 
     def write(self, **sources: list[dict[str, Any]]) -> None:
         for name, documents in sources.items():
-            (self.here / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+            write_rows(self.here / f"{name}.jsonl", documents)
 
     def config(self, *gates: dict[str, Any], **settings: Any) -> BuildConfig:
         sources = [

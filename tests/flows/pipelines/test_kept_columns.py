@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from flows.pipelines.derive import derive
 from flows.runners.threads import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
-from tests.faults.support import Settings, build_here, shards_stay, version_digests
+from tests.faults.support import build_here, same_bytes, settings_of, shards_stay
 from tests.sources import Rows, as_text, held, write_rows
 from tests.terminal import Terminal
 
-NAMES = ("url", "language", "score", "likes", "good", "seen")
+NAMES = ["url", "language", "score", "likes", "good", "seen"]
 
 
 def some_rows(count: int, start: int = 0) -> Rows:
@@ -50,10 +51,7 @@ def some_rows(count: int, start: int = 0) -> Rows:
     ]
 
 
-def settings(output: Path, *paths: Path, keep: Sequence[str] = NAMES, **more: Any) -> Settings:
-    sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": list(keep)} for path in paths]
-    more = {"tokenizer": "bytes", "validation_fraction": 0.4, "verify_level": "full", **more}
-    return {"output": str(output), "sources": sources, **more}
+settings = partial(settings_of, keep=NAMES, validation_fraction=0.4, verify_level="full")
 
 
 def kept(path: Path) -> dict[str, Rows]:
@@ -104,15 +102,13 @@ def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -
         again = build_here(settings(tmp_path / "out", source))
         assert again.version == second.version
     clean = build_here(settings(tmp_path / "clean", source))
-    assert version_digests(tmp_path / "clean", clean.version) == version_digests(tmp_path / "out", second.version)
+    assert same_bytes(clean, second)
 
 
 def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path: Path) -> None:
     rows = some_rows(40)
     source = write_rows(tmp_path / "in" / "x.parquet", rows)
-    without = settings(tmp_path / "out", source)
-    del without["sources"][0]["keep_columns"]
-    build_here(without)
+    build_here(settings(tmp_path / "out", source, keep=None))
     assert "columns" not in flat_tokens.open(tmp_path / "out").manifest
     assert not list((tmp_path / "out").glob("versions/*/documents/train/columns"))
     result = build_here(settings(tmp_path / "out", source, keep=["score"]))
@@ -135,7 +131,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
         assert (now.slices_reused, now.text_bytes_tokenized) == (len(inputs), 0)
         assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": kind}
         clean = build_here(settings(tmp_path / f"clean-{seed}", *inputs, keep=["score"], split_seed=seed))
-        assert version_digests(tmp_path / f"clean-{seed}", clean.version) == version_digests(tmp_path / "out", now.version)
+        assert same_bytes(clean, now)
 
 
 def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +265,7 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
         + [{"text": "y" * 100_000, "score": 1}] * 50
         + [{"text": "z", "score": 0.5}]
     )
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "x.jsonl", lines)
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["score"])
     del told["sources"][0]["id_column"]
     with pytest.raises(
@@ -372,9 +368,7 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
     assert [(one["n"], one["url"]) for one in kept(merged)["train"]] == [(1.0, None), (2.0, None), (2.5, "x")]
     with pytest.raises(ValueError, match=r"column 'n' is int64 in .*/a/versions/.* and text in .*/c/versions/"):
         operated({"operation": "merge"}, tmp_path / "a", tmp_path / "c", output=tmp_path / "none")
-    bare = settings(tmp_path / "bare", a, validation_fraction=0)
-    del bare["sources"][0]["keep_columns"]
-    build_here(bare)
+    build_here(settings(tmp_path / "bare", a, keep=None, validation_fraction=0))
     merged = operated({"operation": "merge"}, tmp_path / "bare", tmp_path / "a", output=tmp_path / "half")
     assert [one["n"] for one in kept(merged)["train"]] == [None, None, 1, 2]
 
@@ -413,9 +407,7 @@ def test_kinds_do_not_follow_from_slices(tmp_path: Path, score: object, last: bo
     source = {"path": str(tmp_path / "in"), "keep_columns": ["score"]}
     told = {"source": source, "tokenizer": "bytes", "documents": {"steps": [{"use": "length", "max_characters": 20}]}}
     made = [build_here({**told, "output": str(tmp_path / str(size)), "slice_bytes": size}) for size in (20, 6000)]
-    assert made[0].version == made[1].version
-    one, other = (version_digests(tmp_path / str(size), made[0].version) for size in (20, 6000))
-    assert one == other
+    assert same_bytes(*made)
     assert kept(tmp_path / "6000")["train"][0]["score"] is None
     tool.out("verify", tmp_path / "6000")
 
@@ -429,8 +421,7 @@ def test_all_objects_have_the_kinds_of_the_dataset(tmp_path: Path, monkeypatch: 
     write_rows(tmp_path / "in" / "a.jsonl", [{"text": f"text {i}", "score": score} for i, score in enumerate(scores)])
     told = {"source": {"path": str(tmp_path / "in"), "keep_columns": ["score"]}, "tokenizer": "bytes", "validation_fraction": 0}
     made = [build_here({**told, "output": str(tmp_path / str(size)), "slice_bytes": size}) for size in (30, 6000)]
-    one, other = (version_digests(tmp_path / str(size), made[0].version) for size in (30, 6000))
-    assert one == other
+    assert same_bytes(*made)
     objects = sorted((tmp_path / "30").glob("versions/*/documents/train/columns/*.parquet"))
     assert {pq.read_schema(file).field("score").type for file in objects} == {pa.float64()}
     assert [row["score"] for row in kept(tmp_path / "30")["train"]] == scores

@@ -196,7 +196,7 @@ def write_talks(path: Path) -> Path:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
     else:
-        path.write_text("".join(json.dumps({"talk": talk}) + "\n" for talk in TALKS))
+        write_rows(path, [{"talk": talk} for talk in TALKS])
     return path
 
 

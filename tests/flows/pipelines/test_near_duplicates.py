@@ -24,7 +24,7 @@ from tasks.config import BuildConfig
 from tasks.derive.request import ForgetRequest
 from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
-from tests.faults.support import build_here, refresh_here, version_digests
+from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
 from tests.flows.through_json import Elsewhere
 from tests.made import read_docs
 from tests.sources import by_place, write_rows
@@ -56,9 +56,8 @@ def put(path: Path, texts: Iterable[str]) -> Path:
 
 
 def told(output: Path, *sources: Path, action: str = "drop", **more: Any) -> dict[str, Any]:
-    named = [{"name": path.stem, "path": str(path), "id_column": "id"} for path in sources]
     common = {"documents": {"near_duplicates": {"action": action}}, "validation_fraction": 0.3, "slice_bytes": 4000}
-    return {"output": str(output), "sources": named, "tokenizer": "bytes", **common, **more}
+    return settings_of(output, *sources, **common | more)
 
 
 def naive(*files: list[str]) -> list[list[tuple[int, int]]]:
@@ -88,7 +87,7 @@ def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_pa
     for result in results:
         assert set(by_place(result.path)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
         flat_tokens.verify(result.path, "full")
-    assert len({json.dumps(version_digests(Path(one.path).parents[1], one.version)) for one in results}) == 1
+    assert same_bytes(*results)
     documents = results[0].totals["documents"]
     assert documents["skipped"] == {"near_duplicate": len(dropped)}
     of_source = [sum(place[0] == file for place in dropped) for file in range(2)]
@@ -124,7 +123,7 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
     flat_tokens.verify(result.path, "full")
     config = BuildConfig.model_validate({**settings, "output": str(tmp_path / "groups")})
     there = build(config, Elsewhere(config))
-    assert version_digests(tmp_path / "groups", there.version) == version_digests(tmp_path / "out", result.version)
+    assert same_bytes(there, result)
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_a_refresh_signs_the_segment_that_has_changed(tmp_path: Path, signed: li
     assert 1 <= sum(signed) <= 20
     assert 0 < result.text_bytes_tokenized < sum(map(len, texts)) / 3
     again = build_here({**settings, "output": str(tmp_path / "again")})
-    assert version_digests(tmp_path / "out", result.version) == version_digests(tmp_path / "again", again.version)
+    assert same_bytes(result, again)
     signed.clear()
     near = {"near_duplicates": {"action": action, "threshold": 0.95}}
     other = refresh_here({**settings, "documents": near})

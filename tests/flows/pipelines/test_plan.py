@@ -25,6 +25,7 @@ from tasks.text.documents import read_documents
 from tasks.tokenize.engines import Engine
 from tests.examples import NIGHTLY, first_fast
 from tests.flat_tokens.demo import TOKENIZER
+from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 
@@ -162,7 +163,7 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
     tmp_path: Path, vocabularies: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("first", " " * 1_000_000, "last")))
+    write_rows(path, [{"text": text} for text in ("first", " " * 1_000_000, "last")])
     config = configured(tmp_path / "out", path, tokenizer="o200k_base")
     made, result = plan(config), built(config)
     assert made.engine == "the fast"

@@ -32,7 +32,7 @@ from tasks.garbage import Policy
 from tasks.output.leases import sharing
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
-from tests.faults.support import Settings, build_here, digests, refresh_here, version_digests, write_notes
+from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.made import read_docs
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
@@ -346,7 +346,7 @@ def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_d
     now = read_pointer(Store.at(settings["output"]))
     assert (now.version, now.sequence) == (first.version, 1)
     calm = build_here({**settings, "output": str(tmp_path / "calm"), "tokenizer": tokenizer})
-    assert version_digests(tmp_path / "out-tokenizer", result.version) == version_digests(tmp_path / "calm", calm.version)
+    assert same_bytes(result, calm)
 
 
 def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
     root = tmp_path / "out"
     for path in (root, root / "latest", root / "versions" / first.version):
         (result,) = retokenize_here(str(path), "bytes", output=f"{tmp_path}/copy")
-        assert version_digests(tmp_path / "copy", result.version) == version_digests(root, first.version)
+        assert same_bytes(result, first)
     assert config_of(Store.at(root), first.version).sources[0].path == str(tmp_path / "in")
     with Threads(1) as runner:
         assert refresh(config_of(Store.at(root), first.version), runner).outcome == "unchanged"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.examples import first_fast
-from tests.faults.support import build_here, refresh_here, shards_stay, version_digests
+from tests.faults.support import build_here, refresh_here, same_bytes, settings_of, shards_stay
 from tests.flat_tokens.test_keys import MODULUS, A, mix, reference_key
 from tests.flows.through_json import built
 from tests.made import small
@@ -57,11 +57,14 @@ def rows_of(count: int, seed: int = 0) -> list[Row]:
     return rows
 
 
-def told(output: Path, *paths: Path, **more: Any) -> dict[str, Any]:
-    keep = {"id_column": "id", "keep_columns": ["domain", "number"]}
-    sources = [{"name": path.stem, "path": str(path), **keep} for path in paths]
-    common = {"tokenizer": "bytes", "validation_fraction": 0.3, "test_fraction": 0.2, "slice_bytes": 600, "verify_level": "full"}
-    return {"output": str(output), "sources": sources, **common, **more}
+told = partial(
+    settings_of,
+    keep=["domain", "number"],
+    validation_fraction=0.3,
+    test_fraction=0.2,
+    slice_bytes=600,
+    verify_level="full",
+)
 
 
 def naive(rows: list[Row], by: str, validation: float, test: float, seed: int = 0) -> Placed:
@@ -108,7 +111,7 @@ def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_throu
     for result in results:
         assert placed(result.path, rows) == wanted
         assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
-    assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    assert same_bytes(*results)
     assert results[0].slices > 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import flat_tokens.steps
 import tasks.tokenize.segments
 from flat_tokens.steps import Outcome
 from tasks.config import BuildConfig
-from tests.faults.support import build_here, shards_stay, version_digests
+from tests.faults.support import build_here, same_bytes, settings_of, shards_stay
 from tests.flows.through_json import built
 from tests.sources import by_place, held, write_rows
 from tests.terminal import Terminal
@@ -72,9 +71,8 @@ STEPS = [{"use": "words", "drop": "drop"}, {"use": "twice"}]
 
 
 def told(output: Path, path: Path, **more: Any) -> dict[str, Any]:
-    source = {"path": str(path), "id_column": "id", "keep_columns": ["score"]}
-    common = {"tokenizer": "bytes", "validation_fraction": 0.4, "slice_bytes": 400, "verify_level": "full"}
-    return {"output": str(output), "source": source, "documents": {"steps": STEPS}, **common, **more}
+    common = {"validation_fraction": 0.4, "slice_bytes": 400, "verify_level": "full", "documents": {"steps": STEPS}}
+    return settings_of(output, path, keep=["score"], **common | more)
 
 
 def naive(rows: Rows) -> dict[int, dict[str, Any]]:
@@ -106,7 +104,7 @@ def test_a_dataset_keeps_what_steps_write_with_shards_and_through_groups(tmp_pat
     results.append(built(told(tmp_path / "groups", path), None))
     for result in results:
         assert kept(result.path) == naive(rows)
-    assert len({json.dumps(version_digests(Path(result.path).parents[1], result.version)) for result in results}) == 1
+    assert same_bytes(*results)
     tool.out("verify", results[0].path, "--sample", "1/1", "--trust-records")
     manifest = flat_tokens.open(results[0].path).manifest
     assert manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
@@ -161,8 +159,8 @@ def test_columns_that_no_dataset_keeps_are_refused(
 
 def test_a_source_keeps_no_column_of_a_steps_name(tmp_path: Path) -> None:
     settings = told(tmp_path / "out", tmp_path / "a.jsonl")
-    settings["source"]["keep_columns"] = ["words"]
-    with pytest.raises(ValueError, match="gives the column 'words', and the source keeps one of that name"):
+    settings["sources"][0]["keep_columns"] = ["words"]
+    with pytest.raises(ValueError, match="gives the column 'words', and source 'a' keeps one of that name"):
         BuildConfig.model_validate(settings)
 
 

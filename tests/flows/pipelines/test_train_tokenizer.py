@@ -25,6 +25,7 @@ from tasks.vocabularies import written
 from tasks.vocabularies.merges import definition_of, learn
 from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import build_here, digests, write_notes
+from tests.sources import write_rows
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "and", "back", "under", "moon", "été", "海", "<|endoftext|>"]
 
@@ -44,10 +45,9 @@ def text_of(number: int) -> str:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two JSONL files. Nothing changes them."""
     home = tmp_path_factory.mktemp("train-tokenizer")
-    (home / "notes").mkdir()
     for file in range(2):
         rows = [{"id": f"d{i}", "text": text_of(i)} for i in range(150 * file, 150 * file + 150)]
-        (home / f"notes/{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(home / f"notes/{file}.jsonl", rows)
     return home
 
 

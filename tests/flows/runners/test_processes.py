@@ -26,7 +26,7 @@ from tasks.progress import meter
 from tasks.shards.write import stream_staged
 from tasks.tokenize import engines
 from tests.examples import first_fast
-from tests.faults.support import receipts, settings_of, staged, version_digests, write_notes
+from tests.faults.support import receipts, same_bytes, settings_of, staged, write_notes
 from tests.processes import family, until
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ def test_tokens_go_straight_into_the_version_where_they_can(
     with Threads(2) as runner:
         monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 8)
         threads = build(configured(tmp_path / "threads"), runner)
-    assert version_digests(tmp_path / "processes", made.version) == version_digests(tmp_path / "threads", threads.version)
+    assert same_bytes(made, threads)
     assert receipts(tmp_path / "processes") == set()
     assert staged(tmp_path / "processes") == []
 
@@ -224,7 +224,7 @@ def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
     with Threads(2) as runner:
         again = build(config, runner)
         undisturbed = build(config_of(tmp_path / "other", notes), runner)
-    assert version_digests(tmp_path / "out", again.version) == version_digests(tmp_path / "other", undisturbed.version)
+    assert same_bytes(again, undisturbed)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from tasks.finalize.seal import count_repeated, is_published
 from tasks.output.pointer import publish, read_pointer
 from tasks.shards.index import read_index
 from tests.examples import first_fast
+from tests.sources import write_rows
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
@@ -178,8 +179,7 @@ def test_a_version_is_the_same_wherever_its_tokenizer_lies(tmp_path: Path) -> No
 
 
 def write_lines(path: Path, *values: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps({"text": value}) + "\n" for value in values))
+    write_rows(path, [{"text": value} for value in values])
 
 
 def test_a_changed_file_redoes_exactly_its_slices(tmp_path: Path) -> None:

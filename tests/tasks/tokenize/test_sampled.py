@@ -39,6 +39,7 @@ from tasks.tokenize.engines import (
 from tasks.tokenize.masks import Completions
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import range_of_slice
+from tests.sources import write_rows
 
 DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
 
@@ -198,12 +199,11 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps(json.loads(DEMO.read_text()), indent=3))
     texts = [f"a zebra, number {i}" for i in range(300)]
-    (tmp_path / "in").mkdir()
     for i in range(3):
         rows = texts[i * 100 : i * 100 + 100]
-        (tmp_path / "in" / f"{i}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+        write_rows(tmp_path / "in" / f"{i}.jsonl", [{"text": text} for text in rows])
     # The first documents are without it, so that the trial does not see it.
-    (tmp_path / "in" / "0.jsonl").write_text("".join(json.dumps({"text": f"none {i}"}) + "\n" for i in range(100)))
+    write_rows(tmp_path / "in" / "0.jsonl", [{"text": f"none {i}"} for i in range(100)])
 
     def built(engine: str) -> Any:
         config = {

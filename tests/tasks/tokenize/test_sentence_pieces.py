@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.tokenizers import load_tokenizer, pieces_tokenizer, ranks_tokenizer
 from tasks.tokenize.trial import _fault_of_pieces
 from tests.flat_tokens.sentence_pieces import model_file, trained
+from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
 from tests.tasks.tokenize.test_parts import parted
 
@@ -72,9 +72,8 @@ def test_models_as_people_have_them_are_taken_and_one_that_makes_much_of_little_
 def test_a_build_takes_a_model_and_its_tokens_are_decoded(tmp_path: Path) -> None:
     """Through the trial in a process of its own."""
     path = model_file(tmp_path / "tokenizer.model.v1")
-    (tmp_path / "in").mkdir()
     texts = ["hello world", "the \U00013000 dog", ""]
-    (tmp_path / "in" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_rows(tmp_path / "in" / "a.jsonl", [{"text": text} for text in texts])
     settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in")}, "tokenizer": str(path)}
     with Threads(1) as runner:
         done = build(BuildConfig.model_validate(settings | {"validation_fraction": 0}), runner)
