@@ -26,8 +26,8 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.config import BuildConfig
 from tasks.download.cut import bytes_to_keep
-from tasks.download.fetch import NoRoomError, kept_in, take_room
-from tasks.download.sources import CHECK_ACCESS
+from tasks.download.fetch import kept_in, take_room
+from tasks.download.sources import CHECK_ACCESS, NoRoomError
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
 from tasks.finalize.provenance import Provenance
@@ -362,7 +362,7 @@ def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[Found
     room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(there).free // 2
     with ExitStack() as stack:
         keeps = config.keep_files == "auto"
-        if keeps and (size := bytes_to_keep(found, files)):
+        if keeps and (size := bytes_to_keep(found, config.sources, config.slice_bytes, workspace)):
             keeps = False
             with suppress(NoRoomError):
                 keeps = take_room(files, size, room, stack, keeps=True) is not None

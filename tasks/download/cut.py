@@ -18,11 +18,11 @@ from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, NoRoomError, fetch_file, kept_in, note_of, room_taken
+from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, fetch_file, kept_in, note_of, room_taken
 from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
-from tasks.download.sources import naming
-from tasks.download.table import CutFile, forget_file
+from tasks.download.sources import NoRoomError, naming
+from tasks.download.table import CutFile, forget_file, known_files
 from tasks.locations import is_within, readable
 from tasks.models import FileRange, FoundFile, Slice, SourceFile, stamp_of
 from tasks.output.staging import Workspace
@@ -43,7 +43,7 @@ def cut_files(
         if len(pack) == 1 and not is_small(pack[0]):
             raise NoRoomError
         with _removed_after(workspace, 0 if workspace.keeps else room, pack[0].name) as here:
-            cuts = list(_cut_small(pack, sources, slice_bytes, here, _room_to_keep(pack, here) if here.keeps else room))
+            cuts = list(_cut_small(pack, sources, slice_bytes, here, _most_of(pack, here) if here.keeps else room))
         cuts = cuts if workspace.keeps else list(map(_still_there, cuts))
     except NoRoomError:
         if half := len(pack) // 2:
@@ -59,7 +59,8 @@ def look_into(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, w
     with contextlib.ExitStack() as stack:
         stack.enter_context(naming(sources, found.source))
         outline = stack.enter_context(outlined(found, source, _files(workspace)))
-        file = outline or _fetched([found], 0, sources, workspace, stack)[0]
+        here = workspace._replace(keeps=workspace.keeps and (workspace.room is None or is_whole(found)))
+        file = outline or _fetched([found], 0, sources, here, stack)[0]
         with named_errors(found.uri):
             file = with_partitions(file, source)
             cut = CutFile(file, cuts_of(file, source, slice_bytes))
@@ -92,15 +93,23 @@ def _to_keep(found: FoundFile) -> int:
     return UNKNOWN_BYTES if found.size is None else room_for(found)
 
 
-def bytes_to_keep(found: Iterable[FoundFile], files: Path) -> int:
-    """Bytes of a directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
-    sizes = ((one, _to_keep(one)) for one in found)
-    return sum(size for one, size in sizes if size and is_whole(one) and (is_small(one) or not kind_of(note_of(one, files))))
+def bytes_to_keep(found: Iterable[FoundFile], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace) -> int:
+    """Bytes of the scratch directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
+    files, size = _files(workspace), 0
+    whole = [one for one in found if _to_keep(one) and is_whole(one)]
+    # Only of large files does a note say which copy is here.
+    for one, known in zip(whole, known_files(whole, sources, slice_bytes, [workspace.root]), strict=True):
+        copy = files / f"{known and known.file.sha256}.raw" if is_small(one) else note_of(one, files)
+        size += 0 if kind_of(copy) else _to_keep(one)
+    return size
 
 
-def _are_kept(found: Iterable[FoundFile | None], workspace: Workspace) -> bool:
-    """Whether files stay in the scratch directory: with a bound on it, those that ``bytes_to_keep`` has counted."""
-    return workspace.keeps and (workspace.room is None or all(map(is_whole, filter(None, found))))
+def _is_kept(file: SourceFile, workspace: Workspace) -> bool:
+    """Whether a file stays in the scratch directory: with a bound on it, one that takes no more there than was counted for it."""
+    found = file.found
+    return workspace.keeps and (
+        workspace.room is None or found is None or (is_whole(found) and copied_bytes(found, file) <= _to_keep(found))
+    )
 
 
 def _left(workspace: Workspace) -> int:
@@ -108,9 +117,9 @@ def _left(workspace: Workspace) -> int:
     return max((workspace.room or 0) - kept_in(_files(workspace)), 0)
 
 
-def _room_to_keep(found: Iterable[FoundFile], workspace: Workspace) -> int | None:
-    """Bytes that files may take that are kept: those that were counted for them, and what all kept ones leave. None: any."""
-    return None if workspace.room is None else sum(map(_to_keep, found)) + _left(workspace)
+def _most_of(found: Iterable[FoundFile], workspace: Workspace) -> int | None:
+    """Bytes that files may take that are kept: those that were counted for them. None: any."""
+    return None if workspace.room is None else sum(map(_to_keep, found))
 
 
 @contextlib.contextmanager
@@ -156,16 +165,16 @@ def _fetched(
     """Fetch files into the scratch directory. They are kept there, or removed when *stack* ends; until then *more* bytes of its
     room are taken, too. *digests*: of the files, if they are known.
     """
-    size = sum(one.size or 0 for one in found if "://" in one.uri)
-    left, keeps = _left(workspace), _are_kept(found, workspace)
-    wanted = more if keeps else more + min(sum(map(room_for, found)), max(left - more, size))
-    # What a packed file takes is not known before it is unpacked: at last it has all the room.
-    tries, place = list(dict.fromkeys((wanted, wanted if keeps else left))), workspace._replace(keeps=keeps)
+    size, left = sum(one.size or 0 for one in found if "://" in one.uri), _left(workspace)
+    wanted = more + min(sum(map(room_for, found)), max(left - more, size))
+    # What a packed file takes is not known before it is unpacked: it is not kept then, and at last it has all the room.
+    tries = [(more, True)] if workspace.keeps else []
+    tries += dict.fromkeys([(wanted, False), (left, False)])
     while True:
-        most = tries.pop(0)
+        most, keeps = tries.pop(0)
         with contextlib.ExitStack() as tried:
             name = ", ".join(one.name for one in found[:3]) or "a range"
-            here = tried.enter_context(_removed_after(place, most, name, waiting))
+            here = tried.enter_context(_removed_after(workspace._replace(keeps=keeps), most, name, waiting))
             try:
                 files = list(_read_files(found, most - more, sources, here, digests))
             except NoRoomError:
@@ -188,7 +197,7 @@ def _read_files(
     """Fetch files. *left*: bytes that all of them may take, if they are not kept."""
 
     def most(*some: FoundFile) -> int | None:
-        return left if not here.keeps else _room_to_keep(some, here)
+        return left if not here.keeps else _most_of(some, here)
 
     scratch = Path(here.scratch)
     alone = ((fetch_file(one, sources, scratch, room=most(one)), None) for one in found)
@@ -233,7 +242,8 @@ def _brought(
     whole = [part.file for number, part in enumerate(parts) if number not in spans]
     more = sum(stop - start for _, some in spans.values() for start, stop in some)
     digests = [file.sha256 for file in whole]
-    fetched = _fetched([*map(_there, whole)], more, sources, workspace, stack, digests, waiting)
+    here = workspace._replace(keeps=all(_is_kept(file, workspace) for file in whole))
+    fetched = _fetched([*map(_there, whole)], more, sources, here, stack, digests, waiting)
     for number, part in enumerate(parts):
         if number not in spans:
             yield fetched.pop(0)
@@ -311,7 +321,7 @@ def _return(key: tuple[Any, ...]) -> None:
 
 def _stays(slice_: Slice, workspace: Workspace) -> bool:
     """Whether all that is fetched for a slice is kept."""
-    return _are_kept((part.file.found for part in slice_.ranges), workspace)
+    return all(_is_kept(part.file, workspace) for part in slice_.ranges)
 
 
 def _key(slice_: Slice, workspace: Workspace) -> tuple[Any, ...]:

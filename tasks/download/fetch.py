@@ -25,7 +25,7 @@ from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
 from tasks.download.hub import BUCKETS, check_requests, fetch_hub
-from tasks.download.sources import TIMEOUT, fetching, naming
+from tasks.download.sources import TIMEOUT, NoRoomError, fetching, naming
 from tasks.download.tables import TABLE, write_rows
 from tasks.locations import checked_session, readable
 from tasks.models import FoundFile, SourceFile, digest_of, version_of
@@ -49,10 +49,6 @@ ROOM_SECONDS = 0.1
 """How often a full scratch directory is looked at again."""
 FETCH = "fetch"
 MORE_ROOM = "Raise it, or lower slice_bytes: the files of a slice are there together."
-
-
-class NoRoomError(ValueError):
-    """A file takes more bytes of the scratch directory than it may."""
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, room: int | None = None) -> SourceFile:
@@ -246,7 +242,8 @@ def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str
                 sha256, size = hashlib.sha256(), start
             if size + len(block) > limit:
                 remedy = "it changed while it was fetched" if found.size is not None else "raise that if it is trusted"
-                raise ValueError(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
+                kind = ValueError if found.size is not None else NoRoomError
+                raise kind(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
             file.write(block)
             sha256.update(block)
             size += len(block)

@@ -19,9 +19,9 @@ from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
-from tasks.download.fetch import NoRoomError, check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
+from tasks.download.fetch import check_remote, fetch_file, fetch_into, halves_in, may_be_crlf
 from tasks.download.hub import BUCKETS, fetch_hub
-from tasks.download.sources import naming
+from tasks.download.sources import NoRoomError, naming
 from tasks.download.tables import TABLE
 from tasks.locations import readable_directory
 from tasks.models import FoundFile, SourceFile, Stamp, stamp_of, version_of

@@ -68,6 +68,15 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
     return PinnedSource(origin=origin, revision=None, files=files)
 
 
+class NoRoomError(ValueError):
+    """A file takes more bytes of the scratch directory than it may."""
+
+
+def _kind(error: Exception, otherwise: type[Exception]) -> type[Exception]:
+    """The kind of an error that says more than *error*: who has no room tries otherwise."""
+    return NoRoomError if isinstance(error, NoRoomError) else otherwise
+
+
 @contextlib.contextmanager
 def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
     """Name the source in errors, if there are several: files of two sources may have the same name. Name a table with its
@@ -80,7 +89,7 @@ def naming(sources: Sequence[Source], index: int) -> Iterator[None]:
     except ValueError as error:
         if not (table or sources[1:]) or str(error).startswith(("source ", "the source")):
             raise
-        raise ValueError(f"{source.called}: {table}{error}") from error
+        raise _kind(error, ValueError)(f"{source.called}: {table}{error}") from error
 
 
 def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
@@ -362,7 +371,7 @@ def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int
 
     def give_up(error: Exception, failures: int) -> Exception:
         tries = "1 try" if failures == 1 else f"{failures} tries"
-        return OSError(f"{what} cannot be fetched ({tries}): {_problem(error)}")
+        return _kind(error, OSError)(f"{what} cannot be fetched ({tries}): {_problem(error)}")
 
     tell = teller(logger, what, _problem)
     return retry(call, TRIES, tell, give_up=give_up, asked_wait=retry_after, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -107,8 +108,11 @@ def api(cluster: dict[str, str], request: pytest.FixtureRequest) -> str:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str], api: str, tmp_path: Path) -> None:
+    """Of an unpacked file nothing stays, if told so."""
     notes = write_notes(tmp_path / "in" / "notes.jsonl", 40)
-    settings = settings_of(tmp_path / "threads", notes, slice_bytes=1000)
+    packed = notes.with_name("more.jsonl.gz")
+    packed.write_bytes(gzip.compress(notes.read_bytes().replace(b"notes", b"other")))
+    settings = settings_of(tmp_path / "threads", notes.parent, slice_bytes=1000, keep_files=False)
     alone = build_here(settings)
     done = run(BUILD, {**settings, "output": str(tmp_path / "ray")}, PREFECT_API_URL=api, **cluster)
     assert done.returncode == 0, done.stderr
@@ -116,6 +120,8 @@ def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str
     assert version_digests(tmp_path / "ray", alone.version) == version_digests(tmp_path / "threads", alone.version)
     assert receipts(tmp_path / "ray") == receipts(tmp_path / "threads")
     assert staged(tmp_path / "ray") == []
+    fetched = [path for path in tmp_path.glob("*/_cache/files/*") if path.is_file() and path.suffix != ".table"]
+    assert {path.name for path in fetched} <= {".lock"}
 
     lines = notes.read_text().splitlines()
     lines[27] = json.dumps({"id": "bad", "text": 5})

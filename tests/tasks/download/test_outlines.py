@@ -31,10 +31,10 @@ from flows.pipelines.plan import plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import lent, look_into
-from tasks.download.fetch import NoRoomError, room_taken, take_room
+from tasks.download.fetch import room_taken, take_room
 from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
-from tasks.download.sources import resolve_source
+from tasks.download.sources import NoRoomError, resolve_source
 from tasks.models import Slice
 from tasks.output.staging import Workspace
 from tests.faults.stores import BUCKETS, Bucket
@@ -209,6 +209,22 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)
     with pytest.raises(ValueError, match=r"6\.jsonl\.gz takes more, unpacked, than scratch_bytes leaves"):
         built(small)
+
+
+def test_kept_files_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a packed one takes more than was counted for it is removed. What stays is not counted again."""
+    monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 4000)
+    lines = "".join(f'{{"text": "salt wind {row}"}}\n' for row in range(60)).encode()
+    files = {"a.jsonl": 3 * lines, "b.jsonl.gz": gzip.compress(500 * lines), "c.jsonl": lines}
+    for name, data in files.items():
+        put(bucket, name, data)
+    sources = tuple(Source(path=f"{bucket.url}/{name}*", name=name) for name in "abc")
+    config = settings(tmp_path / "out", bucket.url, scratch_bytes=1_500_000).model_copy(update={"sources": sources})
+    for seed in (0, 1):
+        assert plan(config).keeps_files
+        assert len(built(config.model_copy(update={"split_seed": seed}))[1]) == 504 * 60
+        kept = {path.stat().st_size for path in left_in(config) if path.suffix != ".json"}
+        assert kept == set(map(len, files.values()))
 
 
 def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
