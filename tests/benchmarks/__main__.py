@@ -41,6 +41,7 @@ TABLES = (
     "reading",
     "from_store",
     "exports",
+    "second_versions",
 )
 """Modules of this package in the order of the page. The docstring of each is its title and prose. ``measure(bench)`` returns the
 tables; ``PACKAGES`` are those whose versions matter.

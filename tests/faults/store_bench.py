@@ -194,6 +194,8 @@ class _Shared(ctypes.Structure):
 
 
 Work = Callable[[_Shared], Any]
+AZURITE_SECONDS = 300.0
+"""After ten minutes Azurite removes what nobody uses, and answers nobody for minutes."""
 
 
 class Served(NamedTuple):
@@ -316,8 +318,6 @@ class StoreBench:
         self._pair: Pair | None = None
         self._prepared: Any = None
         import_all(IMPORTED)
-        if protocol == "abfs":
-            azurite()  # here, so that the forks share it
 
     def calm(self, name: str) -> Calm:
         """Prepare a case, and run it undisturbed."""
@@ -366,6 +366,8 @@ class StoreBench:
     @contextlib.contextmanager
     def _serving(self, rule: Rule) -> Iterator[tuple[_Shared, list[Served]]]:
         """A fresh bucket with what was prepared. What it was asked is in the list behind the block."""
+        if self.protocol == "abfs":
+            azurite(AZURITE_SECONDS)  # here, so that the forks share it
         shared, served = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), list[Served]()
         child = Child(lambda: serve(self.protocol, self._content, rule, shared))
         try:

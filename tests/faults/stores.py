@@ -6,12 +6,13 @@ import asyncio
 import atexit
 import base64
 import contextlib
-import functools
 import importlib
 import logging
+import math
 import os
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,9 +143,15 @@ AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / ".bin" / "azurite-blob
 ACCOUNT, KEY = "devstoreaccount1", base64.b64encode(SECRET.encode()).decode()
 
 
-@functools.cache
-def azurite() -> str:
-    """The address of this process's Azurite, without the account. Started once: it takes seconds."""
+_azurites = list[tuple[float, subprocess.Popen[str], str]]()
+
+
+def azurite(seconds: float = math.inf) -> str:
+    """The address of this process's Azurite, without the account. It takes seconds to start: another one is only started if it
+    is older than *seconds*.
+    """
+    if _azurites and time.monotonic() < _azurites[-1][0] + seconds:
+        return _azurites[-1][2]
     if not AZURITE.exists():
         pytest.skip("azurite is not installed: make peers, where npm is there")
     options = [
@@ -159,9 +166,12 @@ def azurite() -> str:
     environment = {**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}
     server = subprocess.Popen([AZURITE, *options, "--silent"], stdout=subprocess.PIPE, text=True, env=environment)
     atexit.register(server.kill)
+    for _, former, _ in _azurites:
+        former.kill()
     assert server.stdout is not None
     line = next(line for line in server.stdout if "successfully listens on" in line)
-    return line.split()[-1]
+    _azurites.append((time.monotonic(), server, line.split()[-1]))
+    return _azurites[-1][2]
 
 
 def connection_string(address: str) -> str:
