@@ -12,9 +12,9 @@ from flows.watch.page import page_of
 from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
 from tasks.locations import Output
 from tasks.models import Reason
-from tasks.output.held import Decided, approve, reject
 from tasks.output.paths import version_store
 from tasks.output.pointer import read_pointer
+from tasks.output.versions import Decided, approve, reject
 
 
 def run(

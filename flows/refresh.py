@@ -22,7 +22,7 @@ from flows.watch.words import tolerated
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
-from tasks.output.history import read_history
+from tasks.output.pointer import read_history
 from tasks.output.record import Refreshed
 
 SHOWN = 100

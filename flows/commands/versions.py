@@ -20,9 +20,8 @@ from flows.commands.running import add_command, add_fields, checked, given, run_
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import Collected
-    from tasks.output.held import Decided
     from tasks.output.record import Candidate
-    from tasks.output.versions import Version
+    from tasks.output.versions import Decided, Version
 
 
 OUTPUTS_HAVE = ("latest.json", "versions", "_cache", "_staging", "_running")
@@ -175,8 +174,8 @@ def versions_text(versions: list[Version]) -> list[str]:
 
 
 def run_decide(options: Namespace) -> None:
-    from tasks.output.held import approve, reject
     from tasks.output.record import who
+    from tasks.output.versions import approve, reject
 
     root, version, reason, by = output_at(options), options.version, options.reason, options.by
     if not reason.strip():

@@ -22,11 +22,24 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
-from tasks.derive.inputs import Input, settings_of_sources, splits_in, token_arrays_in, token_bytes_of
-from tasks.derive.pieces import DOCUMENT_BYTES, RADIX_BITS, Counted, Listed, cut, positioned, read_ids, read_keys
+from tasks.derive.inputs import (
+    DOCUMENT_BYTES,
+    RADIX_BITS,
+    Counted,
+    Input,
+    Listed,
+    cut,
+    positioned,
+    read_ids,
+    read_keys,
+    settings_of_sources,
+    shuffling_of,
+    splits_in,
+    token_arrays_in,
+    token_bytes_of,
+)
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
-from tasks.derive.shuffle import shuffling_of
 from tasks.finalize.seal import VersionDraft, leaving_out, list_left_out
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of

@@ -19,7 +19,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
 from flows.pipelines.publish import scratch_of
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
-from tasks.derive.pieces import ids_with, read_ids, read_keys
+from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
 from tasks.forget.certificate import certificate_key
 from tasks.forget.exports import check_none_under_way, notes_of, saw

@@ -18,7 +18,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.publish import fetching_to, layout_of, scratch_of
 from flows.pipelines.sample import Sums, clock, existing, free_space, lack_of_room, measure, room_for
 from flows.pipelines.text import check_files, files_of, pin_sets, pin_sources, warn_of_separators
-from tasks.assemble.spans import SPAN_TOKENS
+from tasks.assemble.write import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import copied_bytes, cut_files, is_by_ranges
 from tasks.download.outlines import servers_of_whole

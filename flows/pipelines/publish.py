@@ -38,14 +38,13 @@ from tasks.locations import local_path, plain_location, writable
 from tasks.models import FoundFile, Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
-from tasks.output.held import hold
-from tasks.output.history import put_run
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, check_places, version_store
-from tasks.output.pointer import is_dataset, manifest_digest, publish, read_pointer
+from tasks.output.pointer import is_dataset, manifest_digest, publish, put_run, read_pointer
 from tasks.output.record import Candidate, Decision, Pointer, Refreshed
 from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
+from tasks.output.versions import hold
 from tasks.progress import meter
 
 if TYPE_CHECKING:

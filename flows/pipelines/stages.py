@@ -24,7 +24,7 @@ from tasks.progress import Done, meter
 
 if TYPE_CHECKING:
     from tasks.assemble.assembler import Assembled, Assembler, CountedPart
-    from tasks.assemble.spans import Span
+    from tasks.assemble.write import Span
     from tasks.config import BuildConfig
     from tasks.output.target import Target
     from tasks.shards.recipe import Recipe
@@ -222,10 +222,10 @@ FINALIZE = Stage("finalize", lazy("tasks.finalize.seal:finalize"), attrgetter("n
 """Target -> metadata, manifest, card, check, commit."""
 
 EXAMINE = Stage("examine", lazy("tasks.derive.inputs:examine"), str)
-MAKE_KEYS = Stage("make-keys", lazy("tasks.derive.pieces:make_keys"))
-SAMPLE = Stage("sample", lazy("tasks.derive.pieces:count_hashes"))
-COUNT = Stage("count", lazy("tasks.derive.pieces:count_taken"))
-SHUFFLE = Stage("shuffle", lazy("tasks.derive.shuffle:scatter"))
+MAKE_KEYS = Stage("make-keys", lazy("tasks.derive.inputs:make_keys"))
+SAMPLE = Stage("sample", lazy("tasks.derive.inputs:count_hashes"))
+COUNT = Stage("count", lazy("tasks.derive.inputs:count_taken"))
+SHUFFLE = Stage("shuffle", lazy("tasks.derive.inputs:scatter"))
 
 DIGEST = Stage("digest", lazy("tasks.derive.imports:digest_file"), str)
 IMPORT = Stage("import", lazy("tasks.derive.imports:import_part"))

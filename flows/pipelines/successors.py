@@ -24,8 +24,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
 from tasks.config import available_cores
-from tasks.derive.inputs import examine, splits_in, token_bytes_of
-from tasks.derive.pieces import cut, positioned
+from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
 from tasks.finalize.seal import VersionDraft, is_published
 from tasks.forget.certificate import certificate_of, write_certificate
 from tasks.forget.exports import Note, notes_of, remove_export, skip
@@ -51,10 +50,9 @@ from tasks.forget.successor import (
 )
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
-from tasks.output.history import put_run
 from tasks.output.leases import collecting
 from tasks.output.paths import version_store
-from tasks.output.pointer import change, read_pointer, renamed
+from tasks.output.pointer import change, put_run, read_pointer, renamed
 from tasks.output.staging import attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter

@@ -13,11 +13,9 @@ from typing import NamedTuple, Protocol, Self
 
 from flat_tokens.columns import common, in_manifest
 from flat_tokens.stores.local import remove_empty
-from tasks.assemble.choice import SplitCounts, count_part
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
-from tasks.assemble.spans import Span, SpanLayout
-from tasks.assemble.write import SpanWriter, Written
+from tasks.assemble.write import Span, SpanLayout, SpanWriter, SplitCounts, Written, count_part
 from tasks.models import Split
 from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target

@@ -16,13 +16,12 @@ from flat_tokens.annotations import UInt64s
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.stores.store import BLAKE3
-from tasks.assemble.choice import split_numbers
 from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
-from tasks.assemble.write import SpanInProgress, SpanWriter
+from tasks.assemble.write import SpanInProgress, SpanWriter, split_numbers
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
+from tasks.parts.documents import runs_in_memory
 from tasks.parts.part import ShardPart
-from tasks.parts.runs import runs_in_memory
 from tasks.parts.unfinished import Tail, followed_by, last_of
 from tasks.rows import REASON, drawn_by
 from tasks.shards.stream import TASK, BrokenStreamError, Streamed

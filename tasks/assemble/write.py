@@ -1,10 +1,13 @@
-"""Writing the final arrays of a version: every stored object whole, by one task. Nothing else writes them."""
+"""Writing the final arrays of a version: which documents of a part go to a split, where each document is in the final arrays, and
+every stored object whole, by one task. Nothing else writes them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,26 +15,181 @@ from queue import SimpleQueue
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pydantic import PlainSerializer, PlainValidator
+from pydantic import Field, PlainSerializer, PlainValidator
 
-from flat_tokens.annotations import Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.arrays.layouts import Layout
 from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
+from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
-from tasks.assemble.choice import chosen
-from tasks.assemble.spans import Span, span_length
-from tasks.models import LEFT_OUT, Split
+from tasks.models import ALL_SPLITS, LEFT_OUT, Model, Split
 from tasks.output.paths import DOCUMENTS, TEXTS, beside_key, unfinished_key
-from tasks.output.target import Target
+from tasks.output.target import SplitRule, Target
 from tasks.parts.documents import Documents
+from tasks.parts.input import choose
 from tasks.parts.opening import open_part
-from tasks.parts.part import Part, ShardPart
+from tasks.parts.part import InputPart, Part, Position, ShardPart
 from tasks.parts.stored import document_spec
 from tasks.progress import meter
-from tasks.rows import KEY, SPLIT_KEY
+from tasks.rows import KEY, REASON, SPLIT_KEY
 from tasks.shards.stream import BrokenStreamError
+
+SplitCounts = Mapping[Split, IntPair]
+"""Sequences and tokens of a part, by split."""
+
+
+def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) -> npt.NDArray[np.int8]:
+    """The split of each document of a slice, by its number in ALL_SPLITS: int8[n]. *all_in*: the split of all of them, where
+    their file has one.
+    """
+    if all_in is not None:
+        return np.full(len(split_keys), ALL_SPLITS.index(all_in), np.int8)
+    return rule.numbers(split_keys)
+
+
+def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bools:
+    """Which documents of a part go to a split: bool[n]."""
+    if isinstance(part, InputPart):
+        return choose(part, documents, target.selection, target)[0]
+    if not isinstance(part, ShardPart):
+        return np.ones(len(documents), bool)
+    numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
+    if part.repeats or part.shard.left_out:
+        numbers[documents.fact(REASON) > 0] = ALL_SPLITS.index(LEFT_OUT)
+    mine: Bools = numbers == ALL_SPLITS.index(split)
+    return mine
+
+
+def count_part(part: Part, target: Target) -> SplitCounts:
+    """Count a part's sequences and tokens of each split. Parts of inputs and buckets were counted when they were made."""
+    counts = dict.fromkeys(ALL_SPLITS, (0, 0))
+    if not isinstance(part, ShardPart):
+        return {**counts, part.split: (part.seq_count, part.token_count)}
+    seqs, tokens = part.counts.written, part.counts.token_count
+    counts[LEFT_OUT] = part.shard.seq_count - seqs, part.shard.token_count - tokens
+    if part.all_in is not None or (target.rule.fraction == 0 and target.rule.splits == SPLITS):
+        return {**counts, part.all_in or "train": (seqs, tokens)}
+    documents = open_part(part, target, KEY, SPLIT_KEY)
+    for split in target.rule.splits[1:]:
+        mine = chosen(part, documents, split, target)
+        counts[split] = int(mine.sum()), int(documents.lengths[mine].sum())
+        seqs, tokens = seqs - counts[split][0], tokens - counts[split][1]
+    return {**counts, "train": (seqs, tokens)}
+
+
+SPAN_TOKENS = 1 << 26
+"""Tokens that one task writes, at least one stored object."""
+SPAN_DOCUMENTS = 1 << 20
+
+
+class Span(Model):
+    """A range of the output that one task writes, as whole stored objects: items ``start:stop`` of one split's tokens, or of its
+    arrays with an entry a document, which come from ``parts``.
+    """
+
+    split: Split
+    of_tokens: bool
+    start: int
+    stop: int
+    last_entry: int | None = None
+    """The token count, for the one that ends seq_starts."""
+    columns: dict[str, str] = Field({})
+    """The kinds of the kept columns, by their names, for one of documents."""
+    parts: tuple[Annotated[Part, Field(discriminator="kind")], ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.split} {'tokens' if self.of_tokens else 'documents'} {self.start:,} to {self.stop:,}"
+
+
+def span_length(layout: Layout, *, of_tokens: bool) -> int:
+    """Items of a span that is not the last of its array: whole objects."""
+    length = (layout.encoded_tokens if of_tokens else layout.seq_starts).object_length
+    return length * max(1, (SPAN_TOKENS if of_tokens else SPAN_DOCUMENTS) // length)
+
+
+class SpanLayout:
+    """Lays out the spans of all splits, by prefix sums over the parts' counts. Each is returned as soon as its last part is
+    known, so that objects can be written while later slices are still tokenized. Where the dataset keeps columns, spans of
+    documents are returned last: the kind of a column is known with the last part, and all objects have the same kinds, however
+    the sources were cut into parts.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._keeps_columns, self._has_texts = bool(target.columns), bool(target.texts)
+        self._waiting: list[Span] = []
+        self._lines: dict[Split, tuple[_ArraySpans, _ArraySpans]] = {
+            split: (_ArraySpans(split, True, target), _ArraySpans(split, False, target)) for split in target.every_split
+        }
+
+    def add(self, part: Part, counts: SplitCounts) -> Iterator[Span]:
+        """The spans that end within the next part."""
+        for split, (tokens, documents) in self._lines.items():
+            seq_count, token_count = counts[split]
+            position = Position(first_seq=documents.end, seq_count=seq_count, first_token=tokens.end, token_count=token_count)
+            here = part.model_copy(update=dict(position))
+            yield from tokens.add(here)
+            if self._keeps_columns:
+                self._waiting += documents.add(here)
+            else:
+                yield from documents.add(here)
+
+    def rest(self, kinds: Mapping[str, str]) -> Iterator[Span]:
+        """The last spans, when there are no more parts. *kinds*: of the kept columns."""
+        for split, (tokens, documents) in self._lines.items():
+            if split == LEFT_OUT and not documents.end and not self._has_texts:
+                continue  # nothing is left out, and nothing is next to the version
+            yield from tokens.rest(tokens.end)
+            self._waiting += documents.rest(tokens.end)
+        for span in self._waiting:
+            yield span.model_copy(update={"columns": dict(kinds)})
+
+
+class _ArraySpans:
+    """The items of one array, cut into spans. (part, item) -> (split, item): parts are consecutive."""
+
+    def __init__(self, split: Split, of_tokens: bool, target: Target) -> None:
+        self.end = 0
+        self._split: Split = split
+        self._of_tokens = of_tokens
+        # One task writes the rows of what is left out: their columns are one object.
+        is_one = split == LEFT_OUT and not of_tokens
+        self._step = sys.maxsize if is_one else span_length(target.layout_of(split), of_tokens=of_tokens)
+        self._start = 0
+        self._open: list[Part] = []
+
+    def add(self, part: Part) -> Iterator[Span]:
+        if part.token_count if self._of_tokens else part.seq_count:
+            self._open.append(part)
+            self.end = self._end_of(part)
+        while self.end >= self._start + self._step:
+            yield self._span(self._start + self._step, None)
+
+    def rest(self, token_count: int) -> Iterator[Span]:
+        """The last span, where items are left. There is always one of documents, as it ends seq_starts."""
+        if not self._of_tokens or self.end > self._start:
+            yield self._span(self.end, None if self._of_tokens else token_count)
+
+    def _span(self, stop: int, last_entry: int | None) -> Span:
+        span = Span(
+            split=self._split,
+            of_tokens=self._of_tokens,
+            start=self._start,
+            stop=stop,
+            last_entry=last_entry,
+            parts=tuple(self._open),
+        )
+        self._start = stop
+        self._open = [part for part in self._open if self._end_of(part) > stop]
+        return span
+
+    def _end_of(self, part: Part) -> int:
+        return part.first_token + part.token_count if self._of_tokens else part.first_seq + part.seq_count
+
 
 MAX_ENCODED = 2**32 - 1
 

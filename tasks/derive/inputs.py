@@ -1,29 +1,61 @@
-"""Inputs: the datasets that others are made of. Where a version lies, its counts, its tokenizer and its sources."""
+"""Inputs: the datasets that others are made of. Where a version is, its counts, its tokenizer and its sources; cutting inputs
+into parts, counting the documents that are taken, and lists of documents.
+
+A split that fits in no memory is shuffled in two passes over the disk. Document i of the split goes to place ``p(i)``; p is a
+keyed permutation that depends on the seed alone. The places are cut into *buckets*. The first pass reads one part of the input
+after another and stores its documents in the order of their places: a flat-tokens array for each part, in which every bucket has
+its share. The second pass assembles the version from buckets (``tasks.parts.input``). Both passes read and write long runs, and
+hold one part or one bucket for each worker.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field
 
-from flat_tokens.annotations import JsonObject
+from flat_tokens.annotations import Int64s, IntPair, JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
+from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.checker import bytes_to_check, check_split, verify
-from flat_tokens.columns import columns_of
+from flat_tokens.columns import ColumnsWriter, Kinds, columns_of
+from flat_tokens.formats.contract import bounded_batches, sequence_ranges
+from flat_tokens.keys import keys_of_bytes, token_keys
 from flat_tokens.manifest import MANIFEST, SplitName, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
-from tasks.models import FORGOTTEN, Model, digest_of
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter
+from tasks.models import ALL_SPLITS, FORGOTTEN, Model, Split, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
+from tasks.output.target import Target
+from tasks.parts.documents import all_items
+from tasks.parts.input import (
+    BUCKET,
+    PLACE,
+    SCATTERED_COLUMNS,
+    choose,
+    gather,
+    input_documents,
+    open_input,
+    sample_hashes,
+    sources_of,
+)
+from tasks.parts.part import InputPart, Shuffling
+from tasks.parts.stored import SHARD_LAYOUT, document_spec
 from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION
 
@@ -180,3 +212,207 @@ def settings_of_sources(inputs: Sequence[Input]) -> JsonObject:
         paths += [found[i] if i < len(found) else None for i in range(len(one.sources))]
     tokenizer = {"name": runs[0].tokenizer, "pattern": runs[0].pattern} if runs[0] else {}
     return {"sources": [{"path": path} for path in paths], "tokenizer": tokenizer}
+
+
+PART_TOKENS = 1 << 25
+"""Tokens of a part, unless one document has more: a shuffle holds a part in memory for each worker."""
+PART_DOCUMENTS = 1 << 20
+DOCUMENT_BYTES = 8 * len(("start", *OF_VERSION))
+RADIX_BITS = 16
+HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
+
+
+class Counted(NamedTuple):
+    """Counts of what is taken of a part. ``sources``: documents and tokens of each source of its input."""
+
+    seq_count: int
+    token_count: int
+    sources: tuple[IntPair, ...]
+    skipped: dict[str, int]
+
+
+def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
+    """The parts of all inputs, in order, split by split. *wanted*: names of the sources that a filter lets through."""
+    parts: list[InputPart] = []
+    for split in ALL_SPLITS:
+        file, source, before = 0, 0, len(parts)
+        for index, one in enumerate(inputs):
+            stops = np.cumsum([len(source["files"]) for source in one.sources]).tolist()
+            through = None if wanted is None else tuple(i for i, source in enumerate(one.sources) if source["name"] in wanted)
+            is_there = split in one.seq_counts
+            ranges = sequence_ranges(open_split(Store.at(one.location) / split), PART_TOKENS) if is_there else ()
+            for start, stop in ((start, end) for begin, end in ranges for start in range(begin, end, PART_DOCUMENTS)):
+                parts.append(
+                    InputPart(
+                        location=one.location,
+                        foreign=one.manifest_sha256 is None,
+                        split=split,
+                        number=len(parts) - before,
+                        start=start,
+                        stop=min(start + PART_DOCUMENTS, stop),
+                        file=file,
+                        source=source,
+                        source_stops=tuple(stops),
+                        wanted=through,
+                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
+                    )
+                )
+            file += stops[-1]
+            source += len(stops)
+    return parts
+
+
+def make_keys(part: InputPart, target: Target) -> InputPart:
+    """Make the keys of a part from its documents' tokens, where its input has none. Return the part."""
+
+    def counted() -> Iterator[TokenBatch]:
+        for batch in bounded_batches(open_input(part), part.start, part.stop):
+            yield batch
+            meter.add("count", batch.encoded_tokens.nbytes)
+
+    if part.made_keys is not None:
+        path = Path(target.workspace.staging) / part.made_keys
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, np.concatenate([*token_keys(counted()), np.empty(0, np.uint64)]))
+    return part
+
+
+def count_hashes(part: InputPart, target: Target, prefix: dict[Split, int], digits: int) -> Int64s:
+    """How many documents have each value in the next 16 bits of their hash: int64[65536]. Counted are those that would be taken
+    without a sample and whose hash begins with *prefix*, which has *digits* groups of 16 bits.
+    """
+    documents = input_documents(part, target)
+    meter.add("count", DOCUMENT_BYTES * len(documents))
+    keep, _ = choose(part, documents, target.selection.model_copy(update={"below": None}), target)
+    hashes = sample_hashes(documents.keys[keep], target.selection.seed)
+    if digits:
+        hashes = hashes[hashes >> np.uint64(64 - RADIX_BITS * digits) == np.uint64(prefix[part.split])]
+    values = (hashes >> np.uint64(64 - RADIX_BITS * (digits + 1))) & np.uint64((1 << RADIX_BITS) - 1)
+    return np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS)
+
+
+def count_taken(part: InputPart, target: Target) -> Counted:
+    """Count the documents and tokens that are taken of a part."""
+    documents = input_documents(part, target)
+    meter.add("count", DOCUMENT_BYTES * len(documents), len(documents))
+    keep, skipped = choose(part, documents, target.selection, target)
+    lengths, of_source = documents.lengths[keep], sources_of(part, documents)[keep]
+    counts = np.bincount(of_source, minlength=len(part.source_stops))
+    tokens = np.bincount(of_source, lengths, minlength=len(part.source_stops))  # float64, which is exact up to 2**53
+    return Counted(
+        int(keep.sum()),
+        int(lengths.sum()),
+        tuple(zip(counts.tolist(), map(int, tokens), strict=True)),
+        {reason: count for reason, count in skipped.items() if count},
+    )
+
+
+def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
+    """The parts of a split with their counts and positions."""
+    parts, seqs, tokens = list[InputPart](), 0, 0
+    for part, count in counted:
+        if part.split == split:
+            counts = {"seq_count": count.seq_count, "token_count": count.token_count}
+            parts.append(part.model_copy(update={**counts, "first_seq": seqs, "first_token": tokens}))
+            seqs, tokens = seqs + count.seq_count, tokens + count.token_count
+    return parts
+
+
+class Listed(NamedTuple):
+    """The documents of a list: their sorted keys, each once: uint64[n]."""
+
+    keys: UInt64s
+
+    def facts(self) -> dict[str, object]:
+        """The record of the list in a manifest."""
+        return {"count": len(self.keys), "sha256": hashlib.sha256(self.keys.astype("<u8").tobytes()).hexdigest()}
+
+    def save(self, path: Path) -> None:
+        """Save the keys for the tasks, and next to them a file that notes which ones were found: a byte for each."""
+        np.save(path, self.keys)
+        path.with_suffix(".found").write_bytes(bytes(len(self.keys)))
+
+    def count_unfound(self, path: Path) -> int:
+        """How many of the keys, saved at *path*, no task has found a document of."""
+        return len(self.keys) - int(np.fromfile(path.with_suffix(".found"), np.uint8).sum())
+
+
+def read_keys(path_or_url: str) -> Listed:
+    """Keys from a file: uint64 in an ``.npy``, or 16 hexadecimal digits a line. ValueError, naming the line, otherwise."""
+    store, name = file_at(path_or_url)
+    data = store.read(name)
+    if data.startswith(b"\x93NUMPY"):
+        keys = np.load(io.BytesIO(data), allow_pickle=False)
+        if keys.ndim != 1 or keys.dtype != np.uint64:
+            raise ValueError(f"{path_or_url}: holds {keys.dtype} of shape {keys.shape}, but keys are uint64 in one dimension")
+        return Listed(np.unique(keys))
+    lines = data.split()
+    for number, line in enumerate(lines, 1):
+        if not HEXADECIMAL.fullmatch(line):
+            raise ValueError(
+                f"{path_or_url}: item {number} is {line[:40].decode(errors='replace')!r}, but a key is 16 hexadecimal digits, as "
+                "flat-tokens trace shows it. For ids, use --ids."
+            )
+    together = b"".join(line[-16:] for line in lines)
+    return Listed(np.unique(np.frombuffer(bytes.fromhex(together.decode()), ">u8").astype(np.uint64)))
+
+
+def read_ids(path_or_url: str) -> Listed:
+    """The keys of the ids in a text file, one a line. Empty lines are skipped."""
+    return Listed(np.unique(keys_of_bytes(_ids_in(path_or_url))))
+
+
+def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
+    """The ids in a text file that have one of the *keys*."""
+    ids = _ids_in(path_or_url)
+    return [ids[i].decode(errors="replace") for i in np.flatnonzero(np.isin(keys_of_bytes(ids), keys)).tolist()]
+
+
+def _ids_in(path_or_url: str) -> list[bytes]:
+    store, name = file_at(path_or_url)
+    return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
+
+
+BUCKET_TOKENS = 1 << 23
+MAX_BUCKET_TOKENS = 1 << 26
+BUCKET_DOCUMENTS = 1 << 20
+MAX_BUCKETS = 1 << 12
+"""With more buckets their runs would be too short for a disk. Buckets become larger instead, as far as memory goes."""
+
+
+def shuffling_of(split: Split, seed: int, parts: Sequence[InputPart], kinds: Kinds) -> Shuffling:
+    """How the documents of *parts* are shuffled."""
+    tokens, documents = sum(part.token_count for part in parts), sum(part.seq_count for part in parts)
+    size = min(max(BUCKET_TOKENS, tokens // MAX_BUCKETS), MAX_BUCKET_TOKENS)
+    buckets = max(-(-tokens // size), -(-documents // BUCKET_DOCUMENTS))
+    return Shuffling(split=split, seed=seed, seq_count=documents, buckets=min(buckets, documents), kinds=dict(kinds))
+
+
+def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling]) -> tuple[int, ...]:
+    """Store a part's documents in the order of their places. Return its count of tokens for each bucket."""
+    shuffling, spec = shufflings[part.split], document_spec(SHARD_LAYOUT)
+    documents = input_documents(part, target)
+    keep, _ = choose(part, documents, target.selection, target)
+    documents = documents.those(keep)
+    places = shuffling.places(np.arange(part.first_seq, part.first_seq + len(documents), dtype=np.uint64))
+    order = np.argsort(places)
+    arrays = {name: all_items(documents, name) for name in open_input(part).arrays}
+    begins, lengths = np.cumsum(documents.lengths) - documents.lengths, documents.lengths[order]
+    bounds = np.searchsorted(places[order], shuffling.bounds())
+    rows = {PLACE: places[order], **{name: documents.fact(name)[order] for name in target.facts}, BUCKET: bounds}
+    store = Store.at(target.workspace.staging) / f"{shuffling.directory}/{part.number}"
+    blocks = zip(*(gather(items, begins[order], lengths) for items in arrays.values()), strict=True)
+    with FlatTokensWriter(store, SHARD_LAYOUT, arrays) as writer:
+        for some in blocks:
+            of_runs, items = some[0][1], dict(zip(arrays, (block for block, _ in some), strict=True))
+            writer.append(TokenBatch.of_arrays(items, running_sums(of_runs).astype(np.uint64), 0))
+            meter.add("shuffle", items[TOKENS].nbytes, len(of_runs), len(items[TOKENS]))
+    for name, values in rows.items():
+        with ArrayWriter(store / DOCUMENTS, name, spec) as array_writer:
+            array_writer.append(values.astype(np.uint64))
+    if shuffling.kinds and len(order):
+        kept = documents.columns(np.arange(len(order))).take(pa.array(order))
+        with store.create(SCATTERED_COLUMNS) as stored, ColumnsWriter(stored, shuffling.kinds) as columns_writer:
+            columns_writer.append(kept)
+    sums = running_sums(lengths)
+    return tuple(np.diff(sums[bounds]).tolist())

@@ -1,26 +1,32 @@
-"""``latest.json``, the record of an output: every change of it is a compare-and-swap, so that none is lost."""
+"""``latest.json``, the record of an output: every change of it is a compare-and-swap, so that none is lost. Next to it is the
+history: a record of each run, and a line of ``runs/refreshes.jsonl`` for each version that a refresh published. Nothing depends
+on the lines: a refresh that is killed may leave none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.forgotten import check_list, read_forgotten
-from flat_tokens.manifest import LINK, MANIFEST, POINTER, RESTORE, check_pointer, counts_of, read_manifest
+from flat_tokens.manifest import LINK, MANIFEST, POINTER, RESTORE, check_pointer, counts_of, history_digest, read_manifest
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, sync
-from flat_tokens.stores.records import json_object, read_record
+from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import Kind, Statement
 from flat_tokens.stores.store import Store
-from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, RUNS, check_places, version_key, version_store
+from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, REFRESHES, RUNS, check_places, version_key, version_store
 from tasks.output.record import LISTS, Candidate, ForgottenList, Pointer, Refreshed
 from tasks.output.staging import entries
 from tasks.output.swap import read_if_there, sign, swapped
@@ -191,3 +197,39 @@ def _link_latest(root: Store, version: str) -> None:
     fresh.symlink_to(target)
     os.replace(fresh, link)
     sync(link.parent)
+
+
+KEPT = 1000
+"""Refreshes that are remembered."""
+
+
+def read_history(root: Store) -> tuple[Refreshed, ...]:
+    """The refreshes and decisions so far, the last one last. ValueError, naming the record, where it holds something else."""
+    refreshes = _refreshes_in(root, read_if_there(root, REFRESHES))
+    return tuple(sorted((*refreshes, *read_pointer(root).decisions), key=lambda one: one.at))
+
+
+def remember(root: Store, refresh: Refreshed) -> None:
+    """Add a refresh to the history. Other machines may do so at the same time."""
+    with pointer_lock(root):
+        swapped(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], _as_lines)
+
+
+def put_run(root: Store, at: datetime, version: str, facts: dict[str, Any]) -> None:
+    """Write the record of a run that ended *at* a time with a *version*. Next to it: the pointer's history."""
+    with pointer_lock(root):
+        if root.is_local and facts["latest"] is not None:
+            facts = {**facts, "history_sha256": history_digest(read_json(root, POINTER))}
+        root.put(f"{RUNS}/{at:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(facts, indent=2) + "\n").encode())
+
+
+def _refreshes_in(root: Store, data: bytes | None) -> tuple[Refreshed, ...]:
+    try:
+        return tuple(Refreshed.model_validate_json(line) for line in (data or b"").splitlines())
+    except ValueError as error:
+        remedy = "Restore it or remove it, and run again."
+        raise ValueError(f"{root.path(REFRESHES)}: is not a history of refreshes. {remedy}") from error
+
+
+def _as_lines(refreshes: tuple[Refreshed, ...]) -> bytes:
+    return "".join(one.model_dump_json(exclude={"decision"}) + "\n" for one in refreshes).encode()

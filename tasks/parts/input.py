@@ -1,37 +1,164 @@
-"""Documents of an input dataset: those that a selection takes of a range of sequences."""
+"""Documents of datasets: those of a slice in a published version, with those that it left out; those that a selection takes of a
+range of an input's sequences; and those of a bucket of a shuffled split, in the order of their places.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flat_tokens.annotations import Bools, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.columns import Columns, batch_of, with_kinds
+from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.batch import TOKEN_ARRAYS
+from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, joined, with_kinds
+from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
-from flat_tokens.manifest import CLUSTER, read_manifest
+from flat_tokens.manifest import CLUSTER, read_manifest, splits_at
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.documents import Recorded, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.where import parse
-from tasks.models import ALL_SPLITS, LEFT_OUT, Split
+from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.forgotten import forgotten_at
-from tasks.output.paths import DOCUMENTS, fact_key, version_store
+from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store
 from tasks.output.target import Selection, Target
-from tasks.parts.documents import Documents, read_fact, stored_arrays
-from tasks.parts.part import InputPart
-from tasks.parts.published import left_out_columns
-from tasks.parts.runs import Reads
-from tasks.rows import FILE, ROW, SIMILARITY
+from tasks.parts.documents import Documents, Read, Reads, Runs, read_fact, stored_arrays
+from tasks.parts.part import COMPARED, BucketPart, InputPart
+from tasks.parts.stored import open_facts
+from tasks.rows import FILE, KEY, OF_CHOICE, REASON, ROW, SIMILARITY
+
+VERSIONS_OPEN = 4
+
+
+class _OpenSplit(NamedTuple):
+    """A split of an open version, and the keys and the rows of its documents."""
+
+    tokens: FlatTokens
+    key: StoredArray
+    row: StoredArray
+
+
+class _SplitDocuments(NamedTuple):
+    """Its documents: keys, files and rows, uint64[n]; and where each starts, with the end of the last: int64[n + 1]."""
+
+    keys: UInt64s
+    files: UInt64s
+    rows: UInt64s
+    starts: Int64s
+
+
+def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
+    """The documents that a version has of a slice, in all splits, in the order of their files and rows."""
+    opened, version = replace(root, staging=None, read_once=False), location.version
+    names: list[Split] = [*splits_at(version_store(opened, version))]
+    names += [LEFT_OUT] if location.left_out[1] else []
+    splits, runs = [_open_split(opened, version, split) for split in names], list(map(location.of, names))
+    found = [_documents_in(opened, location, split, of) for split, of in zip(names, splits, strict=True)]
+    files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
+    order = np.lexsort((rows, files))
+    firsts, counts = np.array(runs, np.int64).T
+    before = np.cumsum(counts) - counts
+
+    def places(at: Int64s) -> Int64Pair:
+        # (split after split, document) -> (split, document)
+        split_of = np.searchsorted(before + counts, at, "right")
+        return split_of, at - before[split_of] + firsts[split_of]
+
+    def columns(wanted: Int64s) -> pa.RecordBatch:
+        # (shard, document) -> (split after split, document) -> (split, document) -> (shard, document)
+        at, kept = order[wanted], list(shard.columns)
+        split_of, numbers = places(at)
+        of_splits = enumerate(_columns_of(opened, version, split) for split in names)
+        batches = [of_split.take(numbers[split_of == number], kept) for number, of_split in of_splits]
+        together = pa.Table.from_batches([with_kinds(batch, shard.columns) for batch in batches])
+        back = np.empty(len(at), np.int64)
+        back[np.argsort(split_of, kind="stable")] = np.arange(len(at))
+        return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in kept})
+
+    # Of all splits one after another, in the documents' order.
+    keys, files, rows = (np.concatenate([getattr(some, name) for some in found])[order] for name in ("keys", "files", "rows"))
+    read_before = {KEY: keys, FILE: files, ROW: rows}
+
+    def read(name: str, first: int, stop: int) -> UInt64s:
+        if name in read_before or name not in (*shard.facts, *OF_CHOICE):
+            return read_before.get(name, keys)[first:stop]
+        split_of, numbers = places(order[first:stop])
+        found = np.zeros((stop - first, shard.facts.get(name, 1)), np.uint64)
+        for number, split in enumerate(names):
+            mine = split_of == number
+            if mine.any() and (name not in OF_CHOICE or split == LEFT_OUT):
+                some = numbers[mine]
+                first_of, end = int(some.min()), int(some.max()) + 1
+                values = read_fact(_open_fact(opened, version, split, name), found.shape[1], first_of, end)
+                found[mine] = values.reshape(-1, found.shape[1])[some - first_of]
+        if name == REASON:  # of the slice, not those that comparing its documents gave
+            found[np.isin(found, COMPARED)] = 0
+        return found if found.shape[1] > 1 else found[:, 0]
+
+    return Documents(
+        np.repeat(np.arange(len(splits), dtype=np.int8), counts)[order],
+        np.concatenate([some.starts[:-1] for some in found])[order],
+        np.concatenate([np.diff(some.starts) for some in found])[order],
+        tuple(stored_arrays(split.tokens) for split in splits),
+        read,
+        columns,
+    )
+
+
+def _documents_in(root: Store, location: PublishedLocation, name: Split, split: _OpenSplit) -> _SplitDocuments:
+    """The documents of a slice in a split. (version, file, row) -> (slice, file, row)"""
+    first, count = location.of(name)
+    stop = first + count
+    rows, starts = split.row.read(first, stop), split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
+    if location.first_file is None:
+        files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
+    else:
+        files = _open_fact(root, location.version, name, FILE).read(first, stop) - np.uint64(location.first_file)
+    return _SplitDocuments(split.key.read(first, stop), files, rows, starts)
+
+
+@functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
+def _open_split(root: Store, version: Name, split: Split) -> _OpenSplit:
+    """A split of a version, which never changes: what is opened once is good for all its slices."""
+    store = root / home_key(version, split)
+    tokens = open_split(store / split)
+    # The entries of documents are kept, as several slices share a chunk; tokens are read once.
+    once = replace(store, read_once=True)
+    arrays: Any = {of: open_array(once / f"{split}/{of}", TOKEN_ARRAYS[of].dtype) for of in tokens.arrays}
+    return _OpenSplit(replace(tokens, **arrays), *(_open_fact(root, version, split, name) for name in (KEY, ROW)))
+
+
+@functools.lru_cache(4 * len(ALL_SPLITS) * VERSIONS_OPEN)
+def _open_fact(root: Store, version: Name, split: Split, name: str) -> StoredArray:
+    """A fact of the documents of a split."""
+    return open_array(root / fact_key(version, split, name), "uint64")
+
+
+@functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
+def _columns_of(root: Store, version: Name, split: Split) -> Columns:
+    """The kept columns of a split."""
+    store = version_store(root, version)
+    manifest = read_manifest(store)
+    return left_out_columns(root, version, manifest) if split == LEFT_OUT else columns_of(store, manifest, split)
+
+
+def left_out_columns(root: Store, version: str, manifest: Mapping[str, Any]) -> Columns:
+    """The kept columns of the documents that a version left out."""
+    store = root / beside_key(version)
+    return columns_left_out(store, manifest, open_split(store / LEFT_OUT).seq_count)
+
 
 BLOCK_TOKENS = 1 << 18
 WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
@@ -194,3 +321,99 @@ def _listed(keys: UInt64s, path: Path) -> Bools:
 def sample_hashes(keys: UInt64s, seed: int) -> UInt64s:
     """Hashes that decide whether documents are in a sample: uint64[n]. Different keys have different hashes."""
     return mix(keys ^ derive_keys(seed, SAMPLING))
+
+
+GATHERED_TOKENS = 1 << 17
+"""Tokens put into their places at a time, few enough for the processor's cache."""
+OPEN_PARTS = 1 << 14
+SCATTERED_COLUMNS = f"{DOCUMENTS}/columns.parquet"
+PLACE, BUCKET = "place", "bucket"
+"""Arrays of a stored part next to the facts of its documents, which are in the order of their places: these, and where each
+bucket's documents begin.
+"""
+
+
+def gather(tokens: AnyArray, begins: Int64s, lengths: Int64s) -> Iterator[tuple[AnyArray, Int64s]]:
+    """Consecutive runs of *tokens*, in any order, in blocks of whole runs, each with the lengths of its runs."""
+    ends = np.cumsum(lengths)
+    first, done = 0, 0
+    while first < len(lengths):
+        last = max(first + 1, int(np.searchsorted(ends, done + GATHERED_TOKENS, "right")))
+        mine, here = lengths[first:last], begins[first:last]
+        if last == first + 1:
+            yield tokens[here[0] : here[0] + mine[0]], mine
+        else:
+            # place in the gathered block -> place in tokens: each run's begin, and on from there
+            index = np.arange(int(ends[last - 1]) - done)
+            index += np.repeat(here - (ends[first:last] - mine - done), mine)
+            yield tokens[index], mine
+        first, done = last, int(ends[last - 1])
+
+
+@functools.lru_cache(OPEN_PARTS)
+def _open_scattered(path: str) -> tuple[FlatTokens, Read]:
+    """Open a stored part once: the staging has a new name in each attempt, so what is stored there never changes."""
+    store = Store.at(path, read_once=True)
+    return open_split(store), open_facts(store)
+
+
+class _Share(NamedTuple):
+    """A bucket's documents in one stored part: ``first:last``, and where each starts."""
+
+    tokens: FlatTokens
+    read: Read
+    first: int
+    last: int
+    starts: Int64s
+
+
+def _shares_of(bucket: BucketPart, staging: str) -> Iterator[_Share]:
+    for number in range(bucket.stored_parts):
+        tokens, read = _open_scattered(f"{staging}/{bucket.shuffling.directory}/{number}")
+        first, last = map(int, read(BUCKET, bucket.number, bucket.number + 2))
+        if first < last:
+            yield _Share(tokens, read, first, last, tokens.seq_starts.read(first, last + 1).astype(np.int64))
+
+
+def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
+    """A bucket's documents in the order of their places. Their tokens are read into memory once, when they are asked for."""
+    shares = list(_shares_of(bucket, target.workspace.staging))
+    none = np.empty(0, np.uint64)
+
+    def of_shares(name: str) -> UInt64s:
+        return np.concatenate([*(share.read(name, share.first, share.last) for share in shares), none])
+
+    lengths = np.concatenate([*(np.diff(share.starts) for share in shares), np.empty(0, np.int64)])
+    order = np.argsort(of_shares(PLACE))
+    begins = np.cumsum(lengths) - lengths
+
+    def columns(wanted: Int64s) -> pa.RecordBatch:
+        kinds, found = bucket.shuffling.kinds, []
+        for share in shares:
+            kept = Columns(share.tokens.store, kinds, (ColumnsPart(SCATTERED_COLUMNS, 0, share.tokens.seq_count),))
+            found.append(kept.take(np.arange(share.first, share.last), list(kinds)))
+        return joined(found).take(pa.array(order[wanted]))
+
+    def items(name: str) -> Runs:
+        return lambda begins, ends: (
+            block for block, _ in gather(_read_items(shares, bucket.token_count, name), begins, ends - begins)
+        )
+
+    def read(name: str, first: int, stop: int) -> UInt64s:
+        return of_shares(name)[order][first:stop]
+
+    arrays = {name: items(name) for name in TOKEN_ARRAYS if any(name in share.tokens.arrays for share in shares)}
+    return Documents(np.zeros(len(order), np.int8), begins[order], lengths[order], (arrays,), read, columns)
+
+
+def _read_items(shares: list[_Share], count: int, name: str) -> AnyArray:
+    """The items of a token array of all shares, in their order: dtype[count]."""
+    items, at = TOKEN_ARRAYS[name].all_absent(count), 0
+    for share in shares:
+        first, last, array = int(share.starts[0]), int(share.starts[-1]), share.tokens.arrays.get(name)
+        for start in range(first, last, BLOCK_TOKENS):
+            stop = min(start + BLOCK_TOKENS, last)
+            if array is not None:
+                array.read(start, stop, items[at : at + stop - start])
+            at += stop - start
+    return items

@@ -26,8 +26,7 @@ from tasks.config import DocumentPolicy
 from tasks.models import ALL_SPLITS, Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import home_key, shard_key, unfinished_key
 from tasks.output.target import layout_of
-from tasks.parts.documents import Documents, Runs, TokenRuns, of_shard
-from tasks.parts.runs import runs_of_parts
+from tasks.parts.documents import Documents, Runs, TokenRuns, of_shard, runs_of_parts
 from tasks.parts.stored import shard_columns
 from tasks.rows import fact
 

@@ -26,7 +26,7 @@ from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.vocabulary import Vocabulary
-from tasks.assemble.choice import split_numbers
+from tasks.assemble.write import split_numbers
 from tasks.config import BuildConfig
 from tasks.download.cut import fetched_ahead, lent
 from tasks.models import Slice, Split

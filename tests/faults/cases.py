@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import flat_tokens.text.limits
 import flows.runners.threads
-import tasks.assemble.spans
 import tasks.assemble.write
 import tasks.output.target
 import tasks.parts.stored
@@ -152,7 +151,7 @@ def small_objects() -> None:
     for name in LAYOUTS:
         LAYOUTS[name] = small(name, OBJECT_TOKENS, 16, in_blocks=True)
     flat_tokens.text.limits.BATCH_BYTES = 120
-    tasks.assemble.spans.SPAN_TOKENS, tasks.assemble.spans.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
+    tasks.assemble.write.SPAN_TOKENS, tasks.assemble.write.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.write.SMALL_TOKENS = 1
     for module in (tasks.parts.stored, tasks.shards.write):
         module.SHARD_LAYOUT = LAYOUTS["mmap"]  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.tokenize.segments
 from tests.faults.cases import Words
 from tests.faults.commands import HANGS_AFTER, Flaw, command, differences, import_all, seen
@@ -238,7 +238,7 @@ class Histories:
         def small() -> Any:
             tasks.tokenize.segments.MEAN_BYTES = 400
             tasks.tokenize.segments.MOST_BYTES = 2000
-            tasks.assemble.spans.SPAN_TOKENS = tasks.assemble.spans.SPAN_DOCUMENTS = 1
+            tasks.assemble.write.SPAN_TOKENS = tasks.assemble.write.SPAN_DOCUMENTS = 1
             return work()
 
         return Child(small, self._log).ended(HANGS_AFTER)

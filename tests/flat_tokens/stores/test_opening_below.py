@@ -22,8 +22,7 @@ from flat_tokens.text.formats import FORMATS as TEXT_FORMATS
 from flat_tokens.text.rows import TextFile
 from flat_tokens.tools.export import export_of, write
 from flat_tokens.vocabulary import beside, resolve
-from tasks.derive.inputs import examine
-from tasks.derive.pieces import read_keys
+from tasks.derive.inputs import examine, read_keys
 from tasks.text.runs import descriptor as run_descriptor
 from tests import doors
 from tests.examples import NIGHTLY

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import flat_tokens
-import tasks.derive.pieces
+import tasks.derive.inputs
 from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.manifest import SPLITS
 from flat_tokens.rows import documents
@@ -65,7 +65,7 @@ expressions = st.recursive(
 @examples(25)
 def test_a_selection_has_the_documents_of_a_subset(output: Path, tmp_path_factory: pytest.TempPathFactory, where: str) -> None:
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
-        patch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
+        patch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
         patch.setattr(documents, "DOCUMENTS_AT_A_TIME", 4)
         result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
         whole, made = flat_tokens.open(output), flat_tokens.open(result.path)

@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-import tasks.assemble.spans
-import tasks.derive.pieces
-import tasks.derive.shuffle
-import tasks.parts.bucket
+import tasks.assemble.write
+import tasks.derive.inputs
 import tasks.parts.input
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.keys import document_keys
@@ -32,8 +30,8 @@ from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
+from tasks.parts.documents import Reads
 from tasks.parts.input import sample_hashes
-from tasks.parts.runs import Reads
 from tests.examples import examples
 from tests.faults.support import build_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
@@ -56,15 +54,15 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects, parts, blocks and buckets of a few tokens."""
     for name, layout in REAL.items():
         monkeypatch.setitem(LAYOUTS, name, small(layout))
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_TOKENS", 24)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 5)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 4)
+    monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 24)
+    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
     monkeypatch.setattr(tasks.parts.input, "WHOLE_BLOCKS", Reads(8, None, whole=True))
-    monkeypatch.setattr(tasks.parts.bucket, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr(tasks.parts.bucket, "GATHERED_TOKENS", 10)
+    monkeypatch.setattr(tasks.parts.input, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_TOKENS", 16)
+    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 3)
+    monkeypatch.setattr(tasks.parts.input, "GATHERED_TOKENS", 10)
 
 
 def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,10 +437,10 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.Mo
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
     publish_docs(tmp_path / "a", docs, docs)
     first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_TOKENS", 500)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 70)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
+    monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 500)
+    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 70)
+    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_TOKENS", 90)
+    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 31)
     second = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "second", workers=4)
     assert digests(Path(first.path)) == digests(Path(second.path))
 

@@ -27,7 +27,7 @@ from tasks.config import BuildConfig
 from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect
 from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
-from tasks.output.history import read_history
+from tasks.output.pointer import read_history
 from tasks.output.versions import roll_back
 from tests.examples import examples
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
-import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
 from flows.commands.build import summary as told_summary
@@ -35,8 +35,8 @@ Document = tuple[int, int, str]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
 
 
 def put(path: Path, texts: list[str]) -> Path:

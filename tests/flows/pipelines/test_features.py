@@ -13,9 +13,8 @@ import pytest
 
 import flat_tokens.columns
 import flat_tokens.steps
-import tasks.assemble.spans
-import tasks.derive.pieces
-import tasks.derive.shuffle
+import tasks.assemble.write
+import tasks.derive.inputs
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
@@ -78,11 +77,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several segments, spans, row groups, pieces and buckets."""
     monkeypatch.setitem(flat_tokens.steps.SHIPPED, "words", Words)
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tasks.derive.pieces, "PART_DOCUMENTS", 7)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
+    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 7)
+    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 5)
     yield
     flat_tokens.steps._opened.cache_clear()
 

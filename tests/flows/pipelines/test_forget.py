@@ -36,10 +36,9 @@ from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
-from tasks.output.held import approve
 from tasks.output.paths import BESIDE
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import list_versions, pin, roll_back
+from tasks.output.versions import approve, list_versions, pin, roll_back
 from tests.examples import first_fast
 from tests.faults.support import shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture

@@ -25,9 +25,8 @@ from tasks.config import BuildConfig
 from tasks.finalize.facts import Difference, VersionFacts, facts_of
 from tasks.garbage import Policy, collect
 from tasks.gates import Gate, Subject
-from tasks.output.held import approve, reject
-from tasks.output.history import read_history
-from tasks.output.pointer import read_pointer
+from tasks.output.pointer import read_history, read_pointer
+from tasks.output.versions import approve, reject
 from tests.faults.cases import write_rows
 from tests.faults.support import build_here
 

@@ -18,9 +18,8 @@ import flat_tokens
 import flat_tokens.columns
 import flat_tokens.formats
 import flat_tokens.steps
-import tasks.assemble.spans
-import tasks.derive.pieces
-import tasks.derive.shuffle
+import tasks.assemble.write
+import tasks.derive.inputs
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
 from flows.pipelines.derive import derive
@@ -136,7 +135,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
 
 def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source without the columns has nulls."""
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     a, b = write_rows(tmp_path / "in" / "a.jsonl", some_rows(8)), write_rows(tmp_path / "in" / "b.jsonl", some_rows(5, start=100))
     told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
     del told["sources"][1]["keep_columns"]
@@ -414,7 +413,7 @@ def test_kinds_do_not_follow_from_slices(tmp_path: Path, score: object, last: bo
 
 def test_all_objects_have_the_kinds_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in each, and wherever slices end."""
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     starts = replace(LAYOUTS["mmap"].seq_starts, object_length=4, chunk_length=2)
     monkeypatch.setitem(LAYOUTS, "mmap", LAYOUTS["mmap"]._replace(seq_starts=starts))
     scores = [None] * 5 + [1, 2, 3] + [2.5] + [None] * 4

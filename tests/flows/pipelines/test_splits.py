@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest
@@ -42,8 +42,8 @@ Placed = dict[tuple[str, str], str]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1024)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 1024)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1024)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1024)
     monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 1024, 256))
 
 

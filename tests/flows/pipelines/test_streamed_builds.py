@@ -11,7 +11,6 @@ import pytest
 
 import flat_tokens
 import flat_tokens.text.limits
-import tasks.assemble.spans
 import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
@@ -36,8 +35,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
     for name in LAYOUTS:
         monkeypatch.setitem(LAYOUTS, name, small(name, 4096, 64, in_blocks=True))
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 4096)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", 64)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 4096)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 64)
     monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
     monkeypatch.setattr(tasks.assemble.write, "BACKLOG", 100)
 

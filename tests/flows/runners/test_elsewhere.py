@@ -17,8 +17,7 @@ from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.spans import Span
-from tasks.assemble.write import Written
+from tasks.assemble.write import Span, Written
 from tasks.config import BuildConfig, Source
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source

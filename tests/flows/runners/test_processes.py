@@ -19,7 +19,7 @@ from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage,
 from flows.runners import processes
 from flows.runners.processes import Processes
 from flows.runners.threads import Threads
-from tasks.assemble.spans import Span
+from tasks.assemble.write import Span
 from tasks.config import BuildConfig
 from tasks.models import TokenShard
 from tasks.progress import meter

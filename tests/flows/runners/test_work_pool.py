@@ -30,10 +30,10 @@ SPREAD: dict[str, Any] = {"runner": "groups", "groups": {"threshold": 2, "slices
 SMALL_SPANS = """
 import sys
 import flows.pipelines.stages
-import tasks.assemble.spans
+import tasks.assemble.write
 from flows.commands.main import main
 flows.pipelines.stages.SPANS_IN_A_GROUP = 3
-tasks.assemble.spans.SPAN_TOKENS = tasks.assemble.spans.SPAN_DOCUMENTS = 1
+tasks.assemble.write.SPAN_TOKENS = tasks.assemble.write.SPAN_DOCUMENTS = 1
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.assemble.spans
 import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.spans import Span
-from tasks.assemble.write import Written, write_span
+from tasks.assemble.write import Span, Written, write_span
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.parts.part import ShardPart
@@ -30,7 +28,7 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two objects of eight tokens, from parts that are not too small for them."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 16)
     monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
@@ -91,7 +89,7 @@ def test_what_is_written_while_parts_arrive_is_what_tasks_write(
     rule = SplitRule(fraction=fraction, seed=1)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
         patch.setattr(tasks.assemble.write, "BACKLOG", backlog)
         parts, target = store_shards(shards, place), target_of(place, rule, layout)
         found = assembled(parts, target_of(place, rule, layout, "assembled"))

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.stores.local
-import tasks.assemble.spans
 import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
@@ -73,7 +72,7 @@ def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects and spans of eight tokens, in two chunks."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 8)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 8)
     monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
@@ -468,7 +467,7 @@ def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pyte
         lengths.append(len(tokens))
         return real(writer, tokens, *rest)
 
-    monkeypatch.setattr(tasks.assemble.spans, "SPAN_TOKENS", 1 << 10)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1 << 10)
     monkeypatch.setattr(tasks.assemble.write.SpanWriter, "stream", noted)
     target = target_of(place, HALF)
     with opened(target, shards) as (assembler, sink):

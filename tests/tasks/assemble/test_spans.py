@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.assemble.spans
+import tasks.assemble.write
 import tasks.parts.documents
-import tasks.parts.runs
 import tasks.parts.stored
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
@@ -24,15 +23,13 @@ from flat_tokens.manifest import SPLITS, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
-from tasks.assemble.choice import SplitCounts, count_part
-from tasks.assemble.spans import Span, SpanLayout
-from tasks.assemble.write import Written, write_span
+from tasks.assemble.write import Span, SpanLayout, SplitCounts, Written, count_part, write_span
 from tasks.models import Split, TokenShard
 from tasks.output.paths import CACHE
 from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
+from tasks.parts.documents import Reads
 from tasks.parts.part import ShardPart
-from tasks.parts.runs import Reads
 from tasks.parts.stored import document_spec
 from tests.examples import examples
 from tests.made import small
@@ -232,11 +229,11 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", span_documents)
         patch.setattr(tasks.parts.documents, "FROM_STORE", Reads(block, sparse))
         patch.setattr(tasks.parts.stored, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.parts.runs, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        patch.setattr(tasks.parts.documents, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
         target = target_of(place, rule, layout)
         spans = spans_of(store_shards(shards, place), target)
         written = write_all(spans, target)
@@ -297,8 +294,8 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
             yield ShardPart(shard=shard, file=number, first_row=0, all_in=None), one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.spans, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.spans, "SPAN_DOCUMENTS", span_documents)
+        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", span_documents)
         lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
         spans = [(span, fed) for part, one in feed() for span in lines.add(part, one)]
         spans += [(span, fed) for span in lines.rest({})]

@@ -19,12 +19,10 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
-from tasks.output.held import approve, hold, reject
-from tasks.output.history import read_history
-from tasks.output.pointer import change, manifest_digest, read_pointer
+from tasks.output.pointer import change, manifest_digest, read_history, read_pointer
 from tasks.output.record import Candidate
 from tasks.output.swap import Seen
-from tasks.output.versions import list_versions, roll_back
+from tasks.output.versions import approve, hold, list_versions, reject, roll_back
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import key_file
 
@@ -173,7 +171,7 @@ def test_an_approval_that_is_killed_is_made_or_not(at: At, monkeypatch: pytest.M
     def killed(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    for module, name in (("swap", "swap"), ("held", "put_run")):
+    for module, name in (("swap", "swap"), ("versions", "put_run")):
         before = read_pointer(at.root)
         with monkeypatch.context() as patched:
             patched.setattr(f"tasks.output.{module}.{name}", killed)
