@@ -531,10 +531,10 @@ def test_a_full_disk_surfaces_and_leaves_no_partial_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: LayoutName, successes: int
 ) -> None:
     """At whichever write it happens: what has a name is whole, and nothing has any other name."""
-    batch = TokenBatch.from_sequences([items_of(LAYOUTS[name].encoded_tokens, 3_000_000) >> 1, [1, 2, 3]])
+    batch = TokenBatch.from_sequences([items_of(LAYOUTS[name].encoded_tokens, 1_500_000) >> 1, [1, 2, 3]])
     layout = LAYOUTS[name]
     if layout.zarr_format == 3:
-        layout = layout._replace(encoded_tokens=replace(layout.encoded_tokens, object_length=1 << 20))
+        layout = layout._replace(encoded_tokens=replace(layout.encoded_tokens, object_length=1 << 19))
     with FlatTokensWriter(Store.at(tmp_path / "good"), layout) as writer:
         writer.append(batch)
     good = files(tmp_path / "good")

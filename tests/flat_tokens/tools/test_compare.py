@@ -163,19 +163,17 @@ def test_a_column_with_too_many_values_is_refused(home: Path, monkeypatch: pytes
 
 def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path, tool: Terminal) -> None:
     paths = [str(home / name) for name in ("demo", "bytes")]
-    found = tool.json("compare", *paths)
-    shown = tool.out("compare", *paths)
     page = tmp_path / "page.html"
-    tool.out("compare", *paths, "--html", page)
+    found = tool.json("compare", *paths, "--html", page)
     html = page.read_text()
+    shown = tool.out("compare", *paths)
     for text in (f"{found['versions'][0]['bytes_per_token']:.3f}", f"{found['versions'][1]['token_count']:,}", "books", "de"):
         assert text in shown
         assert text in html
     assert html.count("<svg") == 2
     assert "<script" not in html
-    first = page.read_bytes()
     tool.out("compare", *paths, "--html", page)
-    assert page.read_bytes() == first
+    assert page.read_text() == html
 
 
 def test_names_say_which_output_where_tokenizers_are_called_the_same() -> None:

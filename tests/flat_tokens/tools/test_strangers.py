@@ -118,11 +118,7 @@ def test_without_consent_the_record_of_a_run_opens_no_file(dataset: Path, tool: 
     assert "text from  the source" in tool.out(*commands(dataset)[0], "--source", dataset.parent / "in")
 
 
-@pytest.mark.parametrize(
-    "name", ["/dev/zero", "dev/zero", "../../dev/zero", "zero", "link", "away/x.jsonl", "pipe", "", ".", "a\0b"]
-)
-@pytest.mark.parametrize("trusted", [False, True])
-def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path, dataset: Path, name: str, trusted: bool) -> None:
+def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path, dataset: Path) -> None:
     given, outside = tmp_path / "given", tmp_path / "outside"
     given.mkdir()
     outside.mkdir()
@@ -131,10 +127,11 @@ def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path,
     (given / "link").symlink_to(outside / "x.jsonl")
     (given / "away").symlink_to(outside)
     os.mkfifo(given / "pipe")
-    change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(name=name, size=0))
-    corpus = open_corpus(dataset)
-    (file,) = corpus.sources[0].files
-    assert Locator(corpus, [str(given)], trusted).find(file) is None
+    for name in ("/dev/zero", "dev/zero", "../../dev/zero", "zero", "link", "away/x.jsonl", "pipe", "", ".", "a\0b"):
+        change(dataset, lambda made_of, name=name: made_of["sources"][0]["files"][0].update(name=name, size=0))
+        corpus = open_corpus(dataset)
+        (file,) = corpus.sources[0].files
+        assert [Locator(corpus, [str(given)], trusted).find(file) for trusted in (False, True)] == [None, None], name
 
 
 def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path: Path) -> None:

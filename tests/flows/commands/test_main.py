@@ -33,19 +33,6 @@ from tests.terminal import Terminal
 ROOT = Path(__file__).parents[3]
 
 
-def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    return subprocess.run(
-        [sys.executable, "-m", "flows", *map(str, arguments)],
-        cwd=ROOT,
-        env={**clean, "PREFECT_HOME": "/nonexistent", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["trial", "trial, of a terminal", "encoding"])
 def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_path: Path) -> None:
@@ -112,16 +99,15 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(config: Path, tmp_path: Path) -> None:
-    first = command("build", config)
-    assert first.returncode == 0, first.stderr
+def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(
+    config: Path, tmp_path: Path, terminal: Terminal
+) -> None:
+    first = terminal.out("build", config, "--no-server")
     for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slice", "seconds", "(download"):
-        assert words in first.stdout
-    assert str(tmp_path / "out" / "versions") in first.stdout
+        assert words in first
+    assert str(tmp_path / "out" / "versions") in first
     assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189
-    again = command("build", config)
-    assert again.returncode == 0
-    assert again.stdout.startswith("nothing to do")
+    assert terminal.out("build", config, "--no-server").startswith("nothing to do")
 
 
 def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:

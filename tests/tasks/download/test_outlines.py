@@ -43,7 +43,7 @@ from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
 GS, AZURE = (pytest.param(protocol, "", marks=pytest.mark.slow) for protocol in ("gs", "abfs"))
-ROWS, COLUMNS = 2000, 200
+ROWS, COLUMNS = 1000, 200
 TEXTS = [f"document {row} " + "salt wind " * (row % 40) for row in range(ROWS)]
 
 
@@ -185,7 +185,7 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     for number in range(7):
         rows = [
             json.dumps({"text": f"{number} {row} " + "x" * (90_000 if number == 6 else 1000)})
-            for row in range(500 if number < 6 else 50)
+            for row in range(200 if number < 6 else 20)
         ]
         with gzip.open(tmp_path / f"{number}.jsonl.gz", "wt", compresslevel=1) as file:
             file.write("\n".join(rows))
@@ -198,12 +198,12 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
 
     monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
     monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 1)
-    config = settings(tmp_path / "out", f"{bucket.url}/in/*.jsonl.gz", scratch_bytes=5_000_000, keep_files=False)
+    config = settings(tmp_path / "out", f"{bucket.url}/in/*.jsonl.gz", scratch_bytes=2_000_000, keep_files=False)
     forecast = plan(config)
-    assert (forecast.scratch_bytes, forecast.keeps_files) == (5_000_000, False)
+    assert (forecast.scratch_bytes, forecast.keeps_files) == (2_000_000, False)
     documents = built(config)[1]
-    assert len(documents) == 3050
-    assert max(seen) <= 5_000_000
+    assert len(documents) == 1220
+    assert max(seen) <= 2_000_000
     assert left_in(config) == []
     assert built(settings(tmp_path / "local", f"{tmp_path}/*.jsonl.gz"))[1] == documents
     small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)

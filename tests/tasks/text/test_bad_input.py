@@ -28,6 +28,8 @@ from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
+from tests.faults.support import build_here, settings_of
+from tests.sources import held
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -47,13 +49,6 @@ def texts_of(result: BuildResult) -> list[str]:
     flat_tokens.verify(Path(result.path), "full")
     train = flat_tokens.open(result.path).train
     return [bytes((train[i] - 1).astype("uint8")).decode() for i in range(train.seq_count)]
-
-
-def counts(result: BuildResult) -> dict[str, Any]:
-    """The counts of documents that are not nothing."""
-    totals = result.totals["documents"]
-    assert totals["read"] == totals["written"] + sum(totals["skipped"].values())
-    return {name: totals[name] for name in ("read", "written", "skipped", "replaced") if totals[name]}
 
 
 def refuse(tmp_path: Path, path: Path | str, words: str, **settings: Any) -> None:
@@ -221,21 +216,39 @@ def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path,
     refuse(tmp_path, tmp_path / bad.name, words, documents=bad.settings, **bad.source)
 
 
-# Where nothing replaces it, 'replace' leaves it out as 'skip' does.
-POLICIES = [("replace", name) for name in BAD] + [("skip", name) for name, bad in BAD.items() if bad.replaced is not None]
+Files = dict[str, tuple[str, bytes, dict[str, Any]]]
+"""Case -> name of the file, content and settings of its source."""
 
 
-@pytest.mark.parametrize(("on_bad", "name"), POLICIES)
-def test_a_bad_document_is_replaced_or_left_out_and_counted(tmp_path: Path, on_bad: str, name: str) -> None:
-    bad = BAD[name]
-    (tmp_path / bad.name).write_bytes(bad.content)
-    result = run(tmp_path, tmp_path / bad.name, documents={"on_bad": on_bad, **bad.settings}, **bad.source)
-    if on_bad == "skip" or bad.replaced is None:
-        assert texts_of(result) == ["first", "last"]
-        assert counts(result) == {"read": 3, "written": 2, "skipped": {bad.reason: 1}}
-    else:
-        assert texts_of(result) == ["first", bad.replaced, "last"]
-        assert counts(result) == {"read": 3, "written": 3, "replaced": {"invalid_unicode": 1}}
+def built(tmp_path: Path, files: Files, **documents: Any) -> dict[str, tuple[list[str], dict[str, int]]]:
+    """The texts of each case, and what was skipped, of one build with a source for each."""
+    sources = []
+    for number, (name, content, settings) in enumerate(files.values()):
+        path = tmp_path / f"{number}-{name}"
+        path.write_bytes(content)
+        sources.append({"name": str(number), "path": str(path), **{key[7:]: value for key, value in settings.items()}})
+    result = build_here(settings_of(tmp_path / "out", sources=sources, documents=documents, validation_fraction=0))
+    docs, found = held(result.path)["train"], {}
+    for number, (case, one) in enumerate(zip(files, result.totals["documents"]["by_source"], strict=True)):
+        texts = [doc.text for doc in docs if doc.file == number]
+        assert (one["read"], one["written"]) == (len(texts) + sum(one["skipped"].values()), len(texts))
+        found[case] = (texts, one["skipped"])
+    return found
+
+
+@pytest.mark.parametrize("on_bad", ["skip", "replace"])
+@pytest.mark.parametrize("settings", [{}, SHORT], ids=str)
+def test_a_bad_document_is_replaced_or_left_out_and_counted(tmp_path: Path, on_bad: str, settings: dict[str, Any]) -> None:
+    """Where nothing replaces it, 'replace' leaves it out as 'skip' does."""
+    files, expected = Files(), {}
+    for case, bad in BAD.items():
+        if bad.settings == settings:
+            files[case] = (bad.name, bad.content, bad.source)
+            stays = on_bad == "replace" and bad.replaced is not None
+            expected[case] = (["first", bad.replaced, "last"], {}) if stays else (["first", "last"], {bad.reason: 1})
+    assert built(tmp_path, files, on_bad=on_bad, **settings) == expected
+    replaced = flat_tokens.open(tmp_path / "out").manifest["totals"]["documents"]["replaced"]
+    assert sum(replaced.values()) == sum(skipped == {} for _, skipped in expected.values())
 
 
 GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
@@ -314,40 +327,28 @@ GOOD: dict[str, tuple[str, bytes, list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "content", "texts", "source"), GOOD.values(), ids=GOOD)
-def test_what_is_only_unusual_is_kept_as_it_is(
-    tmp_path: Path, name: str, content: bytes, texts: list[str], source: dict[str, Any]
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    result = run(tmp_path, tmp_path / name, **source)
-    assert texts_of(result) == texts
-    assert counts(result) == ({"read": len(texts), "written": len(texts)} if texts else {})
+def test_what_is_only_unusual_is_kept_as_it_is(tmp_path: Path) -> None:
+    files = {case: (name, content, source) for case, (name, content, _, source) in GOOD.items()}
+    assert built(tmp_path, files) == {case: (texts, {}) for case, (_, _, texts, _) in GOOD.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "source"),
-    [
-        ("a.jsonl", b'{"text": "a"}\n{"text": ""}\n{"text": "b"}\n{"text": ""}\n{"text": ""}\n', {}),
-        ("a.parquet", parquet(pa.array(["a", "", "b", "", ""])), {}),
-        ("a.arrow", arrow(pa.array(["a", "", "b", "", ""])), {}),
-        ("a.csv", b'text\na\n""\nb\n""\n""\n', {}),
-        ("a.txt", b"a||b|||", {"source_document_separator": "|"}),
-        ("a.txt", b"a\r\n\r\nb\r\n\r\n\r\n", {"source_document_separator": "\n"}),
-    ],
-)
-def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(
-    tmp_path: Path, name: str, content: bytes, source: dict[str, Any]
-) -> None:
+EMPTY: Files = {
+    "JSON": ("a.jsonl", b'{"text": "a"}\n{"text": ""}\n{"text": "b"}\n{"text": ""}\n{"text": ""}\n', {}),
+    "Parquet": ("a.parquet", parquet(pa.array(["a", "", "b", "", ""])), {}),
+    "Arrow": ("a.arrow", arrow(pa.array(["a", "", "b", "", ""])), {}),
+    "CSV": ("a.csv", b'text\na\n""\nb\n""\n""\n', {}),
+    "text": ("a.txt", b"a||b|||", {"source_document_separator": "|"}),
+    "lines": ("a.txt", b"a\r\n\r\nb\r\n\r\n\r\n", {"source_document_separator": "\n"}),
+}
+
+
+def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(tmp_path: Path) -> None:
     """The lowest bit of a token says that a sequence begins with it: exactly those of texts that are not empty."""
-    (tmp_path / name).write_bytes(content)
-    kept = run(tmp_path, tmp_path / name, **source)
-    train = flat_tokens.open(kept.path).train
-    assert texts_of(kept) == ["a", "", "b", "", ""]
-    assert train.seq_starts.read(0, 6).tolist() == [0, 1, 1, 2, 2, 2]
-    assert train.encoded_tokens.read(0, 2).tolist() == [(ord("a") + 1) * 2 + 1, (ord("b") + 1) * 2 + 1]
-    skipped = run(tmp_path, tmp_path / name, documents={"empty": "skip"}, **source)
-    assert texts_of(skipped) == ["a", "b"]
-    assert counts(skipped) == {"read": 5, "written": 2, "skipped": {"empty": 3}}
+    assert built(tmp_path, EMPTY) == dict.fromkeys(EMPTY, (["a", "", "b", "", ""], {}))
+    train = flat_tokens.open(tmp_path / "out").train
+    assert train.seq_starts.read(0, 31).tolist() == [0, *(2 * k + n for k in range(6) for n in (1, 1, 2, 2, 2))]
+    assert train.encoded_tokens.read(0, 12).tolist() == 6 * [(ord("a") + 1) * 2 + 1, (ord("b") + 1) * 2 + 1]
+    assert built(tmp_path, EMPTY, empty="skip") == dict.fromkeys(EMPTY, (["a", "b"], {"empty": 3}))
 
 
 def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
@@ -381,8 +382,9 @@ def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path:
     )
     for policy in ("skip", "replace"):
         result = run(tmp_path, path, documents={"on_bad": policy}, **settings)
-        assert counts(result) == {"read": 6, "written": 4, "skipped": {"unencodable": 2}}
-        assert result.totals["documents"]["text_bytes"] == len("onetwo onetwo")
+        documents = result.totals["documents"]
+        assert (documents["read"], documents["written"], documents["skipped"]) == (6, 4, {"unencodable": 2})
+        assert documents["text_bytes"] == len("onetwo onetwo")
         dataset = flat_tokens.open(result.path)
         assert [dataset.train[i].tolist() for i in range(4)] == [[0], [1, 0], [], [1]]
         flat_tokens.verify(Path(result.path), "full")
@@ -571,31 +573,27 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(
     refuse(tmp_path, tmp_path / "in", words, **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("b.parquet", parquet(pa.array([], pa.string()))),
-        ("b.arrow", arrow(pa.array([], pa.string()))),
-        ("b.arrow", arrow(pa.array([], pa.string()), stream=True)),
-        ("b.csv", b"id,text\n"),
-        ("b.csv", b"id,text"),
-        ("b.jsonl", b"\n"),
-    ],
-)
-def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    alone = run(tmp_path, tmp_path / name)
-    assert (texts_of(alone), alone.totals["documents"]["read"]) == ([], 0)
-    full = {
-        "b.parquet": parquet(pa.array(["a"])),
-        "b.arrow": arrow(pa.array(["a"])),
-        "b.csv": b"text\na\n",
-        "b.jsonl": b'{"text": "a"}',
-    }[name]
-    (tmp_path / "in").mkdir()
-    for number, data in enumerate((content, full, content)):
-        (tmp_path / "in" / f"{number}{name}").write_bytes(data)
-    assert texts_of(run(tmp_path, tmp_path / "in")) == ["a"]
+NO_ROWS = {
+    # without rows, and with one
+    "parquet": (parquet(pa.array([], pa.string())), parquet(pa.array(["a"]))),
+    "arrow": (arrow(pa.array([], pa.string())), arrow(pa.array(["a"]))),
+    "stream.arrow": (arrow(pa.array([], pa.string()), stream=True), arrow(pa.array(["a"]))),
+    "csv": (b"id,text\n", b"text\na\n"),
+    "cut.csv": (b"id,text", b"text\na\n"),
+    "jsonl": (b"\n", b'{"text": "a"}'),
+}
+
+
+def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path: Path) -> None:
+    alone = built(tmp_path, {name: (f"b.{name}", without, {}) for name, (without, _) in NO_ROWS.items()})
+    assert alone == dict.fromkeys(NO_ROWS, ([], {}))
+    for name, (without, one) in NO_ROWS.items():
+        (tmp_path / name).mkdir()
+        for number, content in enumerate((without, one, without)):
+            (tmp_path / name / f"{number}.{name}").write_bytes(content)
+    sources = [{"name": name, "path": str(tmp_path / name)} for name in NO_ROWS]
+    result = build_here(settings_of(tmp_path / "all", sources=sources, validation_fraction=0))
+    assert texts_of(result) == ["a"] * len(NO_ROWS)
 
 
 def dangling_link(directory: Path) -> None:

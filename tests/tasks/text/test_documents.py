@@ -407,7 +407,7 @@ SMALL_IN_THE_FILE: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("with_ids", [False, pytest.param(True, marks=NIGHTLY)])
-@pytest.mark.parametrize("make", first_fast(SMALL_IN_THE_FILE.values(), 2, every=3), ids=SMALL_IN_THE_FILE)
+@pytest.mark.parametrize("make", first_fast(SMALL_IN_THE_FILE.values(), every=3), ids=SMALL_IN_THE_FILE)
 def test_a_small_file_that_stands_for_much_text_takes_little_memory(
     tmp_path: Path, make: Callable[[Path], Path], with_ids: bool
 ) -> None:

@@ -30,6 +30,11 @@ def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path: Path, caplog: pytest
     assert caplog.records == []
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return nfc_tokenizer(tmp_path_factory.getbasetemp() / "nfc.json")
+
+
 @given(
     texts=st.lists(
         st.text(
@@ -40,10 +45,7 @@ def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path: Path, caplog: pytest
     ),
     first=st.integers(0, 3),
 )
-def test_texts_that_nfc_changes_have_the_reference_engines_tokens(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], first: int
-) -> None:
-    tokenizer = nfc_tokenizer(tmp_path_factory.getbasetemp() / "nfc.json")
+def test_texts_that_nfc_changes_have_the_reference_engines_tokens(tokenizer: Tokenizer, texts: list[str], first: int) -> None:
     array = large_string_array(*texts)[first:]
     assert lists(fast(tokenizer), array) == lists(tokenizer.reference, array)
 
