@@ -8,9 +8,9 @@ from pydantic import Field
 
 from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SplitName
-from flat_tokens.tools.export import export_of
+from flat_tokens.tools.export import Exported, export_of
 from flows.credentials import credentials
-from flows.pipelines.exchange import ExportResult, export
+from flows.pipelines.exchange import export
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import counted, dataset_name, ended, showing_progress
 from flows.watch.summaries import show_export
@@ -27,7 +27,7 @@ def export_dataset(
     options: dict[str, Any] | None = None,
     split: SplitName | None = None,
     workers: Annotated[int, Field(ge=1, le=256)] | None = None,
-) -> ExportResult:
+) -> Exported:
     """Write a dataset in another format, file by file. Run again after any failure, it resumes after the last whole file.
 
     Args:

@@ -17,7 +17,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -313,7 +313,7 @@ def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[
 
 class Exported(NamedTuple):
     """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do.
-    ``loses_loss_mask``: the dataset has one, for which the format has no place.
+    ``loses_loss_mask``: the dataset has one, for which the format has no place. ``seconds``: that writing took.
     """
 
     path: str
@@ -323,10 +323,19 @@ class Exported(NamedTuple):
     reused: int
     was_done: bool
     loses_loss_mask: bool = False
+    seconds: float = 0.0
 
     @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
+
+    @property
+    def headline(self) -> str:
+        """Such as ``3 megatron files, 1.2 GB, 0 of 4 parts reused``."""
+        files = f"{terminal.plural(len(self.objects), f'{self.format} file')}, {terminal.size(self.byte_count)}"
+        lost = ", without the loss mask" if self.loses_loss_mask else ""
+        reused = "written already" if self.was_done else f"{self.reused:,} of {terminal.plural(self.parts, 'part')} reused"
+        return f"{files}{lost}, {reused}"
 
 
 def done_before(request: ExportRequest, store: Store) -> Exported | None:
@@ -373,22 +382,38 @@ def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
 
 
 def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> Exported:
-    """ExportRequest on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
+    """Export on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
     threads = None if threads is None else at_least(1, "threads", threads)
-    store = target(path_or_url)
-    if done := done_before(request, store):
-        note_export(request.location, request.format, path_or_url)
-        return done
-    files = FORMATS[request.format].plan(request.source(), request.options)
-    with writing(request, store), ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
-        note_export(request.location, request.format, path_or_url)
+
+    def work(files: list[ExportFile]) -> Exported:
         seen = adding_up(watch, TOKEN_BYTES * request.token_count)
-        tasks = [pool.submit(write_file, file, request, path_or_url, lambda tokens: seen(TOKEN_BYTES * tokens)) for file in files]
-        try:
-            return finish(request, [task.result() for task in tasks], path_or_url)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+            tasks = [pool.submit(write_file, file, request, path_or_url, lambda n: seen(TOKEN_BYTES * n)) for file in files]
+            try:
+                return finish(request, [task.result() for task in tasks], path_or_url)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    return export(request, path_or_url, work)
+
+
+def export(
+    request: ExportRequest, path_or_url: str, work: Callable[[list[ExportFile]], Exported], *, is_noted: bool = True
+) -> Exported:
+    """Export a dataset, unless an earlier run has. *work* writes the planned files that are not there, and finishes. *is_noted*:
+    whether the dataset's output knows of the export afterwards.
+    """
+    store, begun = target(path_or_url), time.monotonic()
+    done = done_before(request, store)
+    files = [] if done else FORMATS[request.format].plan(request.source(), request.options)
+    with nullcontext() if done else writing(request, store):
+        if is_noted:
+            note_export(request.location, request.format, path_or_url)
+        if done:
+            return done
+        done = work(files)
+    return done._replace(seconds=round(time.monotonic() - begun, 3))
 
 
 ARGUMENTS = """
@@ -410,24 +435,21 @@ def add_target(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    begun = time.monotonic()
     splits = None if options.split is None else (options.split,)
     with terminal.progress("examine", options.quiet) as watch:
         request = export_of(options.path, options.to, given_options(options), splits, watch)
     with terminal.progress("export", options.quiet) as watch:
         done = write(request, options.out, watch=watch)
-    seconds = time.monotonic() - begun
-    terminal.show(options, described(done, seconds), lines(done, seconds))
+    terminal.show(options, described(done), lines(done))
     return arguments.SAME
 
 
-def described(done: Exported, seconds: float) -> JsonObject:
+def described(done: Exported) -> JsonObject:
     """A result for JSON."""
-    objects = [stored._asdict() for stored in done.objects]
-    return {**done._asdict(), "objects": objects, "byte_count": done.byte_count, "seconds": round(seconds, 3)}
+    return {**done._asdict(), "objects": [stored._asdict() for stored in done.objects], "byte_count": done.byte_count}
 
 
-def lines(done: Any, seconds: float) -> Iterator[str]:
+def lines(done: Exported) -> Iterator[str]:
     """A result for people."""
     if done.loses_loss_mask:
         kept = ", ".join(name for name, entry in FORMATS.items() if entry.keeps_loss_mask)
@@ -436,7 +458,7 @@ def lines(done: Any, seconds: float) -> Iterator[str]:
     if done.was_done:
         yield f"nothing to do: {done.path} is this export, {size}"
         return
-    yield f"exported to {done.path}: {done.format}, {size}, {seconds:.1f} s"
+    yield f"exported to {done.path}: {done.format}, {size}, {done.seconds:.1f} s"
     if not done.parts:
         yield "  there are no sequences, so there is nothing for a reader of this format"
     if done.reused:

@@ -14,7 +14,7 @@ from flat_tokens.reader import check_where
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
-from flat_tokens.tools.export import add_target, export_of, lines
+from flat_tokens.tools.export import add_target, described, export_of, lines
 from flat_tokens.tools.import_ import lost_bounds
 from flat_tokens.tools.terminal import plural, show
 from flows.commands.build import published_text, read_tokenizer, seconds_line
@@ -157,7 +157,7 @@ def run_export(options: Namespace) -> None:
     settings = (dataset, output, options.to, given_options(options), options.split, options.workers)
     pipeline = partial(export, request, output)
     result = run_with_progress(options, Threads(options.workers), pipeline, "flows.export:export_dataset", *settings)
-    show(options, result.model_dump(mode="json"), lines(result, sum(result.seconds.values())))
+    show(options, described(result), lines(result))
 
 
 def run_publish(options: Namespace) -> None:

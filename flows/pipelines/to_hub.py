@@ -139,7 +139,7 @@ def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, sec
     listed = [stored_object(one) for one in read_manifest(store)["objects"]]
     if request.form == "parquet":
         exported = export(export_of(store.url, "parquet", {}), str(staging / DATA), runner, is_noted=False)
-        seconds.update(exported.seconds)
+        seconds["export"] = exported.seconds
         return [file for file in files_below(staging / DATA, DATA) if not file.path.startswith(OF_THE_RUN)]
     if store.is_local:
         return _checked(files_below(Path(store.root), ZARR), Store.at(store.root), listed, store)

@@ -16,13 +16,13 @@ from flat_tokens.manifest import POINTER, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.evaluation import set_reports
-from flat_tokens.tools.export import ExportRequest
+from flat_tokens.tools.export import Exported, ExportRequest
 from flat_tokens.tools.terminal import duration, percent, plural, size, speed
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.exchange import ExportResult, ImportResult
+from flows.pipelines.exchange import ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult
@@ -84,7 +84,7 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
         record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
-def show_export(name: str, request: ExportRequest, result: ExportResult) -> None:
+def show_export(name: str, request: ExportRequest, result: Exported) -> None:
     """Leave a summary of the export of a dataset of that name, and the files as an asset that was made of it."""
     with tolerated("summary"):
         leave(f"{name}-export-summary", exported(name, request, result), f"{_amount(result.objects)}: {result.path}")
@@ -304,10 +304,9 @@ def imported(request: ImportRequest, made_of: JsonObject, result: ImportResult) 
     )
 
 
-def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
+def exported(name: str, request: ExportRequest, result: Exported) -> str:
     """An export in Markdown: its input and its files."""
     reused = f"{result.reused:,} of {plural(result.parts, 'part')} had been written by an earlier run."
-    took = result.seconds.get("export", 0.0)
     splits = ((split, tokens.seq_count, tokens.token_count) for split, tokens in request.source().items())
     return page(
         f"# {as_markdown(name)} as {result.format}",
@@ -316,8 +315,9 @@ def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
         f"The loss mask is not exported: {result.format} has no place for it." if result.loses_loss_mask else "",
         table("split | #sequences | #tokens", splits),
         _files(result.objects),
-        _seconds(result.seconds),
-        f"{4 * request.token_count / max(took, 0.1) / 1e6:,.1f} MB of tokens a second." if took else "",
+        f"It took {result.seconds:,.1f} s: {4 * request.token_count / max(result.seconds, 0.1) / 1e6:,.1f} MB of tokens a second."
+        if result.seconds
+        else "",
     )
 
 

@@ -17,8 +17,8 @@ import tasks.derive.imports
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
-from flat_tokens.tools.export import export_of
-from flows.pipelines.exchange import ExportResult, ImportResult, export, import_files
+from flat_tokens.tools.export import Exported, export_of
+from flows.pipelines.exchange import ImportResult, export, import_files
 from flows.runners.threads import Threads
 from tasks.derive.request import ImportRequest
 from tasks.output.target import SplitRule
@@ -42,7 +42,7 @@ def made(path: Path, train: list[list[int]], validation: list[list[int]] | None 
     return path
 
 
-def exported(dataset: Path, out: Path, format: str = "megatron", workers: int = 2, **options: Any) -> ExportResult:
+def exported(dataset: Path, out: Path, format: str = "megatron", workers: int = 2, **options: Any) -> Exported:
     with Threads(workers) as runner:
         return export(export_of(dataset, format, options), str(out), runner)
 

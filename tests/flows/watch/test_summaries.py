@@ -9,13 +9,13 @@ import pytest
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.stores.store import StoredObject
-from flat_tokens.tools.export import export_of
+from flat_tokens.tools.export import Exported, export_of
 from flat_tokens.tools.terminal import markdown
 from flows.derive import derive_dataset, import_dataset
 from flows.export import export_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.exchange import ExportResult, ImportResult
+from flows.pipelines.exchange import ImportResult
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
@@ -181,16 +181,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path)
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9))
     order = export_of(tmp_path / "a", "megatron", {})
     files = tuple(StoredObject(f"train|{i}.bin", 500, "ab") for i in range(2))
-    result = ExportResult(
-        path="gs://bucket/out",
-        format="megatron",
-        objects=files,
-        parts=2,
-        reused=1,
-        was_done=False,
-        byte_count=1000,
-        seconds={"export": 0.5},
-    )
+    result = Exported("gs://bucket/out", "megatron", files, 2, 1, was_done=False, seconds=0.5)
     lines = exported("made", order, result).splitlines()
     where = "[gs://bucket/out](https://console.cloud.google.com/storage/browser/bucket/out)"
     assert lines[0] == "# made as megatron"
@@ -198,8 +189,8 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path)
     for line in ("1 of 2 parts had been written by an earlier run.", "| train | 2 | 3 |", "| validation | 1 | 1 |"):
         assert line in lines
     assert r"- `train\|0.bin`, 500 bytes, sha256 `ab`" in lines  # a bar would end the cell
-    assert lines[-1] == "0.0 MB of tokens a second."
-    assert "There was nothing to do" in exported("made", order, result.model_copy(update={"was_done": True, "seconds": {}}))
+    assert lines[-1] == "It took 0.5 s: 0.0 MB of tokens a second."
+    assert "There was nothing to do" in exported("made", order, result._replace(was_done=True, seconds=0.0))
 
 
 def test_the_summary_of_a_check_has_the_result_or_the_faults() -> None:
