@@ -11,7 +11,7 @@ from flat_tokens.rows.loader import ShuffledLoader, Steps, Visits
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import BlockOrder, ReferenceOrder
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
-from flat_tokens.rows.schedule import Schedule
+from flat_tokens.rows.phases import Schedule
 from flat_tokens.rows.views import BlocksView, DocumentsView, DocumentTokens, PackedTokens, PackedView
 from flat_tokens.rows.virtual import FillInMiddle
 from flat_tokens.writer import write_dataset

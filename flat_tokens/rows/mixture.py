@@ -14,7 +14,7 @@ from flat_tokens.annotations import Bools, Int64Pair, Int64s
 from flat_tokens.options import at_least
 from flat_tokens.rows.loader import ByStep, Reads, View, check_view, checked_seed, joined, views_of
 from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
-from flat_tokens.rows.schedule import ORDER, Edit, Schedule
+from flat_tokens.rows.phases import ORDER, Edit, Schedule
 from flat_tokens.rows.views import Part, SplitView
 
 if TYPE_CHECKING:

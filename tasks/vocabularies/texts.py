@@ -18,7 +18,7 @@ from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.mixture import Mixture
-from flat_tokens.rows.schedule import ORDER
+from flat_tokens.rows.phases import ORDER
 from flat_tokens.rows.views import SplitView, running_sums
 from flat_tokens.stores.records import read_json
 from flat_tokens.stores.store import NO_OBJECT, Store

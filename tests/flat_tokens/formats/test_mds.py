@@ -270,7 +270,7 @@ def test_samples_that_choose_their_type_are_read(
     arrays = [np.array(ids, types[(i // 3 if i < 90 else i) % 8]) for i, ids in enumerate(sequences)]
     written_by_mosaicml(streaming, tmp_path, arrays, columns)
     assert read(tmp_path, max_tokens=1000) == {"train": sequences}
-    monkeypatch.setattr("flat_tokens.formats.mds_shard.BYTES_AT_A_TIME", 5000)
+    monkeypatch.setattr("flat_tokens.formats.mds.BYTES_AT_A_TIME", 5000)
     assert read(tmp_path, max_tokens=1000) == {"train": sequences}
 
 
@@ -375,7 +375,7 @@ def test_recognised_by_content(tmp_path: Path) -> None:
 
 
 def test_a_large_sample_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flat_tokens.formats.mds_shard.BYTES_AT_A_TIME", 64)
+    monkeypatch.setattr("flat_tokens.formats.mds.BYTES_AT_A_TIME", 64)
     sequences = [[1, 2], list(range(5000)), [], [3] * 20, *([i] for i in range(40))]
     export("mds", splits_of(sequences), tmp_path, Mds())
     assert read(tmp_path, max_tokens=7) == {"train": sequences}

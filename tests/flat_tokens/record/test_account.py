@@ -22,7 +22,7 @@ from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
 from flat_tokens.record import account
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.rows.mixture import EpochRows
-from flat_tokens.rows.schedule import Edit
+from flat_tokens.rows.phases import Edit
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flat_tokens import Mixture, Schedule
 from flat_tokens.rows import phases
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
-from flat_tokens.rows.schedule import Edit
+from flat_tokens.rows.phases import Edit
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
 

@@ -12,8 +12,7 @@ import pytest
 from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
 from flows.pipelines.build import build
-from flows.pipelines.plan import plan
-from flows.pipelines.sample import lack_of_room
+from flows.pipelines.plan import lack_of_room, plan
 from flows.runners.threads import Threads
 from tasks.config import BuildConfig
 
