@@ -6,19 +6,24 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flat_tokens import columns as kept
 from flat_tokens.annotations import IntPair
-from flat_tokens.extras import pa
+from flat_tokens.extras import LazyModule, pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import Store
 from flat_tokens.text import limits
 from flat_tokens.text.paths import column_at, nearest_path, with_paths
+
+if TYPE_CHECKING:
+    import msgspec
+else:
+    msgspec = LazyModule("msgspec", "reading conversations")
 
 
 class TextFile(NamedTuple):
@@ -416,12 +421,16 @@ KEPT_NULLS = ("role", "content")
 
 def messages_as_json(values: pa.Array) -> pa.Array:
     """Lists of messages as JSON."""
-    found = [
-        None
-        if messages is None
-        else json_bytes([one and {key: one[key] for key in one if one[key] is not None or key in KEPT_NULLS} for one in messages])
-        for messages in _as_objects(values)
-    ]
+    encode, colon = msgspec.json.Encoder().encode, b": "
+
+    def message(one: dict[str, Any] | None) -> bytes:
+        """As ``json_bytes``, in half of the time where the values are text."""
+        if not one:
+            return json_bytes(one)
+        some = [pair for pair in one.items() if pair[1] is not None or pair[0] in KEPT_NULLS]
+        return b"{" + b", ".join([encode(k) + colon + (encode(v) if type(v) is str else json_bytes(v)) for k, v in some]) + b"}"
+
+    found = [one if one is None else b"[" + b", ".join(map(message, one)) + b"]" for one in _as_objects(values)]
     return pa.array(found, pa.large_binary())
 
 
