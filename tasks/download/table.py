@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -207,8 +208,9 @@ def _put(root: Store, tables: dict[str, bytes]) -> None:
     with pointer_lock(root):
         for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, FILES)) if root.is_local else ():
             root.remove(f"{FILES}/{name}")
+        unsynced = replace(root, durable=False)  # a table that a lost power leaves in halves is not the one that its digest names
         for key, data in tables.items():
-            root.put(key, data)
+            unsynced.put(key, data)
 
 
 def _has(root: Store, key: str, data: bytes) -> bool:
