@@ -7,10 +7,9 @@ from flows.credentials import credentials
 from flows.pipelines.build import BuildResult, build
 from flows.runners.chosen import watched
 from flows.runners.work_pool import cancel_groups
-from flows.watch.finished import FLOW, RUN
 from flows.watch.page import suspend
 from flows.watch.progress import ended, state_of
-from flows.watch.summaries import show
+from flows.watch.summaries import FLOW, RUN, show
 from tasks.config import BuildConfig
 
 

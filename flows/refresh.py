@@ -22,8 +22,7 @@ from flows.watch.words import tolerated
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
-from tasks.output.pointer import read_history
-from tasks.output.record import Refreshed
+from tasks.output.pointer import Refreshed, read_history
 
 SHOWN = 100
 """Refreshes in the list of the history."""

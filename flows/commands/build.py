@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flows.pipelines.publish import Published
     from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
-    from tasks.output.record import Candidate
+    from tasks.output.pointer import Candidate
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
@@ -93,9 +93,9 @@ def nothing_to_do(options: Namespace, config: BuildConfig) -> BuildResult | None
     if server is None or login is None or os.environ.get(CREDENTIALS):
         return None
     from flows.pipelines.build import result_if_up_to_date  # heavy: after the configuration has been read
-    from flows.runners.threads import Threads
+    from flows.runners.processes import Threads
     from flows.watch.api import client_of
-    from flows.watch.finished import can_record, record
+    from flows.watch.summaries import can_record, record
 
     with client_of(server, login) as client:
         if not can_record(client):

@@ -133,7 +133,7 @@ def run_request(options: Namespace, operation: str, inputs: list[str]) -> None:
         check_where(Store.at(request.inputs[0]), options.where)
 
     from flows.pipelines.derive import derive
-    from flows.runners.threads import Threads
+    from flows.runners.processes import Threads
 
     pipeline, flow = partial(derive, request), "flows.derive:derive_dataset"
     result = run_with_progress(options, Threads(request.workers), pipeline, flow, request)
@@ -152,7 +152,7 @@ def run_export(options: Namespace) -> None:
     request = export_of(dataset, options.to, given_options(options), splits)
 
     from flows.pipelines.exchange import export
-    from flows.runners.threads import Threads
+    from flows.runners.processes import Threads
 
     settings = (dataset, output, options.to, given_options(options), options.split, options.workers)
     pipeline = partial(export, request, output)
@@ -168,7 +168,7 @@ def run_publish(options: Namespace) -> None:
         raise ValueError(f"--to {where} {repo}: datasets are published on the hub: --to hub ORG/NAME")
     request = checked(HubRequest, repo=repo, **given(options, HubRequest))
     from flows.pipelines.to_hub import publish_to_hub
-    from flows.runners.threads import Threads
+    from flows.runners.processes import Threads
 
     pipeline = partial(publish_to_hub, request)
     flow = "flows.publish_dataset:publish_dataset"
@@ -185,7 +185,7 @@ def run_import(options: Namespace) -> None:
     request = checked(ImportRequest, **settings)
 
     from flows.pipelines.exchange import import_files
-    from flows.runners.threads import Threads
+    from flows.runners.processes import Threads
 
     flow = "flows.derive:import_dataset"
     result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)

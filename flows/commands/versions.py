@@ -20,7 +20,7 @@ from flows.commands.running import add_command, add_fields, checked, given, run_
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import Collected
-    from tasks.output.record import Candidate
+    from tasks.output.pointer import Candidate
     from tasks.output.versions import Decided, Version
 
 
@@ -174,7 +174,7 @@ def versions_text(versions: list[Version]) -> list[str]:
 
 
 def run_decide(options: Namespace) -> None:
-    from tasks.output.record import who
+    from tasks.output.pointer import who
     from tasks.output.versions import approve, reject
 
     root, version, reason, by = output_at(options), options.version, options.reason, options.by

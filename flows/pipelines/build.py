@@ -18,8 +18,7 @@ from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, Text, download, files_of, is_much, pin_sets, pin_sources, unknown
 from tasks.config import BuildConfig
 from tasks.download.table import known_files
-from tasks.finalize.provenance import card
-from tasks.finalize.seal import VersionDraft, built_totals, is_published, leaving_out
+from tasks.finalize.seal import VersionDraft, built_totals, card, is_published, leaving_out
 from tasks.gates import Gate
 from tasks.output.pointer import read_pointer
 from tasks.output.target import Target

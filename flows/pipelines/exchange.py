@@ -28,8 +28,7 @@ from flows.pipelines.stages import (
 )
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
-from tasks.finalize.provenance import Provenance, card
-from tasks.finalize.seal import VersionDraft, document_totals, leaving_out, list_left_out, source_totals
+from tasks.finalize.seal import Provenance, VersionDraft, card, document_totals, leaving_out, list_left_out, source_totals
 from tasks.models import TokenShard, digest_of
 from tasks.output.target import SplitRule
 from tasks.parts.part import ShardPart

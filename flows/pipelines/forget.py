@@ -21,13 +21,12 @@ from flows.pipelines.publish import scratch_of
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
 from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
-from tasks.forget.certificate import certificate_key
-from tasks.forget.exports import check_none_under_way, notes_of, saw
+from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, saw
 from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.paths import check_places, version_store
-from tasks.output.record import who
+from tasks.output.pointer import who
 from tasks.output.versions import list_versions
 from tasks.progress import meter
 

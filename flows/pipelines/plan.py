@@ -43,8 +43,7 @@ from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import naming
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.provenance import provenance
-from tasks.finalize.seal import is_published, keeping, list_left_out, name_of
+from tasks.finalize.seal import is_published, keeping, list_left_out, name_of, provenance
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FileRange, FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import forgotten_at, read_record_of

@@ -30,8 +30,7 @@ from tasks.download.fetch import kept_in, take_room
 from tasks.download.sources import CHECK_ACCESS, NoRoomError
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
-from tasks.finalize.provenance import Provenance
-from tasks.finalize.seal import VersionName, is_published, name_of, note_name
+from tasks.finalize.seal import Provenance, VersionName, is_published, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.locations import local_path, plain_location, writable
@@ -40,8 +39,17 @@ from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.leases import building
 from tasks.output.paths import CACHE, PROBE, check_places, version_store
-from tasks.output.pointer import is_dataset, manifest_digest, publish, put_run, read_pointer
-from tasks.output.record import Candidate, Decision, Pointer, Refreshed
+from tasks.output.pointer import (
+    Candidate,
+    Decision,
+    Pointer,
+    Refreshed,
+    is_dataset,
+    manifest_digest,
+    publish,
+    put_run,
+    read_pointer,
+)
 from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.output.versions import hold

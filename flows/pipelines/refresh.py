@@ -23,8 +23,7 @@ from tasks.garbage import Policy, remove_superfluous
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.changes import Changes, DocumentChanges, changes_between
 from tasks.output.paths import version_store
-from tasks.output.pointer import change, publish, read_history, read_pointer, remember
-from tasks.output.record import Pointer, Refreshed
+from tasks.output.pointer import Pointer, Refreshed, change, publish, read_history, read_pointer, remember
 from tasks.output.versions import if_there, read_origin_files, remember_origin
 from tasks.tokenize.engines import Tokenizer, import_ahead
 

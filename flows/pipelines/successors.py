@@ -26,8 +26,7 @@ from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_
 from tasks.config import available_cores
 from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
 from tasks.finalize.seal import VersionDraft, is_published
-from tasks.forget.certificate import certificate_of, write_certificate
-from tasks.forget.exports import Note, notes_of, remove_export, skip
+from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
 from tasks.forget.find import (
     forgotten_in,
     make_removals_durable,

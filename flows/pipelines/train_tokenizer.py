@@ -33,10 +33,24 @@ from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
 from tasks.output.staging import Workspace
 from tasks.progress import meter
-from tasks.vocabularies.merges import Merges, learn, split_pattern
 from tasks.vocabularies.request import VocabularyRequest
-from tasks.vocabularies.texts import TextCounts, check_plain, facts_of_run, texts_of_run, texts_of_sources, texts_of_version
-from tasks.vocabularies.written import Trained, Training, done_before, place_of, read, write
+from tasks.vocabularies.training import (
+    Merges,
+    TextCounts,
+    Trained,
+    Training,
+    check_plain,
+    done_before,
+    facts_of_run,
+    learn,
+    place_of,
+    read,
+    split_pattern,
+    texts_of_run,
+    texts_of_sources,
+    texts_of_version,
+    write,
+)
 
 TO = "tokenizers/{name}-{size}"
 """Where vocabularies are written."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.stages import Runner
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 
 

@@ -1,4 +1,5 @@
-"""Processes for the workers of a build on one machine: where it has many, a single interpreter's lock would keep them waiting.
+"""The runner where no Prefect server watches: threads of this process, and processes for the workers of a build on one machine:
+where it has many, a single interpreter's lock would keep them waiting.
 
 The runners' threads stay: each hands an item to a process and waits for it. So tasks, order, progress and errors are those of a
 build on threads.
@@ -14,14 +15,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Literal, Self
 
 import fsspec
 
 from flat_tokens.stores import signing
-from flows.pipelines.stages import OF_A_BUILD, Step, do
+from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, do, through
+from tasks.config import available_cores
 from tasks.progress import meter
 from tasks.tokenize import engines
 from tasks.tokenize.pool import tokenize_pool
@@ -135,3 +138,30 @@ def _end_with_parent() -> None:
 
 def _work(stage: str, item: Any, shared: tuple[Any, ...]) -> Any:
     return OF_A_BUILD[stage].function(item, *shared)
+
+
+class Threads(ThreadRunner):
+    """A thread for every core keeps them all busy: engines and codecs work outside the interpreter's lock. Where there are many,
+    each hands its items to a process of its own.
+    """
+
+    def __init__(self, workers: int | None) -> None:
+        workers = workers or available_cores()
+        super().__init__(workers, threads_for(workers))
+        self._held = ExitStack()
+        self._processes: Processes | None = None
+
+    @property
+    def workers(self) -> Literal["threads", "processes"]:
+        return "threads" if self._processes is None else "processes"
+
+    def start(self, item: Any, *steps: Step) -> Future[Any]:
+        return self._pool.submit(through, item, steps, do if self._processes is None else self._processes.do)
+
+    def __enter__(self) -> Self:
+        self._processes = self._held.enter_context(process_pool(self._workers))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._held.close()

@@ -33,8 +33,7 @@ from flows.watch.words import AWAITING_APPROVAL, UI, UNCHANGED, slug, tolerated
 from tasks.finalize.facts import Comparison
 from tasks.gates import changed, summary_of
 from tasks.locations import local_path
-from tasks.output.pointer import read_history, read_pointer
-from tasks.output.record import Candidate, Refreshed
+from tasks.output.pointer import Candidate, Refreshed, read_history, read_pointer
 from tasks.output.versions import Status, Version, status_of
 
 if TYPE_CHECKING:

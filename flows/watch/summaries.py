@@ -1,5 +1,6 @@
 """Summaries of runs in the Prefect UI: tables and links, and the result as an asset with the assets that it was made of. Where
-the server does not answer, the run ends all the same.
+the server does not answer, the run ends all the same. A build that had nothing to do is recorded as a run with what a flow
+would leave there, without Prefect.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
+
+import httpx
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.annotations import JsonFacts, JsonObject
@@ -26,15 +29,17 @@ from flows.pipelines.exchange import ImportResult
 from flows.pipelines.publish import Published
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult
-from flows.watch.page import DRAWN, link_to_page, show_held
+from flows.watch import api
+from flows.watch.api import Api
+from flows.watch.page import DRAWN, bring_up_to_date, link_to_page, show_held
 from flows.watch.pictures import Bar, bars, code, link, page, table
-from flows.watch.words import short, slug, tolerated
+from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, short, slug, tags_of, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.finalize.facts import share_near
 from tasks.output.paths import VERSIONS
 from tasks.parts.part import NEAR_DUPLICATE_REASON
-from tasks.progress import Progress
+from tasks.progress import Progress, meter
 
 SHOWN_FILES = 20
 """Of an export's or import's files; the others are in its record."""
@@ -419,3 +424,38 @@ def _facts(result: Published) -> JsonObject:
 
 def _sum(result: Published, fact: str) -> int:
     return sum(int(result.totals[split][fact]) for split in splits_of(result.totals))
+
+
+FLOW = "build-dataset"
+RUN = "build {config.name} with {config.tokenizer.name}"
+
+
+def can_record(client: Api) -> bool:
+    """Whether the server takes what ``record`` says."""
+    try:
+        return api.is_of_this_release(client)
+    except (httpx.HTTPError, ValueError):
+        return False
+
+
+def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
+    """Record a build as a run that has ended well. False, and nothing is recorded, where the server refuses the run."""
+    tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
+    try:
+        run = api.begun(
+            client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags, *([] if result.is_new else [UNCHANGED])])
+        )
+    except httpx.HTTPError:
+        return False
+    with tolerated("progress"):
+        for one in meter.stages():
+            if one.stage not in WITHOUT_PROGRESS and one.total:
+                api.leave(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
+    with tolerated("page of the dataset"):
+        bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=not result.is_new)
+    with tolerated("summary"):
+        text, description = summary(config, result, config.name), as_markdown(counts_of(result))
+        api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
+    with tolerated("end"):
+        api.complete(client, run.id, result.headline)
+    return True

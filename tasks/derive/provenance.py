@@ -14,7 +14,7 @@ from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
 from tasks.derive.inputs import Input, splits_in
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
-from tasks.finalize.provenance import Provenance, card_head, card_sources, card_tokenizer, counts_text
+from tasks.finalize.seal import Provenance, card_head, card_sources, card_tokenizer, counts_text
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from flat_tokens.stores.store import NO_OBJECT, Store
 from tasks.derive.inputs import Input
 from tasks.derive.provenance import Derived
 from tasks.derive.provenance import card as card_of_derived
-from tasks.finalize.provenance import Provenance, build_id
-from tasks.finalize.provenance import card as card_of_build
+from tasks.finalize.seal import Provenance, build_id
+from tasks.finalize.seal import card as card_of_build
 from tasks.forget.find import OfVersion, entries_of, sources_of_files, split_of
 from tasks.models import FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, fact_key, origin_key, version_store

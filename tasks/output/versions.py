@@ -27,8 +27,22 @@ from tasks.config import BuildConfig, with_absolute_paths
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.forgotten import check_without_forgotten
 from tasks.output.paths import CACHE, ORIGINS, VERSIONS, origin_key, version_store
-from tasks.output.pointer import MARKERS, change, is_dataset, manifest_digest, moved_to, pointer_lock, put_run, read_pointer
-from tasks.output.record import LISTS, Candidate, Decision, Pin, Pointer, Refreshed
+from tasks.output.pointer import (
+    LISTS,
+    MARKERS,
+    Candidate,
+    Decision,
+    Pin,
+    Pointer,
+    Refreshed,
+    change,
+    is_dataset,
+    manifest_digest,
+    moved_to,
+    pointer_lock,
+    put_run,
+    read_pointer,
+)
 
 T = TypeVar("T")
 SomeOrigin = TypeVar("SomeOrigin", bound="Origin")

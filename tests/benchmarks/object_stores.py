@@ -27,7 +27,7 @@ from pyarrow import feather
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.benchmarks.bench import Bench, Grid
 from tests.faults.stores import BUCKETS, Bucket

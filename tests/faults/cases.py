@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flat_tokens.text.limits
-import flows.runners.threads
+import flows.runners.processes
 import tasks.assemble.write
 import tasks.output.target
 import tasks.parts.stored
@@ -175,7 +175,7 @@ def small_objects_by_processes() -> None:
     those behind.
     """
     small_objects()
-    flows.runners.threads.process_pool = lambda workers: contextlib.nullcontext(Processes())  # type: ignore[assignment]
+    flows.runners.processes.process_pool = lambda workers: contextlib.nullcontext(Processes())  # type: ignore[assignment]
 
 
 Row = dict[str, Any]

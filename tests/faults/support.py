@@ -17,7 +17,7 @@ import pytest
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 

@@ -22,7 +22,7 @@ import flat_tokens.stores.local
 import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.output.swap import look, swap
 from tests.examples import first_fast

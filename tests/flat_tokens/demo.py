@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 
 DEMO = Path(__file__).parents[2] / "deployments" / "demo"

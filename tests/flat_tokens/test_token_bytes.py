@@ -16,7 +16,7 @@ from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.vocabulary import load_vocabulary, token_bytes
 from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
 from tests.flat_tokens.demo import TOKENIZER, build_demo
 from tests.flat_tokens.test_vocabulary import rank_file

@@ -21,7 +21,7 @@ from flows.build import build_dataset
 from flows.pipelines.build import build
 from flows.pipelines.stages import Stage, in_order
 from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.progress import meter
 from tests.sources import write_rows

@@ -16,7 +16,7 @@ import flat_tokens
 from flat_tokens import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.sources import resolve_source
 from tasks.locations import place_of

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import Stage, Step, do, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.groups import Group
 from tasks.output.staging import Workspace

@@ -36,7 +36,7 @@ from flat_tokens.tools.corpus import open_corpus, run_of
 from flat_tokens.vocabulary import load_vocabulary
 from flows.commands.build import read_config
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source
 from tasks.derive.inputs import examine
 from tasks.download.cut import cut_files, look_into

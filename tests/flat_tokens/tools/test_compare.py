@@ -14,7 +14,7 @@ import flat_tokens
 from flat_tokens.tools import compare as tool
 from flat_tokens.tools.corpus import open_corpus
 from flows.pipelines.derive import derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest
 from tests.flat_tokens.demo import TOKENIZER, build_dataset
 from tests.sources import write_rows

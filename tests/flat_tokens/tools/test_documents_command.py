@@ -17,7 +17,7 @@ from flat_tokens.keys import keys_of_bytes
 from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
 from flows.pipelines.retokenize import reruns
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
 from tests.examples import first_fast
 from tests.faults.support import build_here, refresh_here

@@ -23,7 +23,7 @@ from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
 from tests.terminal import Terminal
 

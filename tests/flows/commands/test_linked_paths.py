@@ -25,7 +25,7 @@ from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.cli import main
 from flows.pipelines.derive import derive
 from flows.pipelines.exchange import import_files
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.support import build_here, settings_of, write_notes
 

@@ -13,7 +13,7 @@ import flows.pipelines.text
 import tasks.download.cut
 from flows.pipelines.build import build
 from flows.pipelines.refresh import refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.models import FoundFile
 

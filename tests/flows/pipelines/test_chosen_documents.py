@@ -18,7 +18,7 @@ from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.manifest import SPLITS
 from flat_tokens.rows import documents
 from flows.pipelines.derive import DerivedResult, derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, Subset
 from tests.examples import examples
 from tests.faults.support import build_here, settings_of, write_notes

@@ -19,7 +19,7 @@ from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect

@@ -25,7 +25,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
 from flows.pipelines.derive import DerivedResult, derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest
 from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule

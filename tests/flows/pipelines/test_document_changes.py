@@ -22,7 +22,7 @@ import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult, refresh
 from flows.refresh import history
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect

@@ -19,7 +19,7 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
 from flat_tokens.tools.export import Exported, export_of
 from flows.pipelines.exchange import ImportResult, export, import_files
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
 from tasks.output.target import SplitRule
 from tests.examples import examples, first_fast

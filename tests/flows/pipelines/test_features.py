@@ -20,7 +20,7 @@ from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
 from flat_tokens.stores.store import Store
 from flows.pipelines.derive import derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.assemble.assembler import Assembler
 from tasks.derive.request import DeriveRequest
 from tests.examples import first_fast

@@ -31,7 +31,7 @@ from flows.pipelines.derive import derive
 from flows.pipelines.exchange import export
 from flows.pipelines.forget import ForgetResult, forget, resume
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
 from tasks.garbage import Policy, collect

@@ -19,7 +19,7 @@ from flows.commands.build import summary
 from flows.pipelines.build import build, result_if_up_to_date
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from flows.watch.page import held_page
 from tasks.config import BuildConfig
 from tasks.finalize.facts import Difference, VersionFacts, facts_of

@@ -23,7 +23,7 @@ import tasks.derive.inputs
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
 from flows.pipelines.derive import derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
 from tests.faults.support import build_here, same_bytes, settings_of, shards_stay

@@ -21,7 +21,7 @@ from flat_tokens.tools import export as exporting
 from flows.pipelines.exchange import import_files
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import reruns
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import ImportRequest
 from tests.conftest import ROOT

@@ -18,7 +18,7 @@ import pytest
 import flows.pipelines.plan
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import Plan, plan
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, HubDataset, Source
 from tasks.text.documents import read_documents
 from tasks.tokenize.engines import Engine

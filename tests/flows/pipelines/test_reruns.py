@@ -25,7 +25,7 @@ from flows.pipelines.derive import derive
 from flows.pipelines.publish import scratch_of
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.derive.request import DeriveRequest
 from tasks.garbage import Policy
@@ -83,7 +83,7 @@ import sys
 from pathlib import Path
 from flows.commands.build import read_config
 from flows.pipelines.refresh import refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.garbage import Policy
 
 config = read_config(Path(sys.argv[1]), [])

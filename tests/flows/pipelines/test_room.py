@@ -13,7 +13,7 @@ from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
 from flows.pipelines.build import build
 from flows.pipelines.plan import lack_of_room, plan
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 
 

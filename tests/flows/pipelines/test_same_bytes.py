@@ -18,7 +18,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.tools.export import export_of
 from flows.pipelines.derive import derive
 from flows.pipelines.exchange import export, import_files
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.faults.support import build_here
 from tests.made import small

@@ -15,7 +15,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import open_corpus
 from flows.pipelines.derive import derive
 from flows.pipelines.refresh import refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.garbage import Policy, collect

@@ -22,7 +22,7 @@ from flows.commands.build import summary as told_summary
 from flows.pipelines.derive import derive
 from flows.pipelines.exchange import export, import_files
 from flows.pipelines.plan import plan
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest, ImportRequest

@@ -14,7 +14,7 @@ import tasks.upload
 from flows.commands.main import main
 from flows.pipelines.build import BuildResult
 from flows.pipelines.to_hub import HubResult, publish_to_hub
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.derive.request import HubRequest
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.flows.watch.test_summaries import Seen

@@ -18,12 +18,12 @@ from flows.commands.main import main
 from flows.pipelines.retokenize import reruns
 from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
 from flows.runners.chosen import runner_without_server
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.parts.input import sample_hashes
 from tasks.vocabularies import written
-from tasks.vocabularies.merges import definition_of, learn
 from tasks.vocabularies.request import VocabularyRequest
+from tasks.vocabularies.training import definition_of, learn
 from tests.faults.support import build_here, digests, write_notes
 from tests.sources import write_rows
 
@@ -33,8 +33,8 @@ WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "and", "back", "under
 @pytest.fixture(autouse=True)
 def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents are decoded some at a time."""
-    monkeypatch.setattr("tasks.vocabularies.texts.DOCUMENTS_AT_A_TIME", 16)
-    monkeypatch.setattr("tasks.vocabularies.texts.BATCH_TOKENS", 200)
+    monkeypatch.setattr("tasks.vocabularies.training.DOCUMENTS_AT_A_TIME", 16)
+    monkeypatch.setattr("tasks.vocabularies.training.BATCH_TOKENS", 200)
 
 
 def text_of(number: int) -> str:

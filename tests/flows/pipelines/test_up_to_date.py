@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipelines.build import BuildResult, build, result_if_up_to_date
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import settings_of, write_notes
 

@@ -17,8 +17,7 @@ import tasks.shards.write
 from flows.pipelines.build import build
 from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order
 from flows.runners import processes
-from flows.runners.processes import Processes
-from flows.runners.threads import Threads
+from flows.runners.processes import Processes, Threads
 from tasks.assemble.write import Span
 from tasks.config import BuildConfig
 from tasks.models import TokenShard
@@ -159,7 +158,7 @@ import os, signal, sys, threading, time
 import tasks.shards.write
 from flows.pipelines.build import build
 from flows.runners import processes
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.flows.pool import family
 

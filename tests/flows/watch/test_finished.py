@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.build import build_dataset
 from flows.pipelines.build import BuildResult
-from flows.watch.finished import can_record, record
+from flows.watch.summaries import can_record, record
 from tasks.config import BuildConfig
 from tasks.download.table import GRAIN_NS
 from tests.faults.support import settings_of, write_notes

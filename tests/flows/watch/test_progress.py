@@ -24,7 +24,7 @@ from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.commands.build import run_build
 from flows.pipelines.derive import derive
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from flows.watch.progress import (
     _Shown,
     alive,

@@ -28,7 +28,7 @@ from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
 from flows.pipelines.build import build
 from flows.pipelines.plan import plan
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import lent, look_into
 from tasks.download.fetch import room_taken, take_room

@@ -24,10 +24,9 @@ import tasks.shards.write
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tasks.finalize.provenance import Provenance, build_id
-from tasks.finalize.seal import count_repeated, is_published
+from tasks.finalize.seal import Provenance, build_id, count_repeated, is_published
 from tasks.output.pointer import publish, read_pointer
 from tasks.shards.index import read_index
 from tests.examples import first_fast

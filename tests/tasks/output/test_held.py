@@ -19,8 +19,7 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
-from tasks.output.pointer import change, manifest_digest, read_history, read_pointer
-from tasks.output.record import Candidate
+from tasks.output.pointer import Candidate, change, manifest_digest, read_history, read_pointer
 from tasks.output.swap import Seen
 from tasks.output.versions import approve, hold, list_versions, reject, roll_back
 from tests.faults.support import build_here, settings_of, write_notes

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from flat_tokens.stores.store import Store
-from tasks.output.pointer import change, publish, read_pointer
-from tasks.output.record import Former, Pointer
+from tasks.output.pointer import Former, Pointer, change, publish, read_pointer
 from tasks.output.swap import look, swap
 from tests.faults.stores import BUCKETS
 

@@ -26,7 +26,7 @@ from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, K
 import flat_tokens
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of
 from tests.sources import held

@@ -10,7 +10,7 @@ from flat_tokens.text import limits
 from flows.pipelines.build import build
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import refresh
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, Source
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source

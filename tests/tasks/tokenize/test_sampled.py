@@ -18,7 +18,7 @@ import tasks.tokenize.engines
 import tasks.tokenize.tokenizers
 from flat_tokens.text.rows import keys_of, with_completions
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
 from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT

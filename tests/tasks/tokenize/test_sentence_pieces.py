@@ -11,7 +11,7 @@ import pytest
 import flat_tokens
 from flat_tokens.vocabulary import PieceKind, SentencePieceModel, load_vocabulary, resolve
 from flows.pipelines.build import build
-from flows.runners.threads import Threads
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.tokenize.engines import all_errors_as_unencodable, large_string_array
 from tasks.tokenize.parts import PartEncoder

@@ -17,8 +17,8 @@ from flat_tokens.vocabulary import byte_level_alphabet, resolve, token_bytes
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import first_difference
 from tasks.tokenize.tokenizers import load_tokenizer
-from tasks.vocabularies.merges import Merges, definition_of, learn
 from tasks.vocabularies.request import PATTERNS, VocabularyRequest
+from tasks.vocabularies.training import Merges, definition_of, learn
 from tests.examples import first_fast
 
 ALPHABET = sorted(byte_level_alphabet())
