@@ -53,12 +53,6 @@ def test_an_index_that_lies_inside_is_refused_when_it_is_read(tmp_path: Path, en
         list(open_any(tmp_path).splits["train"].batches())
 
 
-def test_a_missing_index_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.ds").write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"a\.ds: has no a\.ds\.index next to it"):
-        open_any(tmp_path, "datatrove")
-
-
 def test_the_metadata_says_the_width_where_a_cut_index_could_mean_another(tmp_path: Path) -> None:
     """Half of the tokens of two bytes would be all of them in four."""
     export("datatrove", splits_of([[1, 2], [3, 4]]), tmp_path, Datatrove())

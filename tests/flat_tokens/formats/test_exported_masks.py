@@ -87,24 +87,37 @@ def content(dataset: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
 @pytest.mark.parametrize("masked_validation", [True, False])
-def test_a_mask_survives_a_round_trip(tmp_path: Path, format: str, masked_validation: bool) -> None:
-    """Of many sequences, some longer than a batch, in several files; each split has it or not."""
+@pytest.mark.parametrize(
+    ("format", "files", "options"),
+    [
+        ("parquet", "*.parquet", {}),
+        ("arrow", "*.arrow", {}),
+        ("datatrove", "*.loss", {}),
+        ("datatrove", "*.loss", {"end_of_text": 7}),
+        ("olmo-core", "*.label_mask", {}),
+        ("olmo-core", "*.label_mask", {"end_of_text": 7}),
+    ],
+)
+def test_a_mask_survives_a_round_trip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, files: str, options: dict[str, Any], masked_validation: bool
+) -> None:
+    """Of many sequences, some longer than a batch and some empty, in several files; each split has it or not."""
+    monkeypatch.setattr("flat_tokens.formats.indexed.BATCH_TOKENS", 50)
     rng = np.random.default_rng(0)
-    sequences = [rng.integers(0, 2**31, n, dtype=np.int64) for n in (*rng.integers(0, 9, 300), 3000)]
-    batch = flat_tokens.TokenBatch.from_sequences(sequences)
+    lengths = (*rng.integers(0, 9, 300), 0, 0, 170, 0, 50, 50, 0, 3000)
+    batch = flat_tokens.TokenBatch.from_sequences([rng.integers(8, 1000, n, dtype=np.int64) for n in lengths])
     masked = batch._replace(loss_mask=rng.integers(0, 2, batch.token_count, np.uint8))
     flat_tokens.write_dataset(tmp_path / "made", [masked], [masked if masked_validation else batch])
-    exported(tmp_path / "made", tmp_path / "out", format, tokens_per_file=700)
-    assert len(list((tmp_path / "out").rglob(f"*.{format}"))) > 2
-    import_dataset(tmp_path / "out", tmp_path / "back")
+    exported(tmp_path / "made", tmp_path / "out", format, tokens_per_file=700, **options)
+    assert len(list((tmp_path / "out").rglob(files))) > 1
+    import_dataset(tmp_path / "out", tmp_path / "back", options=options)
     assert content(tmp_path / "back") == content(tmp_path / "made")
     assert (content(tmp_path / "back")["validation"][1] is None) is not masked_validation
     for split in open_any(tmp_path / "out").splits.values():
         parts = list(split.batches(max_tokens=100))
         assert max(len(part.encoded_tokens) for part in parts) <= 100
-        if parts[0].loss_mask is not None:
+        if parts[0].loss_mask is not None and not options:
             assert np.array_equal(np.concatenate([part.loss_mask for part in parts]), masked.loss_mask)
 
 
@@ -243,27 +256,6 @@ def test_a_byte_a_token_says_whether_it_counts(masked: Path, tmp_path: Path, for
     flat_tokens.write_dataset(tmp_path / "unmasked", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
     exported(tmp_path / "unmasked", tmp_path / "none", format)
     assert not files_of(tmp_path / "none", format)
-
-
-@pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
-@pytest.mark.parametrize("end_of_text", [None, 7])
-def test_a_mask_in_a_file_survives_a_round_trip(
-    tmp_path: Path, format: str, end_of_text: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In several files and in ranges of a few tokens, with documents that are longer than a range, and empty ones."""
-    from flat_tokens.formats import indexed
-
-    monkeypatch.setattr(indexed, "BATCH_TOKENS", 50)
-    rng = np.random.default_rng(0)
-    sequences = [rng.integers(8, 1000, n, dtype=np.int64) for n in (*rng.integers(0, 9, 300), 0, 0, 170, 0, 50, 50, 0)]
-    batch = flat_tokens.TokenBatch.from_sequences(sequences)
-    masked = batch._replace(loss_mask=rng.integers(0, 2, batch.token_count, np.uint8))
-    flat_tokens.write_dataset(tmp_path / "made", [masked], [batch])
-    options = {} if end_of_text is None else {"end_of_text": end_of_text}
-    exported(tmp_path / "made", tmp_path / "out", format, tokens_per_file=700, **options)
-    assert len(files_of(tmp_path / "out", format)) > 1
-    import_dataset(tmp_path / "out", tmp_path / "back", options=options)
-    assert content(tmp_path / "back") == content(tmp_path / "made")
 
 
 @pytest.mark.parametrize("format", ["datatrove", "olmo-core"])

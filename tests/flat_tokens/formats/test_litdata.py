@@ -143,14 +143,6 @@ def test_a_chunk_cut_off_or_changed_is_refused_by_name(tmp_path: Path) -> None:
             read(tmp_path)
 
 
-def test_without_an_index_an_export_is_not_finished(tmp_path: Path) -> None:
-    export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
-    (tmp_path / "train/index.json").unlink()
-    assert not LITDATA.recognise(Files.at(tmp_path))
-    with pytest.raises(ValueError, match=r"has no index.json. An export writes it when it is finished."):
-        read(tmp_path)
-
-
 def test_other_indexes_are_not_recognised(tmp_path: Path) -> None:
     for content in ("{}", '{"chunks": []}', '{"chunks": [], "config": {"data_format": ["int"]}}', ""):
         (tmp_path / "index.json").write_text(content)

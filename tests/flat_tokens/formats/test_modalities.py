@@ -71,14 +71,6 @@ def test_the_vocabulary_decides_the_width(tmp_path: Path, size: int, width: int)
     assert struct.unpack("<QI", (tmp_path / "train.pbin").read_bytes()[:12]) == (3 * width, width)
 
 
-def test_ids_outside_the_vocabulary_are_refused_before_work(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="vocabulary_size is 256, but max_token_id or end_of_text is 300"):
-        export("modalities", splits_of([[300]]), tmp_path / "out", Modalities(vocabulary_size=256))
-    with pytest.raises(ValueError, match="max_token_id or end_of_text is 256"):
-        export("modalities", splits_of([[3]]), tmp_path / "out", Modalities(end_of_text=256, vocabulary_size=256))
-    assert not (tmp_path / "out").exists()
-
-
 @examples(40)
 @given(sequences=st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=9))
 def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences: list[list[int]]) -> None:

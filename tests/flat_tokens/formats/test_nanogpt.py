@@ -145,16 +145,6 @@ def test_a_large_document_over_many_shards_comes_back_whole(tmp_path: Path) -> N
     assert max(batch.token_count for batch in opened.batches()) <= 1 << 19
 
 
-@pytest.mark.parametrize("name", ["nanogpt", "build-nanogpt", "llm.c"])
-def test_ids_that_do_not_fit_are_refused_before_work(tmp_path: Path, name: str) -> None:
-    options = FORMATS[name].options
-    with pytest.raises(ValueError, match=r"max_token_id is 65536, but .* uint16 holds ids up to 65535"):
-        export(name, splits_of([[1]], [[65_536]]), tmp_path / "out", options(end_of_text=0))
-    with pytest.raises(ValueError, match="end_of_text is 70000, but it is a token id from 0 to 65535"):
-        export(name, splits_of([[1]]), tmp_path / "out", options(end_of_text=70_000))
-    assert not (tmp_path / "out").exists()
-
-
 def test_sequences_are_not_run_into_one_another_unasked() -> None:
     with pytest.raises(ValueError, match=r"has 2 sequences, and nanogpt keeps no bounds .* Set end_of_text"):
         export("nanogpt", splits_of([[1], [2]]), "memory://refused", Stream())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens.formats import FORMATS, open_any
+from flat_tokens.formats import FORMATS, Files, open_any
 from flat_tokens.formats.datatrove import Datatrove
 from flat_tokens.formats.litdata import Litdata
 from flat_tokens.formats.mds import Mds
@@ -181,6 +181,44 @@ def test_a_file_that_is_cut_anywhere_is_refused_by_name_or_gives_whole_sequences
                 ]
         path.write_bytes(whole)
     assert read_or_refusal(tmp_path, name) == SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "complaint"),
+    [
+        ("mds", "train/index.json", r"has no index.json, and is not an MDS shard itself\."),
+        ("mds", "train/shard.00001.mds", r"train/shard\.00001\.mds"),
+        ("litdata", "train/index.json", r"has no index.json. An export writes it when it is finished."),
+        ("datatrove", "train/00000_train.ds.index", r"00000_train\.ds: has no train/00000_train\.ds\.index next to it"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path: Path, name: str, missing: str, complaint: str) -> None:
+    export(name, splits_of(SEQUENCES), tmp_path, HOSTILE[name])
+    (tmp_path / missing).unlink()
+    assert FORMATS[name].recognise(Files.at(tmp_path)) == ("shard" in missing)
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+        sequences_in(open_any(tmp_path, name).splits["train"])
+
+
+TOO_LARGE = r"max_token_id is 65536, but .* uint16 holds ids up to 65535"
+NO_ID = "end_of_text is 70000, but it is a token id from 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "options", "complaint"),
+    [
+        *((name, 65_536, {"end_of_text": 0}, TOO_LARGE) for name in ("nanogpt", "build-nanogpt", "llm.c")),
+        *((name, 1, {"end_of_text": 70_000}, NO_ID) for name in ("nanogpt", "build-nanogpt", "llm.c")),
+        ("modalities", 300, {"vocabulary_size": 256}, "vocabulary_size is 256, but max_token_id or end_of_text is 300"),
+        ("modalities", 3, {"end_of_text": 256, "vocabulary_size": 256}, "max_token_id or end_of_text is 256"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused_before_work(
+    tmp_path: Path, name: str, largest: int, options: dict[str, int], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        export(name, splits_of([[1]], [[largest]]), tmp_path / "out", FORMATS[name].options(**options))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -164,26 +164,6 @@ def test_datasets_of_different_tokenizers_are_not_merged_unasked(tmp_path: Path)
     assert flat_tokens.open(tmp_path / "same").manifest["provenance"]["tokenizer"] == GPT2
 
 
-def test_the_manifest_names_the_inputs_by_version_and_digest(tmp_path: Path) -> None:
-    """And nothing of where they lie: the same inputs at other places, on other threads, give the same bytes."""
-    versions = [publish_docs(tmp_path / name, docs_of([1, 2], [3], key=i)) for i, name in enumerate("ab")]
-    manifests = [
-        Store.at(tmp_path / n / "versions" / v).digest("manifest.json", "sha256") for n, v in zip("ab", versions, strict=True)
-    ]
-    shutil.copytree(tmp_path / "a", tmp_path / "elsewhere" / "a", symlinks=True)
-
-    first = run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out", workers=1)
-    again = run("merge", [tmp_path / "elsewhere" / "a", Path(tmp_path / "b/latest")], tmp_path / "other", workers=4)
-
-    made_of = flat_tokens.open(tmp_path / "out").manifest["provenance"]
-    assert [one["version"] for one in made_of["inputs"]] == versions
-    assert [one["manifest_sha256"] for one in made_of["inputs"]] == [stored.digest for stored in manifests]
-    assert made_of["operation"] == {"operation": "merge"}
-    assert digests(Path(first.path)) == digests(Path(again.path))
-    assert str(tmp_path) not in (Path(first.path) / "manifest.json").read_text()
-    assert f"| made | {versions[0]} |" in (Path(first.path) / "README.md").read_text()
-
-
 def test_a_dataset_without_records_is_its_own_source(tmp_path: Path) -> None:
     """A plain zarr dataset: keys are made of the tokens, its splits are files and its sequences rows."""
     train = [[1, 2, 3], [], list(range(50)), [4], []]
@@ -462,20 +442,6 @@ def test_one_split_alone_is_shuffled_on_request(tmp_path: Path) -> None:
 
 
 # Relayout
-
-
-@examples(12)
-@given(pair=PAIRS, before=LAYOUT_NAMES, after=LAYOUT_NAMES)
-def test_another_layout_holds_the_same(
-    tmp_path: Path, pair: tuple[list[Doc], list[Doc]], before: LayoutName, after: LayoutName
-) -> None:
-    work = tmp_path / str(next(_numbers))
-    publish_docs(work / "a", *pair, sources=[("one", 3)], layout=before)
-    result = run("relayout", [work / "a"], work / "out", layout=after)
-    assert result.layout == after == flat_tokens.open(work / "out").manifest["layout"]
-    assert read_docs(work / "out") == {"train": pair[0], "validation": pair[1]}
-    source, copy = (flat_tokens.open(work / name) for name in ("a", "out"))
-    assert source.train.slice(0, source.train.token_count).tolist() == copy.train.slice(0, copy.train.token_count).tolist()
 
 
 def test_the_layout_that_is_there_is_nothing_to_do(tmp_path: Path) -> None:

@@ -83,21 +83,6 @@ def test_an_import_gives_back_what_was_exported(
     assert result.totals["documents"]["read"] == len(train) + len(validation)
 
 
-def test_the_manifest_of_an_import_says_where_from(tmp_path: Path) -> None:
-    exported(made(tmp_path / "dataset", [[1, 2], [3]], [[4]]), tmp_path / "web")
-    result = imported(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
-    made_of = flat_tokens.open(tmp_path / "back").manifest["provenance"]
-    (source,) = made_of["sources"]
-    assert (source["name"], source["from"], source["format"]) == ("web", "megatron files", "megatron")
-    assert [(file["name"], [part["key"] for part in file["parts"]]) for file in source["files"]] == [
-        ("train", ["train.bin", "train.idx"]),
-        ("validation", ["validation.bin", "validation.idx"]),
-    ]
-    assert made_of["tokenizer"]["name"] == "bytes"
-    assert str(tmp_path) not in (Path(result.path) / "manifest.json").read_text()
-    assert "From megatron files." in (Path(result.path) / "README.md").read_text()
-
-
 def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
     """Whatever splits the files have."""
     sequences = [[i, i + 1] for i in range(60)]
