@@ -21,7 +21,7 @@ from flows.runners.chosen import runner_without_server
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.parts.input import sample_hashes
-from tasks.vocabularies import written
+from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
 from tests.faults.support import build_here, digests, write_notes
@@ -230,7 +230,7 @@ def test_after_a_kill_no_vocabulary_is_half(home: Path, published: Path, tmp_pat
         with pytest.raises(Killed):
             on_version(published, request, to)
         for found in to.rglob("tokenizer.json"):
-            written.read(str(found.parent))
+            training.read(str(found.parent))
         kills[0] = 1 << 30
         on_version(published, request, to)
         assert digests(to) == digests(tmp_path / "whole")
