@@ -14,6 +14,7 @@ import pytest
 import flat_tokens
 from flat_tokens import Ledger, Mixture, Schedule, TokenBatch, write_dataset
 from flat_tokens.rows.loader import Steps
+from tests.damage import change
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
 
@@ -152,23 +153,23 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, vie
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda content: content.update(format="other"),
-        lambda content: content.update(seed=-1),
-        lambda content: content.update(edits=[]),
-        lambda content: content["edits"][0].update(step="0"),
-        lambda content: content["edits"][0].update(batch_size=0),
-        lambda content: content["edits"][0]["weights"].update(web="1"),
-        lambda content: content["edits"][0]["weights"].update(web={"points": []}),
-        lambda content: content["edits"][0]["weights"].update(other=1),
+        {"format": "other"},
+        {"seed": -1},
+        {"edits": []},
+        {"edits": {0: {"step": "0"}}},
+        {"edits": {0: {"batch_size": 0}}},
+        {"edits": {0: {"weights": {"web": "1"}}}},
+        {"edits": {0: {"weights": {"web": {"points": []}}}}},
+        {"edits": {0: {"weights": {"other": 1}}}},
         lambda content: content["sources"].append(content["sources"][0]),
-        lambda content: content["sources"][0].update(rows=None),
+        {"sources": {0: {"rows": None}}},
     ],
 )
 def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[str, Any], damage: Any) -> None:
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"], 1)}, 8)
     content = json.loads(path.read_text())
-    damage(content)
+    change(content, damage)
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"run\.json: is not a ledger that is understood here"):
         Ledger.open(path)

@@ -27,6 +27,7 @@ from flat_tokens import LayoutName, TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
+from tests.damage import change as change_json
 from tests.examples import NIGHTLY, examples
 from tests.terminal import Terminal
 
@@ -347,8 +348,6 @@ def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(
 
 # Datasets made to hurt
 
-Change = Callable[[dict[str, Any]], object]
-
 
 @pytest.fixture
 def small_memory() -> Iterator[None]:
@@ -361,9 +360,9 @@ def small_memory() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def change(path: Path, by: Change) -> None:
+def change(path: Path, by: Any) -> None:
     metadata = json.loads(path.read_text())
-    by(metadata)
+    change_json(metadata, by)
     path.write_text(json.dumps(metadata))
 
 
@@ -372,28 +371,26 @@ def sharding(metadata: dict[str, Any]) -> dict[str, Any]:
     return configuration
 
 
-V3: dict[str, Change] = {
-    "float items": lambda m: m.update(data_type="float32", fill_value=0),
-    "signed items": lambda m: m.update(data_type="int32"),
-    "short items": lambda m: m.update(data_type="uint16"),
-    "text": lambda m: m.update(data_type="string", codecs=[{"name": "vlen-utf8"}]),
-    "bytes of any length": lambda m: m.update(data_type="bytes", codecs=[{"name": "vlen-bytes"}]),
-    "a type that is no text": lambda m: m.update(data_type={"name": ["uint32"]}),
-    "two dimensions": lambda m: m.update(shape=[4, 2]),
-    "no dimension": lambda m: m.update(shape=[]),
-    "a negative shape": lambda m: m.update(shape=[-1]),
-    "a fractional shape": lambda m: m.update(shape=[8.0]),
-    "a boolean shape": lambda m: m.update(shape=[True]),
-    "a shape that is no list": lambda m: m.update(shape={"0": 8}),
+V3: dict[str, Any] = {
+    "float items": {"data_type": "float32", "fill_value": 0},
+    "signed items": {"data_type": "int32"},
+    "short items": {"data_type": "uint16"},
+    "text": {"data_type": "string", "codecs": [{"name": "vlen-utf8"}]},
+    "bytes of any length": {"data_type": "bytes", "codecs": [{"name": "vlen-bytes"}]},
+    "a type that is no text": {"data_type": {"name": ["uint32"]}},
+    "two dimensions": {"shape": [4, 2]},
+    "no dimension": {"shape": []},
+    "a negative shape": {"shape": [-1]},
+    "a fractional shape": {"shape": [8.0]},
+    "a boolean shape": {"shape": [True]},
+    "a shape that is no list": {"shape": {"0": 8}},
     "no shape": lambda m: m.pop("shape"),
-    "a huge shape": lambda m: m.update(shape=[2**62]),
-    "a shape beyond 64 bits": lambda m: m.update(shape=[10**30]),
-    "no codecs": lambda m: m.update(codecs=[]),
-    "codecs that are no list": lambda m: m.update(codecs={"name": "bytes"}),
-    "a codec that is text": lambda m: m.update(codecs=["bytes"]),
-    "a codec named by a list": lambda m: m.update(
-        codecs=[{"name": "bytes", "configuration": {"endian": "little"}}, {"name": []}]
-    ),
+    "a huge shape": {"shape": [2**62]},
+    "a shape beyond 64 bits": {"shape": [10**30]},
+    "no codecs": {"codecs": []},
+    "codecs that are no list": {"codecs": {"name": "bytes"}},
+    "a codec that is text": {"codecs": ["bytes"]},
+    "a codec named by a list": {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": []}]},
     "an unknown codec": lambda m: sharding(m)["codecs"].append({"name": "numcodecs.pickle"}),
     "an unknown codec around shards": lambda m: m["codecs"].append({"name": "evil"}),
     "a known codec around shards": lambda m: m["codecs"].append({"name": "crc32c"}),
@@ -408,7 +405,7 @@ V3: dict[str, Change] = {
         sharding(m).update(chunk_shape=[2**40]),
         m["chunk_grid"]["configuration"].update(chunk_shape=[2**40]),
     ),
-    "a huge number of inner chunks": lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[65536 << 40]),
+    "a huge number of inner chunks": {"chunk_grid": {"configuration": {"chunk_shape": [65536 << 40]}}},
     "tiny inner chunks": lambda m: (
         sharding(m).update(chunk_shape=[1]),
         m["chunk_grid"]["configuration"].update(chunk_shape=[2**40]),
@@ -421,36 +418,36 @@ V3: dict[str, Change] = {
     "negative chunks": lambda m: sharding(m).update(chunk_shape=[-1]),
     "chunks in two dimensions": lambda m: sharding(m).update(chunk_shape=[65536, 2]),
     "shards that are no multiple of chunks": lambda m: sharding(m).update(chunk_shape=[65535]),
-    "another chunk grid": lambda m: m["chunk_grid"].update(name="rectangular"),
-    "another chunk key encoding": lambda m: m["chunk_key_encoding"].update(name="../.."),
-    "a separator that climbs": lambda m: m["chunk_key_encoding"].update(configuration={"separator": "/../"}),
-    "a storage transformer": lambda m: m.update(storage_transformers=[{"name": "evil"}]),
-    "a fill value that is text": lambda m: m.update(fill_value="AAAA"),
-    "a fill value that does not fit": lambda m: m.update(fill_value=2**70),
-    "a group's metadata": lambda m: m.update(node_type="group"),
-    "another format": lambda m: m.update(zarr_format=4),
+    "another chunk grid": {"chunk_grid": {"name": "rectangular"}},
+    "another chunk key encoding": {"chunk_key_encoding": {"name": "../.."}},
+    "a separator that climbs": {"chunk_key_encoding": {"configuration": {"separator": "/../"}}},
+    "a storage transformer": {"storage_transformers": [{"name": "evil"}]},
+    "a fill value that is text": {"fill_value": "AAAA"},
+    "a fill value that does not fit": {"fill_value": 2**70},
+    "a group's metadata": {"node_type": "group"},
+    "another format": {"zarr_format": 4},
 }
-V2: dict[str, Change] = {
-    "objects": lambda m: m.update(dtype="|O", filters=[{"id": "vlen-utf8"}]),
-    "pickled objects": lambda m: m.update(dtype="|O", filters=[{"id": "pickle"}]),
-    "float items": lambda m: m.update(dtype="<f4"),
-    "big-endian items": lambda m: m.update(dtype=">u4"),
-    "records": lambda m: m.update(dtype=[["a", "<u4"]]),
-    "two dimensions": lambda m: m.update(shape=[4, 2], chunks=[2, 2]),
-    "a huge shape": lambda m: m.update(shape=[2**62]),
-    "a huge chunk": lambda m: m.update(chunks=[2**50]),
-    "chunks in two dimensions": lambda m: m.update(chunks=[4, 4]),
+V2: dict[str, Any] = {
+    "objects": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]},
+    "pickled objects": {"dtype": "|O", "filters": [{"id": "pickle"}]},
+    "float items": {"dtype": "<f4"},
+    "big-endian items": {"dtype": ">u4"},
+    "records": {"dtype": [["a", "<u4"]]},
+    "two dimensions": {"shape": [4, 2], "chunks": [2, 2]},
+    "a huge shape": {"shape": [2**62]},
+    "a huge chunk": {"chunks": [2**50]},
+    "chunks in two dimensions": {"chunks": [4, 4]},
     "no chunks": lambda m: m.pop("chunks"),
-    "a pickle filter": lambda m: m.update(filters=[{"id": "pickle"}]),
-    "filters that are text": lambda m: m.update(filters="delta"),
-    "a thousand deltas": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u4"}] * 1000),
-    "differences of objects": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u4", "astype": "O"}]),
-    "differences of no type": lambda m: m.update(filters=[{"id": "delta", "dtype": "nonsense"}]),
-    "wide differences": lambda m: m.update(filters=[{"id": "delta", "dtype": "<u8"}]),
-    "an unknown compressor": lambda m: m.update(compressor={"id": "pickle"}),
-    "a compressor that is text": lambda m: m.update(compressor="zstd"),
-    "a compressor named by a list": lambda m: m.update(compressor={"id": ["zstd"]}),
-    "a compressor without a level": lambda m: m.update(compressor={"id": "zstd"}, fill_value="x"),
+    "a pickle filter": {"filters": [{"id": "pickle"}]},
+    "filters that are text": {"filters": "delta"},
+    "a thousand deltas": {"filters": [{"id": "delta", "dtype": "<u4"}] * 1000},
+    "differences of objects": {"filters": [{"id": "delta", "dtype": "<u4", "astype": "O"}]},
+    "differences of no type": {"filters": [{"id": "delta", "dtype": "nonsense"}]},
+    "wide differences": {"filters": [{"id": "delta", "dtype": "<u8"}]},
+    "an unknown compressor": {"compressor": {"id": "pickle"}},
+    "a compressor that is text": {"compressor": "zstd"},
+    "a compressor named by a list": {"compressor": {"id": ["zstd"]}},
+    "a compressor without a level": {"compressor": {"id": "zstd"}, "fill_value": "x"},
     "no compressor": lambda m: m.pop("compressor"),
 }
 
@@ -461,7 +458,7 @@ V2: dict[str, Change] = {
     [pytest.param("compact", by, id=f"v3 {name}") for name, by in V3.items()]
     + [pytest.param("zarr2", by, id=f"v2 {name}") for name, by in V2.items()],
 )
-def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName, by: Change) -> None:
+def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName, by: Any) -> None:
     write(tmp_path / "dataset", layout=layout)
     array = tmp_path / "dataset/train/encoded_tokens"
     change(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
@@ -520,7 +517,7 @@ def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: Lay
 def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wrong: object) -> None:
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
-    change(path, lambda m: (m if layout == "zarr2" else m["attributes"]).update(max_token_id=wrong))
+    change(path, {"max_token_id": wrong} if layout == "zarr2" else {"attributes": {"max_token_id": wrong}})
     with pytest.raises(ValueError, match=f"{tmp_path}/dataset/train: max_token_id is .*, but the format says 0 to 2147483647"):
         flat_tokens.open(tmp_path / "dataset")
 
@@ -545,7 +542,7 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: ob
 def test_attributes_that_are_no_object_are_refused(tmp_path: Path, tool: Terminal, node: str, wrong: object) -> None:
     write(tmp_path / "dataset")
     path = tmp_path / "dataset" / node / "zarr.json"
-    change(path, lambda m: m.update(attributes=wrong))
+    change(path, {"attributes": wrong})
     complaint = f"{path}: its attributes are {wrong!r}, not an object of JSON"
     for reading in (flat_tokens.open, flat_tokens.verify, open_corpus):
         with pytest.raises(ValueError, match=re.escape(complaint)):
@@ -691,7 +688,7 @@ def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path
     write(tmp_path / "dataset", layout=layout)
     rewrite_starts(tmp_path / "dataset", [0, 2**46])
     array = tmp_path / "dataset/train/encoded_tokens"
-    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), lambda m: m.update(shape=[2**46]))
+    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), {"shape": [2**46]})
     train = flat_tokens.open(tmp_path / "dataset").train
     with pytest.raises(MemoryError, match=f"{array}: items 0 to {2**46} do not fit into memory"):
         train.sequence(0)

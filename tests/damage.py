@@ -1,0 +1,20 @@
+"""What a table of tests does to JSON that is right: rows are data, or functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def change(value: Any, row: Any) -> None:
+    """Change JSON in place. The values of a mapping are set, or merged into mappings and lists, whose items its numbers name. A
+    function is called with the JSON.
+    """
+    if callable(row):
+        row(value)
+        return
+    for key, one in row.items():
+        inner = value[key] if isinstance(value, list) else value.get(key)
+        if isinstance(one, dict) and isinstance(inner, list if one and set(map(type, one)) == {int} else dict):
+            change(inner, one)
+        else:
+            value[key] = one
