@@ -15,8 +15,18 @@ import numpy as np
 
 from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Files, Format, Readable, Splits
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
+from flat_tokens.formats.contract import (
+    ExportFile,
+    Files,
+    Format,
+    IndexedDocuments,
+    IndexedFile,
+    Readable,
+    Splits,
+    StoredItems,
+    mask_beside,
+    narrow_dtype,
+)
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 

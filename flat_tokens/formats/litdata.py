@@ -20,8 +20,17 @@ import numpy as np
 from flat_tokens.annotations import DType, JsonObject, UInt32s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
-from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
+from flat_tokens.formats.contract import (
+    ExportFile,
+    Files,
+    Format,
+    IndexedDocuments,
+    IndexedFile,
+    Joined,
+    Readable,
+    Splits,
+    token_ids,
+)
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
 from flat_tokens.reader import FlatTokens

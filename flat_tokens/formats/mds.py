@@ -25,8 +25,18 @@ import numpy as np
 from flat_tokens.annotations import AnyArray, Bools, DType, Int32s, Int64Pair, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, Codec, compress, decompress
-from flat_tokens.formats.contract import ExportFile, Files, Format, Joined, Readable, Splits, split_of
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, token_ids
+from flat_tokens.formats.contract import (
+    ExportFile,
+    Files,
+    Format,
+    IndexedDocuments,
+    IndexedFile,
+    Joined,
+    Readable,
+    Splits,
+    split_of,
+    token_ids,
+)
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens

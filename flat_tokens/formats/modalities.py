@@ -27,8 +27,16 @@ import numpy as np
 
 from flat_tokens.annotations import Bools, DType, Int64s, UInt64s
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Format, Splits
-from flat_tokens.formats.indexed import Closing, IndexedDocuments, IndexedFile, StoredItems, vocabulary_size
+from flat_tokens.formats.contract import (
+    Closing,
+    ExportFile,
+    Format,
+    IndexedDocuments,
+    IndexedFile,
+    Splits,
+    StoredItems,
+    vocabulary_size,
+)
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from flat_tokens.stores.store import Store, StoredObject
 

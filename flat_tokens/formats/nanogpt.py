@@ -29,8 +29,18 @@ import numpy as np
 from flat_tokens.annotations import AnyArray, DType, Int64s, UInt32s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Readable, Splits, split_of
-from flat_tokens.formats.indexed import StoredItems, Tokens, insert
+from flat_tokens.formats.contract import (
+    BATCH_TOKENS,
+    ExportFile,
+    Files,
+    Format,
+    Readable,
+    Splits,
+    StoredItems,
+    Tokens,
+    insert,
+    split_of,
+)
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject

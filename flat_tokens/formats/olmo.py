@@ -26,8 +26,17 @@ import numpy as np
 from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Files, Format, Splits
-from flat_tokens.formats.indexed import IndexedDocuments, IndexedFile, StoredItems, mask_beside, narrow_dtype
+from flat_tokens.formats.contract import (
+    ExportFile,
+    Files,
+    Format,
+    IndexedDocuments,
+    IndexedFile,
+    Splits,
+    StoredItems,
+    mask_beside,
+    narrow_dtype,
+)
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.manifest import dataset_of, manifest_of
 from flat_tokens.reader import FlatTokens

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.columns import texts_as_arrow
-from flat_tokens.steps.questions import Questions, index_of
+from flat_tokens.steps.decontaminate import Questions, index_of
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
 from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, Source, evaluation_sets

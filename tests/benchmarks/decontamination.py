@@ -33,7 +33,7 @@ import hashlib, json, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from flat_tokens.steps.decontaminate import Decontaminate
-from flat_tokens.steps.questions import Questions
+from flat_tokens.steps.decontaminate import Questions
 from flat_tokens.text.rows import text_buffers
 directory, questions, output = sys.argv[1:]
 texts = [json.loads(line)["text"] for line in Path(questions).read_text().splitlines()]

@@ -103,7 +103,7 @@ def test_a_mask_survives_a_round_trip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, files: str, options: dict[str, Any], masked_validation: bool
 ) -> None:
     """Of many sequences, some longer than a batch and some empty, in several files; each split has it or not."""
-    monkeypatch.setattr("flat_tokens.formats.indexed.BATCH_TOKENS", 50)
+    monkeypatch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", 50)
     rng = np.random.default_rng(0)
     lengths = (*rng.integers(0, 9, 300), 0, 0, 170, 0, 50, 50, 0, 3000)
     batch = flat_tokens.TokenBatch.from_sequences([rng.integers(8, 1000, n, dtype=np.int64) for n in lengths])

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.steps import Stepped, open_steps, questions
-from flat_tokens.steps.decontaminate import Decontaminate, merged
-from flat_tokens.steps.questions import QuestionIndex, Questions
+from flat_tokens.steps import Stepped, decontaminate, open_steps
+from flat_tokens.steps.decontaminate import Decontaminate, QuestionIndex, Questions, merged
 from flat_tokens.text.rows import text_buffers
 from tests.examples import examples
 
@@ -100,7 +99,7 @@ def test_each_of_many_sets_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_equal_hashes_of_other_words_are_not_a_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
+    monkeypatch.setattr(decontaminate, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
     found = taken(step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]}), NEAR, f"x {Q}", "a b c d e f g i", "z")
     assert found.keep.tolist() == [True, False, True, True]
 
@@ -200,9 +199,9 @@ SOME = st.lists(st.sampled_from(["a", "b", "cc", "日", "x" * 9]), max_size=12).
 def test_it_finds_what_tuples_of_words_find(texts: list[str], sets: list[list[str]], size: int, least: int) -> None:
     """In windows of any length, too."""
     index = QuestionIndex([as_set(one) for one in sets], size, least)
-    for window in (questions.WINDOW_BYTES, 16):
+    for window in (decontaminate.WINDOW_BYTES, 16):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(questions, "WINDOW_BYTES", window)
+            patch.setattr(decontaminate, "WINDOW_BYTES", window)
             found = index.find(*text_buffers(pa.array(texts, pa.large_string())))
         assert {*zip(found.text.tolist(), found.set.tolist(), strict=True)} == grams(texts, sets, size, least)
         for text, start, stop, word, length in zip(found.text, found.start, found.stop, found.word, found.length, strict=True):

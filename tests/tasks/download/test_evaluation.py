@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flat_tokens.steps.questions import Questions
+from flat_tokens.steps.decontaminate import Questions
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig, DocumentStep, EvaluationSet, evaluation_sets, with_absolute_paths
