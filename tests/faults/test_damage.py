@@ -283,8 +283,7 @@ def test_a_rerun_over_a_shortened_version_says_so(
     damage(output / "versions" / version / "train/encoded_tokens/c/0")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**settings, "output": str(output)}))
-    status, _, errors = terminal("build", config, "--no-server")
-    assert status == 1
+    errors = terminal.errors("build", config, "--no-server", status=1)
     assert len(errors.splitlines()) == 1
     assert "train/encoded_tokens/c/0" in errors
     assert f"Restore the version from a copy, or move {output}/versions/{version} elsewhere and build again." in errors

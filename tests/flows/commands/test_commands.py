@@ -84,7 +84,7 @@ def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_pat
     origin.write_text(json.dumps(then))
     assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
     assert terminal.lines("refresh", config)[0].startswith("nothing changed")
-    told = json.loads("\n".join(terminal.lines("status", config, "--json")))
+    told = terminal.json("status", config)
     assert told["last_refresh"] > "2024"
     assert told["latest"]["at"] == "2020-01-02T03:04:00Z"
     del then["looked_up"]  # as a checkout before this one wrote it
@@ -94,12 +94,12 @@ def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_pat
 
 def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     output, lines = tmp_path / "out", terminal.lines
-    refreshed = json.loads("\n".join(lines("refresh", config, "--json")))
+    refreshed = terminal.json("refresh", config)
     assert (refreshed["outcome"], refreshed["build"]["slices"]) == ("published", 1)
-    assert json.loads("\n".join(lines("versions", output, "--json")))[0]["version"] == refreshed["version"]
-    collected = json.loads("\n".join(lines("gc", output, "--json")))
+    assert terminal.json("versions", output)[0]["version"] == refreshed["version"]
+    collected = terminal.json("gc", output)
     assert (collected["garbage"], collected["deleted"]) == ([], False)
-    (rerun,) = json.loads("\n".join(lines("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--json")))
+    (rerun,) = terminal.json("retokenize", "--trust-records", output, "--tokenizer", "bytes")
     assert rerun["path"].startswith(f"{output}-bytes/versions/")
     policy = lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
     assert f"  removed    version {refreshed['version']}" in policy
@@ -133,7 +133,7 @@ def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: P
     (staged / "tokens").write_bytes(bytes(5000))
     told = "staging    5.0 kB of processes that are gone: the next build removes it, and so does 'gc --delete'"
     assert told in "\n".join(terminal.lines("status", output))
-    assert json.loads("\n".join(terminal.lines("status", output, "--json")))["staging_bytes"] == 5000
+    assert terminal.json("status", output)["staging_bytes"] == 5000
     terminal.lines("build", config)
     assert not staged.exists()
     assert "processes that are gone" not in "\n".join(terminal.lines("status", output))
@@ -177,8 +177,7 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: 
         assert words in errors
 
     (tmp_path / "out-tokenizer").touch()
-    status, _, errors = terminal("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", other)
-    assert status == 1
+    errors = terminal.errors("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", other, status=1)
     assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
     assert not (tmp_path / "out-bytes" / "versions").exists()
 
@@ -218,6 +217,5 @@ def test_a_datasets_own_record_is_read_with_consent_or_below_roots(
     monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(output))
     monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "elsewhere"))
     for consent in ([], ["--trust-records"]):
-        status, _, errors = terminal("refresh", output, *consent)
-        assert status == 2
+        errors = terminal.errors("refresh", output, *consent)
         assert "may not be read here" in errors

@@ -14,55 +14,43 @@ from prefect.utilities.callables import get_call_parameters
 from flows.commands.main import main
 from tasks.derive.request import Shuffle
 from tests.made import docs_of, foreign, publish_docs, read_docs
+from tests.terminal import Terminal
 
 
-def said_by(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """The exit status of a command, and what it says on standard error."""
-    status = main([*map(str, arguments), "--no-server"])
-    return status, capsys.readouterr().err.strip()
-
-
-def test_appending_to_a_dataset_without_a_pointer_says_that_they_are_to_be_merged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_appending_to_a_dataset_without_a_pointer_says_that_they_are_to_be_merged(tmp_path: Path, terminal: Terminal) -> None:
     plain, more = foreign(tmp_path / "plain", [[1, 2]]), foreign(tmp_path / "more", [[3]])
-    status, said = said_by(capsys, "append", more, "--to", plain)
-    assert status == 2
+    said = terminal.errors("append", more, "--to", plain, "--no-server").strip()
     assert said.startswith(f"flat-tokens-service append: {plain} is a dataset by itself: it has no latest.json")
     assert said.endswith(f"python -m flows merge {plain} {more} OUTPUT")
 
 
 @pytest.mark.parametrize("named", ["latest", "versions/{version}", "versions/{version}/"])
-def test_appending_to_a_version_names_the_output_that_it_belongs_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
-) -> None:
+def test_appending_to_a_version_names_the_output_that_it_belongs_to(tmp_path: Path, terminal: Terminal, named: str) -> None:
     out = tmp_path / "out"
     to = f"{out}/{named}".format(version=publish_docs(out, docs_of([1, 2])))
-    status, said = said_by(capsys, "append", foreign(tmp_path / "more", [[3]]), "--to", to)
-    assert status == 2
+    said = terminal.errors("append", foreign(tmp_path / "more", [[3]]), "--to", to, "--no-server").strip()
     assert said.endswith(f" {to} is one version, which never changes. Append to the output that it belongs to: --to {out}")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_there: bool
+    tmp_path: Path, terminal: Terminal, is_there: bool
 ) -> None:
     out, more = tmp_path / "out", foreign(tmp_path / "more", [[3]])
     if is_there:
         out.mkdir()
-    status, said = said_by(capsys, "append", more, "--to", out)
-    assert status == 2
+    said = terminal.errors("append", more, "--to", out, "--no-server").strip()
     assert said.startswith(f"flat-tokens-service append: {out} has no latest.json: nothing was published there")
     command = f"python -m flows merge {more} {out}"
     assert said.endswith(command)
 
-    assert main([*command.split()[3:], "--no-server"]) == 0
+    terminal.out(*command.split()[3:], "--no-server")
     assert [doc.ids for doc in read_docs(out)["train"]] == [(3,)]
 
 
 @pytest.mark.parametrize("name", ["$HOME/new", "C:\\new", "$(pwd)/new"])
 def test_no_command_writes_to_a_directory_that_nobody_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, name: str
 ) -> None:
     plain = foreign(tmp_path / "plain", [[1, 2]])
     monkeypatch.chdir(tmp_path)
@@ -72,24 +60,20 @@ def test_no_command_writes_to_a_directory_that_nobody_meant(
         ("relayout", plain, name, "--layout", "compact"),
         ("vocabulary", "cl100k_base", "--to", f"{name}.tiktoken"),
     ):
-        assert main([*map(str, arguments)]) == 2, arguments
-        said = capsys.readouterr().err
+        said = terminal.errors(*arguments)
         assert re.search(r"which (only a shell|nothing here) replaces|is a path of Windows", said), said
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
-def test_an_export_keeps_to_the_roots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_keeps_to_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
     plain, inside = foreign(tmp_path / "in/plain", [[1, 2]]), tmp_path / "out"
     monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
     monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(inside))
     outside = foreign(tmp_path / "plain", [[1, 2]])
     for dataset, output in ((outside, inside / "a"), (plain, tmp_path / "a")):
-        status, said = said_by(capsys, "export", dataset, output, "--to", "megatron")
-        assert status == 2
+        said = terminal.errors("export", dataset, output, "--to", "megatron", "--no-server").strip()
         assert "may not be " in said
-    assert said_by(capsys, "export", plain, inside / "a", "--to", "megatron")[0] == 0
+    terminal.out("export", plain, inside / "a", "--to", "megatron", "--no-server")
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
 
 def test_settings_on_the_command_line_win(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     settings = ("--set", "validation_fraction=1", "--set", f"output={tmp_path / 'other'}")
-    built = json.loads("".join(terminal.lines("build", config, *settings, "--json")))
+    built = terminal.json("build", config, *settings)
     assert built["totals"]["validation"]["seq_count"] == 189
     assert flat_tokens.open(tmp_path / "other").train.seq_count == 0
 
@@ -261,8 +261,7 @@ def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(
 
 
 def test_a_failure_is_one_line_with_the_next_step(config: Path, terminal: Terminal) -> None:
-    status, _, errors = terminal("build", config, "--set", "source.text_column=body")
-    assert status == 1
+    errors = terminal.errors("build", config, "--set", "source.text_column=body", status=1)
     assert errors.strip() == (
         "flat-tokens-service build: stories.parquet has no column 'body'; it has 'id', 'text', 'language', 'title'."
         " Set source.text_column."
@@ -273,8 +272,7 @@ def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(
     config: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    status, _, errors = terminal("build", config)
-    assert status == 2
+    errors = terminal.errors("build", config)
     assert "does not answer" in errors
     assert "--no-server" in errors
     assert terminal("build", config, "--no-server")[0] == 0
@@ -318,10 +316,10 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest
 
 
 def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path, terminal: Terminal) -> None:
-    made = json.loads("".join(terminal.lines("plan", config, "--json")))
+    made = terminal.json("plan", config)
     assert (made["files"], made["slices"], made["slices_stored"], made["is_published"]) == (1, 1, 0, False)
     assert not (tmp_path / "out" / "versions").exists()
-    built = json.loads("".join(terminal.lines("build", config, "--json")))
+    built = terminal.json("build", config)
     assert made["version"] == built["version"]
     tokens = built["totals"]["train"]["token_count"] + built["totals"]["validation"]["token_count"]
     assert abs(made["tokens"] - tokens) < 0.1 * tokens

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from flows.commands.main import main
 from tasks.config import BuildConfig
+from tests.terminal import Terminal
 
 
-def test_the_file_and_its_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_and_its_setting(tmp_path: Path, terminal: Terminal) -> None:
     path = tmp_path / "new" / "x.tiktoken"
-    assert main(["vocabulary", "cl100k_base", "--to", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = terminal.json("vocabulary", "cl100k_base", "--to", path)
     assert path.stat().st_size == told["bytes"] > 1_000_000
     tokenizer = yaml.safe_load(told["tokenizer"])
     config = {"output": "x", "source": {"path": "x.txt"}, "tokenizer": tokenizer}
@@ -30,9 +28,6 @@ def test_the_file_and_its_setting(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("bytes", "x.tiktoken", "another machine"),
     ],
 )
-def test_what_is_no_such_file_is_refused(
-    name: str, file: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["vocabulary", name, "--to", str(tmp_path / file)]) == 2
-    assert message in capsys.readouterr().err
+def test_what_is_no_such_file_is_refused(name: str, file: str, message: str, tmp_path: Path, terminal: Terminal) -> None:
+    assert message in terminal.errors("vocabulary", name, "--to", tmp_path / file)
     assert not (tmp_path / file).exists()

@@ -544,8 +544,7 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
         ("rollback", out, version),
         ("train-tokenizer", back, "--vocab-size", 280, "--to", tmp_path / "vocabulary", "--no-server"),
     ):
-        status, _, errors = terminal(*command)
-        assert status == (1 if command[0] == "train-tokenizer" else 2)
+        errors = terminal.errors(*command, status=1 if command[0] == "train-tokenizer" else 2)
         assert f"Take them out: python -m flows forget {out} --like {out}" in errors
     terminal.lines("forget", out, "--like", out, "--reason", "again", "--no-server")
     assert where(dataset.root, ["a-3"]) == set()

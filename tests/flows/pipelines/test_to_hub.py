@@ -11,7 +11,6 @@ import pytest
 
 import flat_tokens
 import tasks.upload
-from flows.commands.main import main
 from flows.pipelines.build import BuildResult
 from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.processes import Threads
@@ -19,6 +18,7 @@ from tasks.derive.request import HubRequest
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.flows.watch.test_summaries import Seen
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture
+from tests.terminal import Terminal
 
 __all__ = ["stand_in_hub_fixture"]
 
@@ -187,13 +187,12 @@ def test_a_repository_is_an_owner_and_a_name(repo: str) -> None:
         HubRequest(dataset="/data/out", repo=repo)
 
 
-def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: Path, terminal: Terminal) -> None:
     result = built(tmp_path)
     words = ["publish", str(tmp_path / "out"), "--to", "hub", REPO, "--scratch", str(tmp_path / "scratch"), "--no-server"]
-    assert main(words) == 0
-    assert capsys.readouterr().out.startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
-    assert main(["publish", str(tmp_path / "out"), "--to", "disk", "x/y", "--no-server"]) == 2
-    assert "--to disk x/y: datasets are published on the hub" in capsys.readouterr().err
+    assert terminal.out(*words).startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
+    told = terminal.errors("publish", tmp_path / "out", "--to", "disk", "x/y", "--no-server")
+    assert "--to disk x/y: datasets are published on the hub" in told
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.stores.store import Store
-from flows.commands.main import main
 from flows.pipelines.retokenize import reruns
 from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
 from flows.runners.chosen import runner_without_server
@@ -26,6 +25,7 @@ from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
 from tests.faults.support import build_here, digests, write_notes
 from tests.sources import write_rows
+from tests.terminal import Terminal
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "and", "back", "under", "moon", "été", "海", "<|endoftext|>"]
 
@@ -298,19 +298,17 @@ def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home: Path, 
     assert int(dataset.token_bytes[ids].sum()) == before.token_count
 
 
-def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, terminal: Terminal) -> None:
     write_notes(tmp_path / "notes.jsonl", 40)
     config = tmp_path / "dataset.yaml"
     config.write_text(json.dumps(settings_of(tmp_path, tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")})))
     to = f"{tmp_path}/vocabularies/{{name}}-{{size}}"
     common = ["--to", to, "--no-server", "--quiet"]
-    assert main(["train-tokenizer", str(config), "--vocab-size", "270,280", *common]) == 0
-    told = capsys.readouterr().out
+    told = terminal.out("train-tokenizer", config, "--vocab-size", "270,280", *common)
     assert told.startswith("2 vocabularies, 270 and 280 ids, of ")
     assert "vocabularies/notes-270  270 ids, " in told
     trained_one = str(tmp_path / "vocabularies/notes-280")
-    assert main(["train-tokenizer", "--from", trained_one, "--vocab-size", "260", "--json", *common]) == 0
-    (cut,) = json.loads(capsys.readouterr().out)["vocabularies"]
+    (cut,) = terminal.json("train-tokenizer", "--from", trained_one, "--vocab-size", "260", *common)["vocabularies"]
     assert (cut["vocab_size"], cut["merges"]) == (260, 3)
 
 
@@ -331,10 +329,9 @@ def test_arguments_that_do_not_go_together_are_refused(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("x", "y", "x.json"):
         (tmp_path / name).mkdir()
-    assert main(["train-tokenizer", *arguments, "--no-server"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in terminal.errors("train-tokenizer", *arguments, "--no-server")
