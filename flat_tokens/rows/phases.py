@@ -478,13 +478,12 @@ def phases_of(
     samples: Sequence[int | None],
     row_tokens: int | None,
     seed: int,
-    first: int = 0,
 ) -> Iterator[Phase]:
     """The phases of a run, one for each edit. *samples*: how many each source has in all its epochs, None without end.
 
     ValueError for an edit after the run's end, or weights that leave nothing to draw.
     """
-    drawn, start, recent = np.zeros(len(samples), np.int64), first, Recent(BLOCKS_KEPT)
+    drawn, start, recent = np.zeros(len(samples), np.int64), 0, Recent(BLOCKS_KEPT)
     for number, edit in enumerate(edits):
         following = edits[number + 1] if number + 1 < len(edits) else None
         stop = None if following is None else start + (following.step - edit.step) * edit.batch_size

@@ -18,7 +18,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from flows.pipelines.stages import Stage, Step, do
+from flows.pipelines.stages import Stage, Started, Step, do
 from flows.runners.processes import Processes, process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
@@ -124,13 +124,13 @@ class PrefectTasks:
         self._under_way: list[Future[Any]] = []
 
     @property
-    def workers(self) -> Literal["threads", "processes"]:
+    def workers(self) -> Literal["threads", "processes", "machines"]:
         return "threads" if self._processes is None else "processes"
 
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
 
-    def start(self, item: Any, *steps: Step) -> InPack:
+    def start(self, item: Any, *steps: Step) -> Started:
         if not steps[0].stage.pack_bytes:
             alone = Pack(steps, [item])
             alone.future = self._submit(alone)

@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -70,29 +69,26 @@ class _There:
         return False
 
 
-class RayTasks:
+class RayTasks(PrefectTasks):
     """Runs the stages that go to a pool on this machine's Ray cluster, all else here. ValueError without it or prefect-ray."""
 
     workers: Literal["machines"] = "machines"
 
     def __init__(self, config: BuildConfig) -> None:
+        super().__init__(config.workers)
         self._config = config
-        self._tasks = PrefectTasks(config.workers)
         self._window = 0
 
     def window(self, stage: Stage) -> int:
-        return self._window if stage.pool else self._tasks.window(stage)
+        return self._window if stage.pool else super().window(stage)
 
     def start(self, item: Any, *steps: Step) -> Started:
         stage = steps[0].stage
         if stage.pool is None:
-            return self._tasks.start(item, *steps)
+            return super().start(item, *steps)
         group = group_of(self._config, [item], steps)
         there = work_there.with_options(name=stage.name, task_run_name=f"{stage.name} {{label}}")
         return _There(self._ray.submit(there, {"label": group.label, "group_json": group.model_dump_json()}), item, stage)
-
-    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return self._tasks.here(items, step)
 
     def __enter__(self) -> Self:
         try:
@@ -120,10 +116,9 @@ class RayTasks:
         self._ray: Any = runner(address="auto")
         self._ray.logger.setLevel(logging.WARNING)
         self._ray.__enter__()
-        self._tasks.__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._tasks.__exit__(*error)
+        super().__exit__(*error)
         self._ray.__exit__(*error)
         self._module.shutdown()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import httpx
@@ -140,7 +140,7 @@ class _Item:
         return self.here is None or self.here.cancel()
 
 
-class Groups:
+class Groups(PrefectTasks):
     """Runs the stages that go to a pool in groups on its workers once there are enough items, all else as tasks of this run.
 
     A run that fell silent is begun again; what it had stored is not rebuilt. A run of a dead build is adopted by the next
@@ -150,8 +150,8 @@ class Groups:
     workers: Literal["machines"] = "machines"
 
     def __init__(self, config: BuildConfig) -> None:
+        super().__init__(config.workers)
         self._config, self._policy, self._root = config, config.groups, Store.at(config.output)
-        self._tasks = PrefectTasks(config.workers)
         self._here: deque[Started] = deque()
         self._queues = {
             stage.name: _Queue(stage.pool, stage.pool.group(config), stage.pool.threshold(config))
@@ -169,7 +169,7 @@ class Groups:
         self._spread: set[str] = set()
 
     def window(self, stage: Stage) -> int:
-        return max(self._tasks.window(stage), self._policy.threshold, self._policy.slices * self._policy.at_once)
+        return max(super().window(stage), self._policy.threshold, self._policy.slices * self._policy.at_once)
 
     def start(self, item: Any, *steps: Step) -> Started:
         queue = self._queues.get(steps[0].stage.name)
@@ -188,14 +188,11 @@ class Groups:
         return mine
 
     def _start_here(self, item: Any, steps: tuple[Step, ...]) -> Started:
-        while len(self._here) >= self._tasks.window(steps[0].stage):
+        while len(self._here) >= super().window(steps[0].stage):
             with suppress(Exception):  # whoever started it asks for its result, too
                 self._here.popleft().result()
-        self._here.append(self._tasks.start(item, *steps))
+        self._here.append(super().start(item, *steps))
         return self._here[-1]
-
-    def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return self._tasks.here(items, step)
 
     def settle(self, queue: _Queue) -> None:
         """Hand out what waits to be grouped, or do it here: no more of it will come soon."""
@@ -410,10 +407,6 @@ class Groups:
             self._warned.add(what)
             logger.warning(message, *arguments)
 
-    def __enter__(self) -> Self:
-        self._tasks.__enter__()
-        return self
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A termination may be that of a worker that makes place for another: the next build adopts what is under way. If it
         # was a cancellation, the hook below follows.
@@ -423,7 +416,7 @@ class Groups:
         if error is None:
             with ThreadPoolExecutor(READERS) as cleaners:
                 list(cleaners.map(partial(forget, self._root), self._done))
-        self._tasks.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
 
 _AWAY = (httpx.TransportError, PrefectHTTPStatusError)
