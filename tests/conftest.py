@@ -134,11 +134,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _Together(config, log)
 
 
+SYNCED = ("test_inject.py", "test_harness.py")
+"""Tests that look at what is on the disk when."""
+
+
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Written files are not synced. Tests of faults look at what is on the disk when."""
+    """Written files are not synced."""
     with pytest.MonkeyPatch.context() as patch:
-        if "faults" not in request.path.parts:
+        if request.path.name not in SYNCED:
             patch.setattr(os, "fsync", lambda fd: None)
         yield
 
