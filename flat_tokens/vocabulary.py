@@ -20,7 +20,7 @@ import operator
 import os
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -108,8 +108,9 @@ def _file(path: Path, unpack: Callable[[bytes], bytes], digest: str | None) -> b
     return data if hashlib.sha256(data).hexdigest() == digest else None
 
 
-LONE_SPACE = "▁".encode()
-"""The character that pieces have in place of a space."""
+LONE_SPACE = "▁"
+"""The character that some tokenizers write for a space. They put one before a text."""
+LONE_SPACE_BYTES = LONE_SPACE.encode()
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Kinds of fields of a message, by how their values are written."""
@@ -172,7 +173,7 @@ class Pieces(NamedTuple):
             except ValueError:
                 return piece
         is_text = kind not in (PieceKind.CONTROL, PieceKind.UNKNOWN)
-        return piece.replace(LONE_SPACE, b" ") if is_text and self.has_lone_spaces else piece
+        return piece.replace(LONE_SPACE_BYTES, b" ") if is_text and self.has_lone_spaces else piece
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -310,6 +311,11 @@ class TokenizerJson:
     definition: JsonFacts
     tokenizer: Any
     revision: str | None = None
+
+    @property
+    def added_tokens(self) -> list[JsonObject]:
+        """The tokens that are found before the model sees a text, as the file lists them."""
+        return self.definition.get("added_tokens") or []
 
 
 @dataclass(frozen=True, eq=False)
@@ -767,8 +773,8 @@ def token_bytes_of(definition: Definition) -> TokenBytes:
 def _lengths_of_json(of: TokenizerJson) -> tuple[dict[int, int], bool]:
     """Bytes of each id, and whether the tokens of a text have its bytes, all of them and no others."""
     definition, vocabulary = of.definition, of.tokenizer.get_vocab(with_added_tokens=True)
-    added = {token["content"]: bool(token.get("special")) for token in definition.get("added_tokens") or []}
-    pre_tokenizers, bytes_of = list(_flat(definition.get("pre_tokenizer"))), _bytes_of_tokens(definition)
+    added = {token["content"]: bool(token.get("special")) for token in of.added_tokens}
+    pre_tokenizers, bytes_of = list(steps_of(definition.get("pre_tokenizer"))), _bytes_of_tokens(definition)
     alphabet = set(byte_level_alphabet())
     is_byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizers)
     plain = vocabulary.keys() - added.keys()
@@ -807,7 +813,7 @@ def _of_pieces(definition: SentencePieceModel) -> tuple[dict[int, bytes], Encode
 
 def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Encode]:
     tokenizer = definition.tokenizer
-    added = {token["content"] for token in definition.definition.get("added_tokens") or []}
+    added = {token["content"] for token in definition.added_tokens}
     bytes_of = _bytes_of_tokens(definition.definition)
     pieces = {
         int(i): token.encode() if token in added else bytes_of(token)
@@ -822,9 +828,9 @@ def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Enc
 
 def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
     """How a token as a tokenizer.json spells it becomes the bytes that it stands for."""
-    decoders = list(_flat(definition.get("decoder")))
+    decoders = list(steps_of(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
-    if "ByteLevel" in kinds | {part.get("type") for part in _flat(definition.get("pre_tokenizer"))}:
+    if "ByteLevel" in kinds | {part.get("type") for part in steps_of(definition.get("pre_tokenizer"))}:
         values = {character: value for value, character in enumerate(byte_level_alphabet())}
         return lambda token: b"".join(
             bytes([values[character]]) if character in values else character.encode() for character in token
@@ -854,10 +860,14 @@ def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
     return bytes_of
 
 
-def _flat(part: JsonObject | None) -> Iterable[JsonObject]:
-    """A decoder or pre-tokenizer, or those that a sequence is made of."""
-    for inner in (part or {}).get("decoders") or (part or {}).get("pretokenizers") or ([part] if part else []):
-        yield from _flat(inner) if inner.get("type") == "Sequence" and inner is not part else [inner]
+def steps_of(part: JsonObject | None) -> Iterator[JsonObject]:
+    """The steps of a normalizer, a pre-tokenizer or a decoder, in order; a sequence is flattened."""
+    lists = ((part or {}).get(kind) for kind in ("normalizers", "pretokenizers", "decoders"))
+    if inner := next(filter(None, lists), None):
+        for one in inner:
+            yield from steps_of(one)
+    elif part and part.get("type") != "Sequence":
+        yield part
 
 
 def byte_level_alphabet() -> list[str]:

@@ -56,7 +56,6 @@ from tasks.output.versions import hold
 from tasks.progress import meter
 
 if TYPE_CHECKING:
-    from tasks.config import BuildConfig
     from tasks.derive.request import DeriveRequest, ForgetRequest, ImportRequest
     from tasks.groups import Group
 

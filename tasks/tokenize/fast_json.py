@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flat_tokens.annotations import JsonFacts, JsonObject
-from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet
+from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet, steps_of
 
 MAX_ID = 1 << 24
 """The fast engine's tables have an entry for each id up to the highest."""
@@ -158,15 +158,8 @@ def fast_definition(of: TokenizerJson) -> FastDefinition:
 
 def _steps(part: Any) -> list[JsonObject]:
     """The steps of a loaded normalizer or pre-tokenizer, in order; ``trim_offsets``, which changes no token, is always true."""
-
-    def flat(step: JsonObject) -> Iterator[JsonObject]:
-        if step["type"] == "Sequence":
-            for inner in step.get("normalizers") or step.get("pretokenizers") or []:
-                yield from flat(inner)
-        else:
-            yield {**step, "trim_offsets": True} if "trim_offsets" in step else step
-
-    return [] if part is None else list(flat(json.loads(part.__getstate__())))
+    steps = () if part is None else steps_of(json.loads(part.__getstate__()))
+    return [{**step, "trim_offsets": True} if "trim_offsets" in step else step for step in steps]
 
 
 def _sequence(steps: list[JsonObject]) -> JsonObject | None:
@@ -216,7 +209,7 @@ def _check_post_processor(part: Any) -> None:
 
 def _added_tokens(of: TokenizerJson) -> list[_Added]:
     """The added tokens as they were loaded. NotKnownError where the file lists an option that is not known, or a text twice."""
-    listed = of.definition.get("added_tokens") or []
+    listed = of.added_tokens
     if unknown := {option for token in listed for option in token} - ADDED:
         raise NotKnownError(f"its added tokens have the option {min(unknown)}")
     if len({token["content"] for token in listed}) < len(listed):

@@ -19,7 +19,18 @@ import pyarrow as pa
 from flat_tokens.annotations import Bools, Int64s, IntPair, JsonFacts, UInt8s, UInt32s
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.vocabulary import ByteValues, Definition, PieceKind, Ranks, SentencePieceModel, TokenizerJson, fields, resolve
+from flat_tokens.vocabulary import (
+    LONE_SPACE,
+    ByteValues,
+    Definition,
+    PieceKind,
+    Ranks,
+    SentencePieceModel,
+    TokenizerJson,
+    fields,
+    resolve,
+    steps_of,
+)
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, with_timeout
 from tasks.tokenize.rendering.processes import BadText, Parted
@@ -27,8 +38,6 @@ from tasks.tokenize.rendering.request import ORDINARY
 
 SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
 """The reference's name of a special token: the first, which is in no text, and the character of its number."""
-LONE_SPACE = "▁"
-"""The character that some tokenizers write for a space. They put one before a text."""
 NO_WIDTH = 1 << 40
 """For a token that does not tell which bytes it stands for: more than a text has."""
 PRINTABLE = re.compile(r"[!-~]+")
@@ -259,7 +268,7 @@ class Widths:
             self._load(definition)
 
     def _load(self, of: TokenizerJson) -> None:
-        before, splits = (list(_flat(of.definition.get(key))) for key in ("normalizer", "pre_tokenizer"))
+        before, splits = (list(steps_of(of.definition.get(key))) for key in ("normalizer", "pre_tokenizer"))
         kinds = {one.get("type") for one in before}
         is_space = any(one.get("replacement") == LONE_SPACE for one in splits) or any(
             one.get("content") == LONE_SPACE for one in before
@@ -284,7 +293,7 @@ class Widths:
         else:
             return
         self._is_nfc = kinds == {"NFC"}
-        for token in of.definition.get("added_tokens") or []:
+        for token in of.added_tokens:
             # A space may be added after each of them.
             is_unsure = self._adds_space or (bool(before) and token.get("normalized", True))
             widths[int(token["id"])] = NO_WIDTH if is_unsure else _width_of_added(token, token["content"] in vocabulary)
@@ -338,27 +347,17 @@ def _is_lone_space(part: JsonFacts) -> bool:
     return part.get("type") == "Replace" and part.get("pattern") == {"String": " "} and part.get("content") == LONE_SPACE
 
 
-def _flat(part: JsonFacts | None) -> Iterator[JsonFacts]:
-    """A normalizer or pre-tokenizer, or those that a sequence is made of."""
-    inner = (part or {}).get("normalizers") or (part or {}).get("pretokenizers")
-    if inner:
-        for one in inner:
-            yield from _flat(one)
-    elif part and part.get("type") != "Sequence":
-        yield part
-
-
 def has_independent_parts(definition: Definition) -> bool:
     """Whether the parts of a text have the same tokens alone as between special tokens."""
     if isinstance(definition, SentencePieceModel):
         return False  # a space may be added before each, which its tokens do not tell
     if not isinstance(definition, TokenizerJson):
         return True
-    added = definition.definition.get("added_tokens") or []
+    added = definition.added_tokens
     special, others = ([token["content"] for token in added if bool(token.get("special")) is kind] for kind in (True, False))
     if any(other in text for other in others for text in special):
         return False  # the engine passes over a special token's text, and what is in it
-    splits = _flat(definition.definition.get("pre_tokenizer"))
+    splits = steps_of(definition.definition.get("pre_tokenizer"))
     return not any(one.get("prepend_scheme") == "first" for one in splits)
 
 
@@ -367,7 +366,7 @@ def _with_own_space(definition: Definition, specials: Mapping[str, int]) -> list
     if not isinstance(definition, TokenizerJson):
         return []
     numbers = {text: number for number, text in enumerate(specials)}
-    added = definition.definition.get("added_tokens") or []
+    added = definition.added_tokens
     takes = [token["content"] for token in added if any(token.get(option) for option in ("lstrip", "rstrip", "single_word"))]
     return [numbers[text] for text in takes if text in numbers]
 
@@ -392,7 +391,7 @@ def special_tokens(definition: Definition) -> Mapping[str, int]:
         return definition.special
     if isinstance(definition, SentencePieceModel):
         return definition.pieces.of_kind(PieceKind.CONTROL)
-    named = [token["content"] for token in definition.definition.get("added_tokens") or [] if token.get("special")]
+    named = [token["content"] for token in definition.added_tokens if token.get("special")]
     return {text: definition.tokenizer.token_to_id(text) for text in named if text}
 
 
@@ -459,7 +458,7 @@ def _json_speaker(definition: TokenizerJson, ids: UInt32s) -> Speak:
     """
     named, tokens = [SPECIAL + chr(NUMBERS + number) for number in range(len(ids))], []
     numbers = {text: number for number, text in enumerate(special_tokens(definition))}
-    for token in definition.definition.get("added_tokens") or []:
+    for token in definition.added_tokens:
         if token.get("special") and token["content"] in numbers:
             token = {**token, "content": named[numbers[token["content"]]], "normalized": False}
         tokens.append(token)

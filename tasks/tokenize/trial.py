@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from flat_tokens.stores.local import kind_of
-from flat_tokens.vocabulary import PATTERNS, Ranks, SentencePieceModel, TokenizerJson, is_file_name, resolve
+from flat_tokens.vocabulary import LONE_SPACE, PATTERNS, Ranks, SentencePieceModel, TokenizerJson, is_file_name, resolve
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import is_visible
 from tasks.tokenize.probes import awkward_texts
@@ -37,8 +37,6 @@ LOST = (
     "tokenizer {!r} has no tokens for {!r} in {!r}, so that text would be lost. Use one that has an unknown token or all "
     "bytes, or set tokenizer.lossy to true."
 )
-LONE_SPACE = "▁"
-"""The character that SentencePiece writes for a space. It puts one before a text."""
 
 
 def try_out(config: TokenizerConfig) -> str | None:

@@ -96,10 +96,6 @@ class Template:
             self._reads_null = any(loop.iter.find(nodes.Or) is None and not isinstance(loop.iter, nodes.Or) for loop in inner)
             self._mini = _mini(source.replace("\r\n", "\n").replace("\r", "\n"), self._now)
 
-    def leave_to_jinja(self) -> None:
-        """Render by Jinja alone from now on."""
-        self._mini = None
-
     def prepare(self, text: str, is_json: bool = True) -> None:
         """Choose the engine for a conversation, and its steps. *text*: its JSON, or the strings of one that has nothing else and
         no space that the engines strip otherwise.
