@@ -47,6 +47,12 @@ def keys_of_bytes(strings: Sequence[bytes]) -> UInt64s:
     return document_keys(np.frombuffer(b"".join(strings), np.uint8), np.cumsum([0, *map(len, strings)]))
 
 
+def strings_by_key(strings: Iterable[str]) -> dict[int, str]:
+    """Strings by their keys."""
+    some = list(strings)
+    return dict(zip(keys_of_bytes([one.encode() for one in some]).tolist(), some, strict=True))
+
+
 def token_keys(batches: Iterable[TokenBatch]) -> Iterator[UInt64s]:
     """The keys of sequences that have only their tokens for an identity: of the ids as little-endian uint32. Arrays uint64[n]
     with one key for each sequence, in order. Batches may end within a sequence; see ``Readable.batches``.

@@ -188,10 +188,11 @@ class FileRange(NamedTuple):
 
 class Slice(NamedTuple):
     """The unit of work and resume: one range of a large file, or a run of whole small files of one source, in their order. Its
-    rows count through all of its ranges.
+    rows count through all of its ranges. ``rows_before``: rows of the run before these files, if others of the run are not read.
     """
 
     ranges: Annotated[tuple[FileRange, ...], Field(min_length=1)]
+    rows_before: int = 0
 
     @property
     def source(self) -> int:
@@ -314,6 +315,8 @@ class TokenShard(Model):
     """The first few of each of these, by their rows."""
     file_rows: str = ""
     """Rows of each file of a run of files: uint32, base64; empty: one range of one file."""
+    files: str = ""
+    """Digest and bytes of text of each file of a run of files, base64; empty: not known."""
     unfinished: UnfinishedLocation | None = None
     """The unfinished version that has the tokens."""
     published: PublishedLocation | None = None

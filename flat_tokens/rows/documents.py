@@ -20,7 +20,7 @@ import numpy as np
 from flat_tokens.annotations import Bools, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
-from flat_tokens.keys import keys_of_bytes
+from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import BESIDE, CLUSTER, dataset_of, manifest_of, splits_of
 from flat_tokens.stores.store import Store
 from flat_tokens.where import Where, pa
@@ -257,8 +257,7 @@ class DocumentTable:
     @cached_property
     def _reasons(self) -> dict[int, str]:
         """The reasons why documents are left out, by their keys."""
-        names = sorted(self._totals.get("skipped") or ())
-        return dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
+        return strings_by_key(sorted(self._totals.get("skipped") or ()))
 
     def facts(self, split: str, name: str, start: int, stop: int) -> UInt64s:
         """A fact of documents ``start:stop`` of a split, its key, file or row, or one of OF_COPIES: uint64[n], 0 for none."""

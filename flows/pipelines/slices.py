@@ -59,11 +59,11 @@ def tokenize(
         warn_of_separators(config, text.files)
         recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
         recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
-        if stored.missing:
+        if stored.unread:
             warn_of_room(config, workspace, text.slices, recipe, tokenizer)
         duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
         sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
-        with fetched_ahead(stored.missing if runner.workers != "machines" else [], config.sources, workspace):
+        with fetched_ahead(stored.unread if runner.workers != "machines" else [], config.sources, workspace):
             shards = started_in_order(
                 runner,
                 under_way,

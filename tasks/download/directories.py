@@ -102,9 +102,10 @@ SAVED_SPLITS = "dataset_dict.json"
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     """ValueError where a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
     names = {file.name for file in files}
-    saved = [name[: -len(SAVED[0])] for name in sorted(name for name in names if _base(name) == SAVED[0])]
+    saved, of_splits = (
+        sorted(name[: -len(of)] for name in names if name.endswith(of) and _base(name) == of) for of in (SAVED[0], SAVED_SPLITS)
+    )
     patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
-    of_splits = [name[: -len(SAVED_SPLITS)] for name in sorted(name for name in names if _base(name) == SAVED_SPLITS)]
     patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:
         raise ValueError(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import logging
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.keys import keys_of_bytes
+from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest
 from flat_tokens.reader import left_out_at, open_split
 from flat_tokens.rows.documents import DocumentTable
@@ -34,8 +33,8 @@ from tasks.output.pointer import pointer_lock
 from tasks.output.target import RENAMED, Target
 from tasks.parts.opening import open_shard
 from tasks.rows import FILE, REASON, SIMILARITY
-from tasks.shards.index import check_beside, read_index, segments_of
-from tasks.tokenize.segments import DIGEST_BYTES
+from tasks.shards.index import as_text, check_beside, files_of, read_index, segments_without
+from tasks.tokenize.segments import NO_DIGEST
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ def lost_by_source(root: Store, of: OfVersion, former: dict[str, Any], near: Map
     """The counts that a version loses with its forgotten documents, by the index of their source. *near*: how many
     near-duplicates fewer it keeps, by the number of their file.
     """
-    reasons, lost = _names_of(former["totals"]["documents"].get("skipped") or ()), defaultdict[int, Lost](Counter)
+    reasons, lost = strings_by_key(former["totals"]["documents"].get("skipped") or ()), defaultdict[int, Lost](Counter)
     names = [source["name"] for source in former["provenance"].get("sources") or ()]
     source_of = [names.index(source) for source, *_ in sources_of_files(former)]
 
@@ -117,12 +116,6 @@ def lost_by_source(root: Store, of: OfVersion, former: dict[str, Any], near: Map
 def _fact(root: Store, of: OfVersion, split: Split, name: str) -> list[int]:
     found: list[int] = open_array(root / fact_key(of.version, split, name), "uint64").take(of.numbers[split]).tolist()
     return found
-
-
-def _names_of(skipped: Iterable[str]) -> dict[int, str]:
-    """The reasons for which documents are left out, by their keys."""
-    names = list(skipped)
-    return dict(zip(keys_of_bytes([name.encode() for name in names]).tolist(), names, strict=True))
 
 
 MEMBER = np.dtype([(name, "<u8") for name in ("split", "document", "key", "file", "cluster", "similarity")])
@@ -232,25 +225,16 @@ def _without(
     if not lost:
         return here
     documents = open_shard(root, shard)
-    mine, reasons, names = forgotten.those(documents.keys), documents.fact(REASON), _names_of(shard.skipped)
+    mine, reasons, names = forgotten.those(documents.keys), documents.fact(REASON), strings_by_key(shard.skipped)
     less = Lost({WRITTEN: int((mine & (reasons == 0)).sum()), TOKEN_COUNT: int(documents.lengths[mine].sum())})
     less.update(("skipped", names[reason]) for reason in reasons[mine & (reasons > 0)].tolist())
     counts = counts_without({name: getattr(shard, name) for name in ("written", "token_count", "skipped")}, less)
     counts["left_out"] = shard.left_out - int((mine & (reasons > 0)).sum())
-    return here.model_copy(update={**counts, "segments": segments_without(shard, mine[reasons == 0])})
-
-
-def segments_without(shard: TokenShard, gone: Bools) -> str:
-    """A shard's segments, where it loses documents: bool[n]."""
-    segments = segments_of(shard).copy()
-    if not len(segments):
-        return ""
-    ends = np.cumsum(segments["documents"].astype(np.int64))
-    before = np.concatenate([[0], np.cumsum(gone)])
-    lost = np.diff(before[ends], prepend=0)
-    segments["digest"][lost > 0] = np.void(bytes(DIGEST_BYTES))
-    segments["documents"] -= lost.astype(segments["documents"].dtype)
-    return base64.b64encode(segments[segments["documents"] > 0].tobytes()).decode()
+    files = files_of(shard).copy()
+    if len(files):
+        files["digest"][documents.fact(FILE)[mine].astype(np.int64)] = NO_DIGEST
+    segments = segments_without(shard, mine[reasons == 0])
+    return here.model_copy(update={**counts, "segments": as_text(segments), "files": as_text(files)})
 
 
 def copy_origin(root: Store, to: str, of: str) -> None:

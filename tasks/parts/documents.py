@@ -200,6 +200,11 @@ class Documents:
         columns = lambda wanted: self.columns(numbers[wanted])  # noqa: E731
         return Documents(self.array[keep], self.begins[keep], self.lengths[keep], self.arrays, read, columns)
 
+    def part(self, first: int, stop: int) -> Documents:
+        """Documents ``first:stop``."""
+        places = np.arange(len(self))
+        return self.those((places >= first) & (places < stop))
+
     def items(self, name: str, low: int, high: int) -> Iterator[AnyArray]:
         """The items of a token array for the documents' tokens from *low* to *high*: of TOKENS the tokens themselves. An array is
         valid until the next is asked for.

@@ -14,14 +14,14 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
-from typing import Any, NamedTuple
+from itertools import islice, pairwise
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.annotations import Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
@@ -29,7 +29,7 @@ from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
-from tasks.models import ALL_SPLITS, Name, PublishedLocation, TokenShard, digest_of
+from tasks.models import ALL_SPLITS, Name, PublishedLocation, Slice, TokenShard, digest_of
 from tasks.output.paths import BESIDE, CACHE, DOCUMENTS, beside_key, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
@@ -37,7 +37,8 @@ from tasks.parts.documents import Documents
 from tasks.parts.stored import document_spec
 from tasks.rows import FILE, OF_PLACE, REASON
 from tasks.shards.receipts import load_shard, read_receipt
-from tasks.tokenize.segments import STORED, Segments
+from tasks.shards.recipe import Recipe
+from tasks.tokenize.segments import DIGEST_BYTES, NO_DIGEST, STORED, STORED_FILE, Segments
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +52,38 @@ VersionNames = tuple[Name, ...]
 """The versions whose indexes a build goes by, the latest first."""
 
 
-def segments_as_text(digests: Sequence[npt.NDArray[np.void]], documents: Sequence[Int64s]) -> str:
-    """A shard's segments as its receipt has them, from some at a time."""
-    stored = np.empty(sum(map(len, digests)), STORED)
-    for name, parts in (("digest", digests), ("documents", documents)):
-        stored[name] = np.concatenate([*parts, np.empty(0, STORED[name])])
-    return base64.b64encode(stored.tobytes()).decode()
+def as_text(records: npt.NDArray[np.void]) -> str:
+    """A shard's segments, or its files, as its receipt has them."""
+    return base64.b64encode(records.tobytes()).decode()
 
 
 def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
     """A shard's segments: STORED[m]; none where it has no record of them that fits its documents."""
-    try:
-        segments = np.frombuffer(base64.b64decode(shard.segments, validate=True), STORED)
-    except ValueError:
-        segments = np.empty(0, STORED)
+    segments = _records(shard.segments, STORED)
     return segments if int(segments["documents"].sum(dtype=np.int64)) == shard.written else segments[:0]
+
+
+def segments_without(shard: TokenShard, gone: Bools) -> npt.NDArray[np.void]:
+    """A shard's segments, where it loses documents: bool[n]. One that loses some has no digest."""
+    segments = segments_of(shard).copy()
+    ends = np.cumsum(segments["documents"], dtype=np.int64)
+    lost = np.diff(np.concatenate([[0], np.cumsum(gone)])[ends], prepend=0)
+    segments["digest"][lost > 0] = NO_DIGEST
+    segments["documents"] -= lost.astype(segments["documents"].dtype)
+    return np.compress(segments["documents"] > 0, segments)
+
+
+def files_of(shard: TokenShard) -> npt.NDArray[np.void]:
+    """The files of a published shard's run: STORED_FILE[m]; none where it has no record of them that fits its rows."""
+    files = _records(shard.files, STORED_FILE)
+    return files if shard.published and len(files) == len(shard.file_starts) - 1 else files[:0]
+
+
+def _records(text: str, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), kind)
+    except ValueError:
+        return np.empty(0, kind)
 
 
 class IndexEntry(NamedTuple):
@@ -142,14 +160,50 @@ def indexed_versions(root: Store) -> VersionNames:
     return tuple(islice((name for name in names if is_dataset(root, name)), VERSIONS_LOOKED_INTO))
 
 
-class _KnownSegments(NamedTuple):
-    """Known segments, in the order of their digests: S16[m]; the shard of each, its first document there, and how many."""
+class _Known(NamedTuple):
+    """Known segments or files, in the order of their digests: S16[m]; the shard of each, its first document or its number there,
+    and how many.
+    """
 
     digests: npt.NDArray[np.bytes_]
     shard: Int64s
     first: Int64s
-    documents: Int64s
+    counts: Int64s
     shards: list[TokenShard]
+
+    @classmethod
+    def of(cls, shards: list[TokenShard], parts: list[npt.NDArray[np.void]], counts: list[Int64s]) -> Self:
+        """The segments or files of shards that have digests, from those of each shard and their *counts*."""
+        none, shard = np.empty(0, np.int64), np.repeat(np.arange(len(shards)), [*map(len, parts)])
+        count, first = np.concatenate([none, *counts]), np.concatenate([none, *(np.cumsum(some) - some for some in counts)])
+        digests = np.concatenate([np.empty(0, STORED["digest"]), *(part["digest"] for part in parts)]).view(f"S{DIGEST_BYTES}")
+        order = np.argsort(digests, kind="stable")
+        order = order[digests[order] != b""]
+        return cls(digests[order], shard[order], first[order], count[order], shards)
+
+    def find(self, digests: npt.NDArray[np.void]) -> Int64s:
+        """The numbers of segments or files among the known ones, by their digests: int64[m], -1 where one is not known."""
+        if not len(self.digests):
+            return np.full(len(digests), -1)
+        wanted = digests.view(self.digests.dtype)
+        at = np.minimum(np.searchsorted(self.digests, wanted), len(self.digests) - 1)
+        return np.where(self.digests[at] == wanted, at, -1)
+
+    def stretches(self, numbers: Int64s) -> Iterator[IntPair]:
+        """Ranges of segments or files that are all unknown, or stand side by side in one shard."""
+        if not len(numbers):
+            return
+        here, before = numbers[1:], numbers[:-1]
+        same = (here < 0) & (before < 0)
+        if len(self.digests):
+            behind = self.first[here] == self.first[before] + self.counts[before]
+            same |= (here >= 0) & (before >= 0) & (self.shard[here] == self.shard[before]) & behind
+        yield from pairwise([0, *(np.flatnonzero(~same) + 1).tolist(), len(numbers)])
+
+
+def _apart(documents: Documents) -> tuple[Documents, Documents]:
+    is_kept = documents.fact(REASON) == 0
+    return documents.those(is_kept), documents.those(~is_kept)
 
 
 class VersionObjects(NamedTuple):
@@ -168,7 +222,7 @@ class StoredTokens:
     versions: VersionNames
     _checked: dict[tuple[str, str], bool] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    _open: dict[str, Documents | None] = field(default_factory=dict)
+    _open: dict[str, tuple[Documents, Documents] | None] = field(default_factory=dict)
     _manifests: dict[str, VersionObjects] = field(default_factory=dict)
 
     @functools.cached_property
@@ -190,66 +244,58 @@ class StoredTokens:
     def find(self, segments: Segments, recipe: bytes) -> tuple[npt.NDArray[np.void], Int64s]:
         """The digests of the segments, and the number of each among the known ones: int64[m], -1 where it is not known."""
         digests = segments.digests(recipe)
-        known = self._found.digests
-        if not len(known):
-            return digests, np.full(len(digests), -1)
-        wanted = digests.view(known.dtype)
-        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        same = (known[at] == wanted) & (self._found.documents[at] == np.diff(segments.ends, prepend=0))
-        return digests, np.where(same, at, -1)
+        return digests, self.segments.find(digests)
 
     def take(self, numbers: Int64s, facts: Iterable[str]) -> tuple[TokenBatch | None, dict[str, UInt64s]]:
         """The tokens of known segments that stand side by side, and those of *facts* that their shard has; None where they are
         damaged or have gone.
         """
-        found = self._found
+        found = self.segments
         shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
-        count = int(found.documents[numbers].sum())
-        with self._lock:
-            documents = self._opened(shard)
+        stop = first + int(found.counts[numbers].sum())
+        documents = self.opened(shard)
         if documents is None:
             return None, {}
-        wanted = np.zeros(len(documents), bool)
-        wanted[first : first + count] = True
-        known = {name: documents.read(name, first, first + count) for name in facts if name in shard.facts}
-        return documents.those(wanted).batch(shard.token_arrays), known
+        kept = documents[0]
+        known = {name: kept.read(name, first, stop) for name in facts if name in shard.facts}
+        return kept.part(first, stop).batch(shard.token_arrays), known
 
-    def stretches(self, numbers: Int64s) -> Iterator[IntPair]:
-        """Ranges of segments that are all unknown, or stand side by side in one shard."""
-        if not len(numbers):
-            return
-        found = self._found
-        known = numbers[1:] >= 0
-        same = (numbers[1:] < 0) & (numbers[:-1] < 0)
-        if len(found.digests):
-            here, before = numbers[1:], numbers[:-1]
-            behind = found.first[here] == found.first[before] + found.documents[before]
-            same |= known & (before >= 0) & (found.shard[here] == found.shard[before]) & behind
-        edges = [0, *(np.flatnonzero(~same) + 1).tolist(), len(numbers)]
-        yield from pairwise(edges)
+    def find_files(self, slice_: Slice, recipe: Recipe) -> Int64s:
+        """The number of each file of a slice among the known ones: int64[m], -1 where it is not known."""
+        if not len(self.files.digests):
+            return np.full(len(slice_.ranges), -1)
+        return self.files.find(recipe.of_files(slice_))
+
+    def sound_files(self, slice_: Slice, recipe: Recipe) -> Int64s:
+        """The same, -1 where it is damaged, too."""
+        numbers = self.find_files(slice_, recipe)
+        for shard in np.unique(self.files.shard[numbers[numbers >= 0]]).tolist():
+            if self.opened(self.files.shards[shard]) is None:
+                numbers[self.files.shard[numbers] == shard] = -1
+        return numbers
 
     @functools.cached_property
-    def _found(self) -> _KnownSegments:
-        """The segments of all versions and stray shards. Looked up when a slice has to be tokenized, not before."""
+    def files(self) -> _Known:
+        """The files of the runs of all versions. A stray shard may go while a build takes its documents."""
+        parts = [*map(files_of, self._all)]
+        return _Known.of(self._all, parts, [np.ones(len(part), np.int64) for part in parts])
+
+    @functools.cached_property
+    def segments(self) -> _Known:
+        """The segments of all versions and stray shards."""
+        parts = [*map(segments_of, self._all)]
+        return _Known.of(self._all, parts, [part["documents"].astype(np.int64) for part in parts])
+
+    @functools.cached_property
+    def _all(self) -> list[TokenShard]:
+        """All published and stray shards. Looked up when a slice has to be tokenized, not before."""
         with self._lock:
             # Of the same segment the one of which most is known, then that of the latest version: it has most of what a slice had
             # before, and each other version's objects would be read through, too.
             age = {version: number for number, version in enumerate(self.versions)}
             shards = [*self.shards.values(), *self._strays()]
             shards.sort(key=lambda one: (-len(one.facts), age[one.published.version] if one.published else len(age)))
-            parts = [segments_of(shard) for shard in shards]
-            counts = [len(part) for part in parts]
-            stored = np.concatenate([*parts, np.empty(0, STORED)])
-            documents = stored["documents"].astype(np.int64)
-            ends = np.cumsum(documents)
-            shard = np.repeat(np.arange(len(shards)), counts)
-            # (all segments, document) -> (shard, document)
-            before = np.array([0, *accumulate(one.written if len(part) else 0 for one, part in zip(shards, parts, strict=True))])
-            first = ends - documents - before[shard]
-            digests = np.ascontiguousarray(stored["digest"]).view(f"S{STORED['digest'].itemsize}")
-            order = np.argsort(digests, kind="stable")
-            order = order[digests[order] != b""]
-            return _KnownSegments(digests[order], shard[order], first[order], documents[order], shards)
+            return shards
 
     def _strays(self) -> Iterator[TokenShard]:
         """Stored shards that no index names: builds made them that did not end."""
@@ -260,16 +306,17 @@ class StoredTokens:
             except (*NO_OBJECT, ValueError):
                 continue  # who wants it will say what is wrong with it
 
-    def _opened(self, shard: TokenShard) -> Documents | None:
+    def opened(self, shard: TokenShard) -> tuple[Documents, Documents] | None:
+        """The documents of a shard, and those that are left out; None where they are damaged or have gone."""
         from tasks.parts.opening import open_shard  # what has nothing to do opens none
 
-        if shard.key not in self._open:
-            while len(self._open) >= OPEN:
-                del self._open[next(iter(self._open))]
-            whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
-            documents = open_shard(self.root, shard) if whole else None
-            self._open[shard.key] = documents and documents.those(documents.fact(REASON) == 0)
-        return self._open[shard.key]
+        with self._lock:
+            if shard.key not in self._open:
+                while len(self._open) >= OPEN:
+                    del self._open[next(iter(self._open))]
+                whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
+                self._open[shard.key] = _apart(open_shard(self.root, shard)) if whole else None
+            return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:
         """Whether the version's objects that hold a slice are what its manifest says, and those next to it what its index says,
@@ -348,17 +395,8 @@ def _objects(name: str, spec: ArraySpec, length: int, start: int, stop: int) -> 
             yield f"{name}/{spec.object_key(i)}"
 
 
-_all: dict[tuple[str, VersionNames, str | None], StoredTokens] = {}
-_all_lock = threading.Lock()
-
-
-def stored_tokens(root: Store, versions: VersionNames) -> StoredTokens:
-    """The slices and segments that an output holds, for all threads of an attempt alike."""
-    key = (root.url, versions, root.staging)
-    with _all_lock:
-        while key not in _all and len(_all) >= OPEN:
-            del _all[next(iter(_all))]
-        return _all.setdefault(key, StoredTokens(root, versions))
+stored_tokens = functools.lru_cache(OPEN)(StoredTokens)
+"""The slices and segments that an output holds, for all threads of an attempt alike."""
 
 
 def load_or_published(root: Store, versions: VersionNames, key: str) -> TokenShard | None:
@@ -369,6 +407,17 @@ def load_or_published(root: Store, versions: VersionNames, key: str) -> TokenSha
 def without_tokens(root: Store, versions: VersionNames, keys: Sequence[str]) -> list[str]:
     """Those of *keys* that no version holds, by their indexes."""
     return [key for key in keys if key not in stored_tokens(root, versions).shards]
+
+
+def unread(slice_: Slice, files: Int64s) -> Slice:
+    """A slice without those of its *files* that are known, by their numbers."""
+    return Slice(tuple(part for part, number in zip(slice_.ranges, files.tolist(), strict=True) if number < 0))
+
+
+def unread_slices(slices: Iterable[Slice], recipe: Recipe, known: StoredTokens) -> list[Slice]:
+    """The files of slices that have to be read."""
+    left = (unread(slice_, known.find_files(slice_, recipe)) for slice_ in slices)
+    return [slice_ for slice_ in left if slice_.ranges]
 
 
 def location_key(shard: TokenShard) -> str:

@@ -40,7 +40,7 @@ def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
 
 def receipt_json(shard: TokenShard) -> bytes:
     """A shard's receipt: its facts, with a digest of them."""
-    often_unused = ("columns", "matches", "examples", "file_rows", "unfinished", "published", "left_out")
+    often_unused = ("columns", "matches", "examples", "file_rows", "files", "unfinished", "published", "left_out")
     unused = {name for name in often_unused if not getattr(shard, name)}
     facts = shard.model_dump(mode="json", exclude=unused)
     if shard.unfinished is not None and shard.unfinished.test is None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from blake3 import blake3
 from pydantic import model_validator
 
 from flat_tokens.annotations import UInt64s
@@ -18,6 +21,7 @@ from tasks.output.target import SplitRule
 from tasks.rows import DIGEST, KEY, ROW, SIGNATURE, SIMILARITY, SPLIT_KEY, TEXT_BYTES
 from tasks.text.signatures import EDITION, NUMBERS, signatures, text_digests, text_lengths
 from tasks.tokenize.chat import Chat
+from tasks.tokenize.segments import DIGEST_BYTES, STORED_FILE
 
 if TYPE_CHECKING:
     from tasks.tokenize.engines import Tokenizer
@@ -104,8 +108,10 @@ class Recipe(Model):
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
         """Everything that changes the shard's bytes: no path, time or worker, and the engine only where ``engine`` names it."""
+        return {**self._text_of(part), **self._besides(part)}
+
+    def _besides(self, part: Slice) -> dict[str, object]:
         return {
-            **self._text_of(part),
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
             "documents": {**self._policy(), **self._steps()},
@@ -122,6 +128,12 @@ class Recipe(Model):
         if len(ranges) > 1:
             return {"files": len(ranges), "ranges": digest_of(*ranges)}
         return dict(zip(("file", "range"), ranges[0], strict=True))
+
+    def of_files(self, part: Slice) -> npt.NDArray[np.void]:
+        """The digest by which each file is known: STORED_FILE["digest"][m], of its text and of all that decides its documents."""
+        recipe = digest_of("file", self._besides(part))
+        digests = (blake3(f"{recipe}{one.identity()}".encode()).digest(DIGEST_BYTES) for one in part.ranges)
+        return np.frombuffer(b"".join(digests), STORED_FILE["digest"])
 
     def of_segments(self, part: Slice) -> bytes:
         """The digest of all that decides the tokens of a segment besides its documents, in 64 bytes: files and ranges do not."""

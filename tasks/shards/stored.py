@@ -13,7 +13,7 @@ from tasks.models import Slice
 from tasks.output.staging import Workspace
 from tasks.parts.part import ShardPart
 from tasks.progress import meter
-from tasks.shards.index import VersionNames, indexed_versions, without_tokens
+from tasks.shards.index import VersionNames, indexed_versions, stored_tokens, unread_slices, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
@@ -26,14 +26,14 @@ SAMPLE_BYTES = 100_000
 
 class StoredSlices(NamedTuple):
     """The slices of a build: their keys in receipts; each by its key, as equal slices are tokenized once; the versions whose
-    indexes are used; the keys that have receipts, and the slices that are missing.
+    indexes are used; the keys that have receipts, and the files of the other slices that have to be read.
     """
 
     keys: list[str]
     slices: dict[str, Slice]
     versions: VersionNames
     receipts: set[str]
-    missing: list[Slice]
+    unread: list[Slice]
 
     @classmethod
     def look_up(cls, root: Store, recipe: Recipe, of_build: list[Slice]) -> StoredSlices:
@@ -44,7 +44,8 @@ class StoredSlices(NamedTuple):
         missing = without_receipt(root, unpublished)
         total = sum(slice_.text_bytes for slice_ in slices.values())
         meter.begin("tokenize", total, stored=total - sum(slices[key].text_bytes for key in missing))
-        return cls(keys, slices, versions, set(unpublished) - set(missing), [slices[key] for key in missing])
+        unread = unread_slices(map(slices.__getitem__, missing), recipe, stored_tokens(root, versions))
+        return cls(keys, slices, versions, set(unpublished) - set(missing), unread)
 
     def reuse(self, slices: list[Slice], parts: list[ShardPart]) -> dict[str, int]:
         """How many slices there are, how many were reused, and the bytes of text that were tokenized."""
@@ -73,9 +74,9 @@ def looked_up(
 ) -> tuple[Recipe, StoredSlices]:
     """Which slices are stored, and the recipe for those that are not, whose engine is tried on them."""
     stored = StoredSlices.look_up(workspace.root, recipe, slices)
-    if not stored.missing:
+    if not stored.unread:
         return recipe, stored
-    other = tried(recipe, config, workspace, tokenizer, stored.missing)
+    other = tried(recipe, config, workspace, tokenizer, stored.unread)
     return other, stored if other.engine == recipe.engine else StoredSlices.look_up(workspace.root, other, slices)
 
 

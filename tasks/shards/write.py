@@ -10,10 +10,11 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -25,6 +26,8 @@ import pyarrow as pa
 from flat_tokens.annotations import Int64s
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part, as_arrow, with_kinds
+from flat_tokens.keys import strings_by_key
+from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.reader import open_split
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store, StoredObject
@@ -36,20 +39,31 @@ from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.output.staging import Workspace
-from tasks.parts.documents import REASONS
+from tasks.parts.documents import REASONS, Documents
 from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
 from tasks.parts.unfinished import LENGTH, SPLIT, write_entries, write_tails
 from tasks.progress import meter
-from tasks.rows import KEY, REASON, ROW, as_rows, changed, fact, kept_of
-from tasks.shards.index import StoredTokens, VersionNames, load_or_published, segments_as_text, stored_tokens, without_tokens
+from tasks.rows import FILE, KEY, REASON, ROW, as_rows, changed, fact, kept_of
+from tasks.shards.index import (
+    StoredTokens,
+    VersionNames,
+    as_text,
+    files_of,
+    load_or_published,
+    segments_without,
+    stored_tokens,
+    unread,
+    unread_slices,
+    without_tokens,
+)
 from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
-from tasks.text.documents import Tally, TextBatch, read_documents
+from tasks.text.documents import Tally, TextBatch, note_kinds, read_documents
 from tasks.tokenize.engines import Encoder, engine_of, tokens_of
 from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.pool import map_in_order
-from tasks.tokenize.segments import DIGEST_BYTES, Segments, cut
+from tasks.tokenize.segments import NO_DIGEST, STORED, STORED_FILE, Segments, cut
 from tasks.tokenize.tokenizers import load_tokenizer
 
 FORMER = "documents/columns.former"
@@ -124,28 +138,107 @@ class Batch(NamedTuple):
 
 
 class Tokenized(NamedTuple):
-    """Some segments: their documents, in batches; the name and the number of documents of each segment; bytes of text, and those
-    whose tokens were there already. ``refused``: counts of the documents that the engine did not take.
+    """Some segments: their documents, in batches; the segments as STORED[m]; bytes of text, and those whose tokens were there
+    already. ``refused``: counts of the documents that the engine did not take. ``byte_count``: of tokens that were taken unread.
     """
 
     batches: list[Batch]
-    names: npt.NDArray[np.void]
-    documents: Int64s
+    segments: npt.NDArray[np.void]
     text_bytes: int
     text_bytes_taken: int
     refused: Tally
+    byte_count: int = 0
 
 
-def tokenize_segments(
-    read: tuple[Segments, Mapping[str, str]], slice_: Slice, recipe: Recipe, encoder: Encoder, known: StoredTokens
-) -> Tokenized:
-    """Tokenize segments of a slice, which were *read* with the kinds of their kept columns, but for those that are *known*."""
-    segments, kinds = read
+class ReadSegments(NamedTuple):
+    """Some segments of files of a slice that were read: their bytes of text, and the kinds of their kept columns."""
+
+    slice_: Slice
+    segments: Segments
+    byte_count: int
+    kinds: Mapping[str, str]
+
+
+def read_slice(
+    slice_: Slice, files: Int64s, recipe: Recipe, known: StoredTokens, tally: Tally
+) -> Generator[ReadSegments | Tokenized]:
+    """The documents of a slice. Those of *files* that are known, by their numbers, are not read: -1 for the others."""
+    for first, stop in known.files.stretches(files):
+        if files[first] >= 0:
+            yield from take_files(slice_.ranges[first].file.name, files[first:stop], known, tally)
+            continue
+        part = Slice(slice_.ranges[first:stop], tally.rows)
+        texts = read_documents(part, recipe.source(part), recipe.documents, tally, split_by=recipe.split_by_of(part))
+        for segments in cut(texts):
+            yield ReadSegments(part, segments, text_length(segments.documents), tally.kinds)
+
+
+def take_files(name: str, numbers: Int64s, known: StoredTokens, tally: Tally) -> Iterator[Tokenized]:
+    """The documents of known files that stand side by side in a shard, by their *numbers*. *name*: of the first one. *tally*
+    counts them.
+    """
+    shard, first = known.files.shards[known.files.shard[numbers[0]]], int(known.files.first[numbers[0]])
+    stop, starts, rows_before = first + len(numbers), shard.file_starts, np.uint64(tally.rows)
+    text_bytes, opened = files_of(shard)["text_bytes"][first:stop].tolist(), known.opened(shard)
+    assert opened is not None
+
+    def rows_of(documents: Documents, *facts: str) -> pa.RecordBatch:
+        # (shard, file, row) -> (shard, row) -> (slice, row)
+        rows = documents.fact(ROW) + starts[documents.fact(FILE).astype(np.int64)] - starts[first] + rows_before
+        kept = documents.columns(np.arange(len(documents))) if shard.columns else None
+        return as_rows({**{name: documents.fact(name) for name in facts}, ROW: rows}, kept)
+
+    places = [np.searchsorted(some.fact(FILE), np.array([first, stop], np.uint64)).tolist() for some in opened]
+    kept, others = (some.part(*place) for some, place in zip(opened, places, strict=True))
+    left_out, reasons = rows_of(others, KEY, REASON), strings_by_key(shard.skipped)
+    note_kinds(shard.columns, tally, name)
+    tally.left_out += [left_out] if len(left_out) else []
+    tally.skipped.update(reasons[key] for key in fact(left_out, REASON).tolist())
+    tally.rows += int(starts[stop] - starts[first])
+    tally.read += len(kept) + len(left_out)
+    tally.written += len(kept)
+    tally.text_bytes += sum(text_bytes)
+    tally.file_rows += np.diff(starts[first : stop + 1]).tolist()
+    tally.file_bytes += text_bytes
+    tally.file_kinds += [shard.columns] * len(numbers)
+    gone = np.ones(shard.written, bool)
+    gone[slice(*places[0])] = False
+    segments = segments_without(shard, gone)
+    borders = np.searchsorted(np.cumsum(kept.lengths), np.arange(0, int(kept.lengths.sum()), BATCH_TOKENS))
+    for low, high in itertools.pairwise(np.unique([0, *borders, len(kept)]).tolist()):
+        part = kept.part(low, high)
+        batch = Batch(part.batch(shard.token_arrays), rows_of(part, *shard.facts), tally.kinds)
+        size = TOKEN_BYTES * batch.tokens.token_count
+        yield Tokenized([batch], segments, sum(text_bytes), sum(text_bytes), Tally(), size)
+        segments, text_bytes = segments[:0], []
+
+
+def files_as_text(slice_: Slice, recipe: Recipe, tally: Tally, refused: Tally) -> str:
+    """The files of a run as its receipt has them. Those are not known that have documents which an engine *refused*, or kept
+    columns of other kinds than the run.
+    """
+    if len(slice_.ranges) == 1:
+        return ""
+    files = np.zeros(len(slice_.ranges), STORED_FILE)
+    files["digest"] = recipe.of_files(slice_)
+    files["text_bytes"] = tally.file_bytes
+    unknown = np.array([kinds != tally.kinds for kinds in tally.file_kinds])
+    for rows in refused.left_out:
+        unknown[np.searchsorted(np.cumsum(tally.file_rows), fact(rows, ROW).astype(np.int64), "right")] = True
+    files["digest"][unknown] = NO_DIGEST
+    return as_text(files)
+
+
+def tokenize_segments(read: ReadSegments | Tokenized, recipe: Recipe, encoder: Encoder, known: StoredTokens) -> Tokenized:
+    """Tokenize segments of a slice, but for those that are *known*."""
+    if isinstance(read, Tokenized):
+        return read
+    slice_, segments, text_bytes, kinds = read
     names, numbers = known.find(segments, recipe.of_segments(slice_))
     borders = np.concatenate([[0], segments.ends])
     counts, refused, taken = np.diff(borders), Tally(), 0
     batches, of_texts = list[Batch](), recipe.facts_of_texts(slice_)
-    for first, last in known.stretches(numbers):
+    for first, last in known.segments.stretches(numbers):
         part = segments.documents.part(int(borders[first]), int(borders[last]))
         tokens, facts = known.take(numbers[first:last], of_texts) if numbers[first] >= 0 else (None, {})
         if tokens is not None:
@@ -156,8 +249,10 @@ def tokenize_segments(
             counts[first:last] = np.diff(np.searchsorted(fact(part.rows, ROW), last_rows, "right"), prepend=0)
         made = {name: facts[name] if name in facts else of.of(part.texts) for name, of in of_texts.items()}
         batches.append(Batch(tokens, changed(part.rows, as_rows(made)), kinds))
-    names[counts != np.diff(borders)] = np.void(bytes(DIGEST_BYTES))  # not known by what it has lost
-    return Tokenized(batches, names, counts, text_length(segments.documents) + refused.text_bytes, taken, refused)
+    stored = np.empty(len(counts), STORED)
+    stored["digest"], stored["documents"] = names, counts
+    stored["digest"][counts != np.diff(borders)] = NO_DIGEST  # not known by what it has lost
+    return Tokenized(batches, stored, text_bytes + refused.text_bytes, taken, refused)
 
 
 def rows_left_out(left_out: Iterable[pa.RecordBatch], facts: Mapping[str, int], kinds: Mapping[str, str]) -> Batch:
@@ -178,11 +273,6 @@ def text_length(documents: TextBatch) -> int:
     """Bytes of text."""
     _, offsets = text_buffers(documents.texts)
     return int(offsets[-1] - offsets[0])
-
-
-def bytes_read(read: tuple[Segments, Mapping[str, str]]) -> int:
-    """Bytes of text of segments that were read."""
-    return text_length(read[0].documents)
 
 
 OpenStream = Callable[[], contextlib.AbstractContextManager[SliceStream | None]]
@@ -212,11 +302,14 @@ def tokenize_or_load(
         if sink is not None:
             sink.skip(key)
         return stored
-    with lent(slice_, recipe.sources, workspace, (lambda: None) if sink is None else sink.stop) as here:
+    files = stored_tokens(workspace.root, versions).sound_files(slice_, recipe)
+    with lent(unread(slice_, files), recipe.sources, workspace, (lambda: None) if sink is None else sink.stop) as lent_here:
+        ranges = iter(lent_here.ranges)
+        here = Slice(tuple(next(ranges) if number < 0 else part for part, number in zip(slice_.ranges, files, strict=True)))
         if sink is not None:
             with contextlib.suppress(BrokenStreamError):
-                return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key)))
-        return Staged(tokenize_slice(here, recipe, workspace, versions))
+                return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key), files))
+        return Staged(tokenize_slice(here, recipe, workspace, versions, None, files))
 
 
 def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
@@ -255,8 +348,9 @@ def fetching_ahead(
                 "Give every machine the same packages."
             )
     by_key = {recipe.key(slice_): slice_ for slice_ in slices}
-    missing = [by_key[key] for key in without_tokens(workspace.root, versions, without_receipt(workspace.root, by_key))]
-    with fetched_ahead(missing, recipe.sources, workspace):
+    missing = without_tokens(workspace.root, versions, without_receipt(workspace.root, by_key))
+    left = unread_slices(map(by_key.__getitem__, missing), recipe, stored_tokens(workspace.root, versions))
+    with fetched_ahead(left, recipe.sources, workspace):
         yield
 
 
@@ -392,27 +486,27 @@ def tokenize_slice(
     workspace: Workspace,
     versions: VersionNames = (),
     open_stream: OpenStream | None = None,
+    files: Int64s | None = None,
 ) -> TokenShard:
     """Tokenize a slice into this attempt's staging directory, or into the stream of *open_stream*, in memory bounded by some
-    batches or the longest document. Segments whose tokens the output has are not tokenized again.
+    batches or the longest document. Segments whose tokens the output has are not tokenized again. *files*: the numbers of its
+    files among the known ones, which are not read; -1 for the others.
     """
     source, first, inputs = recipe.source(slice_), slice_.ranges[0].file, recipe.key_inputs(slice_)
     key = digest_of(inputs)
     engine = engine_of(load_tokenizer(recipe.tokenizer), recipe.fast)
     by_reference = slice_.source in recipe.by_reference
     encoder = encoder_of(engine, source, recipe.chat(slice_), recipe.tokenizer, recipe.documents, by_reference)
-    work = partial(
-        tokenize_segments, slice_=slice_, recipe=recipe, encoder=encoder, known=stored_tokens(workspace.root, versions)
-    )
+    known = stored_tokens(workspace.root, versions)
+    work = partial(tokenize_segments, recipe=recipe, encoder=encoder, known=known)
     tally, refused, taken, tokenized = Tally(forgotten=forgotten_at(workspace.root, recipe.forgotten)), Tally(), 0, 0
-    names, documents = list[npt.NDArray[np.void]](), list[npt.NDArray[np.int64]]()
-    texts = read_documents(slice_, source, recipe.documents, tally, split_by=recipe.split_by_of(slice_))
-    reads = ((segments, tally.kinds) for segments in cut(texts))
+    segments = [np.empty(0, STORED)]
+    reads = read_slice(slice_, np.full(len(slice_.ranges), -1) if files is None else files, recipe, known, tally)
     with (
         naming(recipe.sources, slice_.source),
         named_errors(first.location or first.name),
         contextlib.closing(reads),
-        map_in_order(reads, work, bytes_read) as results,
+        map_in_order(reads, work, attrgetter("byte_count")) as results,
         writer_of(slice_, key, recipe, workspace, open_stream) as writer,
     ):
         for done in results:
@@ -421,8 +515,7 @@ def tokenize_slice(
                 meter.add("tokenize", 0, batch.tokens.seq_count, batch.tokens.token_count)
             meter.add("tokenize", done.text_bytes)
             tokenized += done.text_bytes
-            names.append(done.names)
-            documents.append(done.documents)
+            segments.append(done.segments)
             taken += done.text_bytes_taken
             refused.add(done.refused)
         left_out = [*tally.left_out, *refused.left_out]
@@ -447,8 +540,9 @@ def tokenize_slice(
         replaced={reason: count for reason, count in sorted(tally.replaced.items()) if count},
         matches=dict(sorted(tally.matches.items())),
         examples=dict(sorted(tally.examples.items())),
-        segments=segments_as_text(names, documents),
+        segments=as_text(np.concatenate(segments)),
         file_rows=file_rows_as_text(tally.file_rows),
+        files=files_as_text(slice_, recipe, tally, refused),
         text_bytes_taken=taken,
         facts=recipe.facts(slice_),
         **writer.stored,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
-from flat_tokens.columns import FLOAT64_HAS_ALL, as_arrow, common, kind_of
+from flat_tokens.columns import BEYOND, FLOAT64_HAS_ALL, as_arrow, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
 from flat_tokens.steps import Steps, TextMatch
@@ -23,8 +23,8 @@ from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_b
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FORGOTTEN, FileRange, Slice
 from tasks.rows import KEY, REASON, ROW, SPLIT_KEY, as_rows, changed, fact, kept_of
-from tasks.text.files import range_of, rows_of, text_file
-from tasks.text.runs import RunOfFiles
+from tasks.text.files import range_of, text_file
+from tasks.text.runs import RunOfFiles, RunRows
 
 
 class TextBatch(NamedTuple):
@@ -62,6 +62,8 @@ EXAMPLES = 3
 class Tally:
     """Counts of a slice's rows, by what became of them. ``file_rows``: rows of each range that was read to its end. ``seen``:
     about how many of its ``text_bytes`` have been read.
+    ``file_bytes``: bytes of text of each file of a run; ``file_kinds``: the kinds of its kept columns, None if these, or counts
+    of its documents, are known only together with those of other files; ``counted``: such counts of the last file.
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
     kept columns, as far as they have been read; ``kind_files``: the first file that made each of them what it is.
     ``matches``: documents in which steps found something, by step and what it was; ``examples``: the first few of each.
@@ -84,6 +86,9 @@ class Tally:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     forgotten: Forgotten = field(default_factory=Forgotten)
     left_out: list[pa.RecordBatch] = field(default_factory=list)
+    file_bytes: list[int] = field(default_factory=list)
+    file_kinds: list[Mapping[str, str] | None] = field(default_factory=list)
+    counted: int = 0
 
     def leave_out(self, rows: pa.RecordBatch, reasons: Mapping[str, Sequence[int] | Int64s]) -> None:
         """Leave documents out: their numbers among *rows*, by the reason. Of one that is forgotten no row is kept."""
@@ -107,6 +112,27 @@ class Tally:
                 facts = {name: fact for name, fact in match.example.items() if not isinstance(fact, str)}
                 examples.append({"row": int(fact(rows, ROW)[match.document]), **facts})
 
+    def end_files(self, found: RunRows, documents: TextBatch, *, typed: bool) -> None:
+        """Count the files that end with some rows of a run, of which *documents* are kept. *typed*: a kept column has a kind even
+        in a file without values of it.
+        """
+        (rows, counts), begin = found, self.rows
+        self.rows, self.seen, kinds = rows.end, rows.seen, kinds_of(rows.columns)
+        counted = self.replaced.total() + self.matches.total() + self.skipped[FORGOTTEN]
+        known = np.full(len(counts), counted == self.counted and BEYOND not in kinds.values())
+        self.counted = counted
+        # (slice, file) -> (slice, row): the first file may have begun before these rows
+        starts = sum(self.file_rows) + np.cumsum([0, *counts])
+        known[:1] &= starts[0] == begin
+        for column in rows.columns or () if not typed else ():
+            if not pa.types.is_null(column.type):
+                known &= np.diff(np.searchsorted(rows.rows[np.asarray(column.is_valid())], starts)) > 0
+        offsets = text_buffers(documents.texts)[1]
+        ends = offsets[np.searchsorted(fact(documents.rows, ROW).astype(np.int64), starts[1:])] - offsets[-1] + self.text_bytes
+        self.file_bytes += np.diff(ends, prepend=sum(self.file_bytes)).tolist()
+        self.file_kinds += [kinds if is_known else None for is_known in known.tolist()]
+        self.file_rows += counts
+
     def add(self, refused: Tally) -> None:
         """Add the counts of documents that were refused after they had been counted here."""
         self.written += refused.written
@@ -129,7 +155,7 @@ def read_documents(
     meanwhile.
     """
     steps = policy.opened()
-    for documents in _read(slice_, source, policy, tally, batch_bytes):
+    for found, documents in _read(slice_, source, policy, tally, batch_bytes):
         if split_by == "text":  # before all steps, as keys are
             documents = documents.with_split_keys(keys_of(documents.texts, None))
         if steps.described:
@@ -143,7 +169,8 @@ def read_documents(
         if (gone := tally.forgotten.those(documents.keys)).any():
             # After the steps: the counts of the others are then those of a version that had these documents.
             tally.skipped[FORGOTTEN] += int(gone.sum())
-            documents = documents.those(~gone)
+        tally.end_files(found, documents, typed=slice_.ranges[0].file.format != "jsonl")
+        documents = documents.those(~gone)
         tally.written += len(documents.texts)
         yield documents
     if tally.read != tally.written + tally.skipped.total():
@@ -179,25 +206,16 @@ def value_keys(values: pa.Array, keys: UInt64s) -> UInt64s:
     return found
 
 
-def _read(slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None) -> Iterator[TextBatch]:
-    """The documents of a slice before all steps."""
+def _read(
+    slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None
+) -> Iterator[tuple[RunRows, TextBatch]]:
+    """The rows of a slice, and their documents before all steps."""
 
     def check(rows: Rows, part: FileRange) -> None:
-        if rows.columns is not None:
-            _note_kinds(rows.columns, part, tally)
+        note_kinds(kinds_of(rows.columns), tally, part.file.name)
 
-    if len(slice_.ranges) > 1:
-        for rows, file_rows in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes).read():
-            tally.rows, tally.seen = rows.end, rows.seen
-            yield _clean(rows, slice_, source, policy, tally)
-            tally.file_rows += file_rows
-        return
-    (part,) = slice_.ranges
-    for rows in rows_of(part, source, policy, batch_bytes):
-        check(rows, part)
-        tally.rows, tally.seen = rows.end, rows.seen
-        yield _clean(rows, slice_, source, policy, tally)
-    tally.file_rows.append(tally.rows)
+    for found in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes, slice_.rows_before).read():
+        yield found, _clean(found.rows, slice_, source, policy, tally)
 
 
 def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> TextBatch:
@@ -239,38 +257,33 @@ def _keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> UInt64s:
     return keys
 
 
-def _note_kinds(columns: pa.RecordBatch, part: FileRange, tally: Tally) -> None:
-    """Note the kinds of kept columns. ValueError, naming the file, where a column is of two that do not go together."""
-    kinds, files = dict[str, str](), dict(tally.kind_files)
-    for name in columns.schema.names:
-        known, here = tally.kinds.get(name, "null"), kind_of(columns.column(name))
+def kinds_of(columns: pa.RecordBatch | None) -> dict[str, str]:
+    """The kinds of kept columns."""
+    return {} if columns is None else {name: kind_of(columns.column(name)) for name in columns.schema.names}
+
+
+def note_kinds(given: Mapping[str, str], tally: Tally, place: str, *, of_step: bool = False) -> None:
+    """Note the kinds of columns that a file or a step gives. ValueError, naming the *place*, where a column is of two that do not
+    go together.
+    """
+    kinds, places = dict(tally.kinds), dict(tally.kind_files)
+    for name, here in given.items():
+        known = kinds.get(name, "null")
         fits = common(known, here)
-        if fits is None:
-            first = files[name]
-            remedy = "or leave the column out of source.keep_columns."
-            if first == part.file.name:
-                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Repair it, {remedy}")
+        if fits is None and of_step:
             raise ValueError(
-                f"column {name!r} is {known} in {first} and {here} in {part.file.name}. Repair one of them, {remedy}"
-            )
-        if fits != known:
-            files[name] = part.file.name
-        kinds[name] = fits
-    tally.kinds, tally.kind_files = kinds, files
-
-
-def _note_step_kinds(given: Mapping[str, str], slice_: Slice, tally: Tally) -> None:
-    """Note the kinds of columns that steps give. ValueError where one is of two that do not go together."""
-    kinds = dict(tally.kinds)
-    for name, kind in given.items():
-        fits = common(kinds.get(name, "null"), kind)
-        if fits is None:
-            raise ValueError(
-                f"a step gives column {name!r} as {kind} for some documents of {slice_.label}, and as {kinds[name]} for others. "
+                f"a step gives column {name!r} as {here} for some documents of {place}, and as {known} for others. "
                 "Let it give one type"
             )
+        if fits is None:
+            first, remedy = places[name], "or leave the column out of source.keep_columns."
+            if first == place:
+                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Repair it, {remedy}")
+            raise ValueError(f"column {name!r} is {known} in {first} and {here} in {place}. Repair one of them, {remedy}")
+        if fits != known:
+            places[name] = place
         kinds[name] = fits
-    tally.kinds = kinds
+    tally.kinds, tally.kind_files = kinds, places
 
 
 def _take_steps(
@@ -305,7 +318,7 @@ def _take_steps(
     tally.note(found.matches, documents.rows)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
-    _note_step_kinds(found.kinds, slice_, tally)
+    note_kinds(found.kinds, tally, slice_.label, of_step=True)
     stayed = documents.those(found.keep).rows
     taken = TextBatch(texts, changed(stayed, as_rows({}, found.columns))).those(stay)
     return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))
@@ -348,6 +361,7 @@ def row_name(slice_: Slice, source: Source, row: int) -> str:
     """The file of a row of a slice, and its number there, for errors: ``a.parquet, row 1``, ``a.jsonl, line 2 (row 1)``."""
     # Rows before it are counted only here, where somebody wants to know.
     policy, part = DocumentPolicy(), slice_.ranges[-1]
+    row -= slice_.rows_before
     if len(slice_.ranges) > 1:
         run = RunOfFiles(slice_.ranges, source, policy, lambda rows, part: None)
         for number, count in enumerate(count for some in run.read() for count in some.file_rows):

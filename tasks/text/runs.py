@@ -45,21 +45,25 @@ class RunOfFiles(NamedTuple):
     policy: DocumentPolicy
     check: Check
     batch_bytes: int | None = None
+    rows_before: int = 0
 
     def read(self) -> Iterator[RunRows]:
-        """The rows of all files, which count from the start of the run. ValueError, naming the file, where one is damaged or
-        changes meanwhile.
+        """The rows of all files, which count from the start of the run, *rows_before* before these. ValueError, naming the file,
+        where one is damaged or changes meanwhile.
         """
         most = self.batch_bytes or limits.BATCH_BYTES
         kind = self.ranges[0].file.format
+        if len(self.ranges) == 1:
+            return _placed([self._alone(self.ranges[0])], self.rows_before)
         if kind not in ("text", "jsonl"):
-            return _in_batches(_placed(map(self._alone, self.ranges)), most)
+            return _in_batches(_placed(map(self._alone, self.ranges), self.rows_before), most)
         # A document that is longer than allowed is not read: no file with one is read with others.
         sizes = [part.file.size + ENTRY_BYTES for part in self.ranges]
         alike = (list(files) for _, files in groupby(zip(self.ranges, sizes, strict=True), lambda pair: pair[0].file.partitions))
         groups = (group for files in alike for group in _groups(files, min(most, self.policy.max_bytes)))
         together = self._texts if kind == "text" else self._lines
-        return _placed(together(group) if len(group) > 1 else self._alone(group[0]) for group in groups)
+        parts = (together(group) if len(group) > 1 else self._alone(group[0]) for group in groups)
+        return _placed(parts, self.rows_before)
 
     def _alone(self, part: FileRange) -> Iterator[RunRows]:
         """The rows of one file."""
@@ -85,7 +89,9 @@ class RunOfFiles(NamedTuple):
         else:
             texts, counts = plain_texts(data, ends, separator)
         columns = text_file(group[0].file, self.source, self.policy).kept({}, len(texts))
-        yield RunRows(Rows(texts, None, np.arange(len(texts)), len(texts), len(data), columns=columns), counts.tolist())
+        rows = Rows(texts, None, np.arange(len(texts)), len(texts), len(data), columns=columns)
+        self.check(rows, group[0])
+        yield RunRows(rows, counts.tolist())
 
     def _lines(self, group: Sequence[FileRange]) -> Iterator[RunRows]:
         """The rows of some files of JSON lines: parsed as one block, unless a line, or a kept column, needs a closer look."""
@@ -120,9 +126,9 @@ def _no_rows() -> Rows:
     return Rows(texts, None, np.empty(0, np.int64), 0, 0)
 
 
-def _placed(parts: Iterable[Iterator[RunRows]]) -> Iterator[RunRows]:
-    """Rows of parts, each of which counts from its own start, as rows that count from the start of the first part."""
-    rows_before = seen_before = 0
+def _placed(parts: Iterable[Iterator[RunRows]], rows_before: int = 0) -> Iterator[RunRows]:
+    """Rows of parts, each of which counts from its own start, as rows that count from *rows_before* on."""
+    seen_before = 0
     for part in parts:
         end = seen = 0
         for rows, counts in part:

@@ -33,6 +33,9 @@ EXACT = 1 << 53
 DIGEST_BYTES = 16
 STORED = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("documents", "<u4")])
 """A segment as a receipt and an index have it. A digest of zeros: its tokens are not those of all its documents."""
+NO_DIGEST = np.void(bytes(DIGEST_BYTES))
+STORED_FILE = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("text_bytes", "<u4")])
+"""A file of a run, in the same way. A digest of zeros: its documents, or what is counted of them, are not all there."""
 
 
 class Segments(NamedTuple):

@@ -15,6 +15,7 @@ import flat_tokens.columns
 import flat_tokens.steps
 import tasks.assemble.write
 import tasks.derive.inputs
+import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
@@ -23,6 +24,8 @@ from flows.pipelines.derive import derive
 from flows.runners.processes import Threads
 from tasks.assemble.assembler import Assembler
 from tasks.derive.request import DeriveRequest
+from tasks.models import Slice
+from tasks.text.documents import TextBatch, read_documents
 from tests.examples import first_fast
 from tests.flows.through_json import built
 from tests.sources import Held, Rows, expected, held, write_rows
@@ -217,3 +220,27 @@ def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, fea
         ]
         assert merged[name] == whole[name] + more
     assert merged.get("test") == whole.get("test")
+
+
+@pytest.mark.parametrize("case", first_fast(["jsonl splits duplicates", "parquet columns steps", "csv masks", "jsonl.gz"], 2))
+def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """The documents of others are taken from the version before. The version is that of a build from nothing."""
+    (ending, *features), read = case.split(), list[str]()
+
+    def noted(part: Slice, *arguments: Any, **more: Any) -> Iterator[TextBatch]:
+        read.extend(one.file.name for one in part.ranges)
+        return read_documents(part, *arguments, **more)
+
+    monkeypatch.setattr(tasks.shards.write, "read_documents", noted)
+    paths = [write_rows(tmp_path / f"in/{k}.{ending}", some_rows(f"f{k}", 8)) for k in range(9)]
+    settings, _ = given(tuple(features), [tmp_path / "in"], slice_bytes=1 << 20)
+    built({**settings, "output": str(tmp_path / "one")})
+    assert len(read) == len(paths)
+    read.clear()
+    write_rows(paths[4], some_rows("new", 5))
+    paths[7].unlink()
+    paths[0].rename(tmp_path / f"in/9.{ending}")
+    result = built({**settings, "output": str(tmp_path / "one")})
+    assert read == [paths[4].name]
+    anew = built({**settings, "output": str(tmp_path / "anew")})
+    assert objects_of(str(tmp_path / "one"), result.version) == objects_of(str(tmp_path / "anew"), anew.version)
