@@ -47,7 +47,7 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flows.commands.build import read_config
 from flows.watch.page import link_to_page
 from flows.watch.words import tags_of
-from tasks.config import size_for_people, with_absolute_paths
+from tasks.config import check_names_differ, size_for_people, with_absolute_paths
 from tasks.locations import CREDENTIALS
 
 HERE = Path(__file__).parent
@@ -347,8 +347,7 @@ def wanted(options: Namespace) -> list[JsonObject]:
     if not of_datasets and (when or options.keep):
         raise ValueError("--cron, --every and --keep are about datasets: name one, DATASET.yaml")
     listed, names = read_deployments(), [one["name"] for one in of_datasets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two of the datasets are named {repeated[0]!r}; give each a name of its own")
+    check_names_differ("of the datasets", names)
     if taken := sorted({one["name"] for one in listed} & set(names)):
         raise ValueError(f"a dataset is named {taken[0]!r}, as a deployment of prefect.yaml is; give it another name")
     if options.credentials:

@@ -23,7 +23,11 @@ def run(output: str, work: Callable[[], ForgetResult]) -> ForgetResult:
 
 @flow(name="forget-documents", flow_run_name="forget documents of {request.output}", persist_result=False)
 def forget_documents(request: ForgetRequest) -> ForgetResult:
-    """Take documents out of all versions of an output. Later builds leave them out, whatever the sources say."""
+    """Take documents out of all versions of an output. Later builds leave them out, whatever the sources say.
+
+    Args:
+        request: The documents, and where they are.
+    """
     asked = request.model_copy(update={"by": request.by or f"who started run {flow_run().name}"})
     return run(request.output, lambda: forget(asked))
 

@@ -17,6 +17,9 @@ def publish_dataset(request: HubRequest) -> HubResult:
     """Publish a version on the Hugging Face hub. Run again after any failure, it uploads what is missing.
 
     The token is that of the worker's HF_TOKEN, or of the options for hf in the block of its credentials.
+
+    Args:
+        request: The version, and the repository that it goes to.
     """
     with credentials():
         name = dataset_name(request.dataset)

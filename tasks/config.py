@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_args
@@ -417,10 +417,14 @@ def evaluation_sets(step: DocumentStep) -> tuple[EvaluationSet, ...]:
             first = error.errors()[0]
             where = ".".join(map(str, ("against", number, *first["loc"])))
             raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
-    names = [one.name for one in sets]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two evaluation sets are named {repeated[0]!r}; give each a name of its own")
+    check_names_differ("evaluation sets", [one.name for one in sets])
     return tuple(sets)
+
+
+def check_names_differ(what: str, names: Sequence[str]) -> None:
+    """ValueError if two of some things have one name."""
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two {what} are named {repeated[0]!r}; give each a name of its own")
 
 
 class DocumentStep(Model):
@@ -634,9 +638,7 @@ class BuildConfig(Model):
     @field_validator("sources")
     @classmethod
     def distinct_names(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
-        names = [source.name for source in sources]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two sources are named {repeated[0]!r}; give each a name of its own")
+        check_names_differ("sources", [source.name for source in sources])
         return sources
 
     @field_validator("scratch")

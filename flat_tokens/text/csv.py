@@ -18,7 +18,7 @@ from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names
 
 csv.field_size_limit(1 << 40)  # whole rows are limited below
 QUOTE = ord('"')
@@ -241,7 +241,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     try:
         if isinstance(header, str):
             raise ValueError(f"{file.name}: the first row, which names the columns, is damaged: {header}")
-        check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in header]))
+        check_names(file, header)
     except ValueError as error:
         with file.open() as opened:
             first = opened.readline(limits.LOOK_BYTES).removeprefix(BOM).decode("utf-8", "replace")

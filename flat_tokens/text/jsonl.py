@@ -27,7 +27,7 @@ from flat_tokens.text.rows import (
     Rows,
     SourceFormat,
     TextFile,
-    check_columns,
+    check_names,
     json_bytes,
     passed_over,
     too_long,
@@ -377,7 +377,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     # The keys of the first lines are checked. Lines that are not JSON objects are left to the policy for documents.
     keys = _first_keys(file, set(file.columns))
     if keys:
-        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
+        check_names(file, keys)
     yield from byte_ranges(file, LINE_FEED, range_bytes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -228,6 +228,11 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if schema.names.count(column) > 1:
             raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
         as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
+
+
+def check_names(file: TextFile, names: Iterable[str]) -> None:
+    """The same for a file that says the names of its columns alone: each may hold text."""
+    check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in names]))
 
 
 def _repeated(value: str | None, count: int) -> pa.Array:

@@ -12,12 +12,11 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from flat_tokens.extras import pa
 from flat_tokens.options import digits
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.foreign import packed_as, refuse_foreign
 from flat_tokens.text.plain import BOM
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, too_long
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long
 
 BLOCK = 512
 MAGIC_AT, MAGIC = 257, b"ustar"
@@ -305,7 +304,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
         endings = ", ".join(f".{one}" for one in (*TEXTS, *OBJECTS, *LINES))
         raise ValueError(f"{file.name} has no member that ends in {endings}. Leave it out, or name the members so.")
     if keys:
-        check_columns(file, pa.schema([(key.encode(errors="replace"), pa.string()) for key in keys]))
+        check_names(file, keys)
     start = end = 0
     with file.open() as opened:
         for row in _neighbours(file, opened, 0, file.size):

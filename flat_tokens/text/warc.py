@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_columns, too_long, utf8
+from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long, utf8
 
 if TYPE_CHECKING:
     from fastwarc import warc as fastwarc
@@ -309,7 +309,7 @@ def columns(file: TextFile) -> list[str]:
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
     if file.completion_column is not None or file.has_messages or file.text_column != TEXT:
         raise ValueError(f"{file.name} is WARC, which has no column {file.text_column!r}. Its text is in the column {TEXT!r}.")
-    check_columns(file, pa.schema([(name, pa.string()) for name in dict.fromkeys(columns(file))]))
+    check_names(file, dict.fromkeys(columns(file)))
     start = last = 0
     for record in _records(file, 0, file.size):
         # A range ends before the record with which it would be too large.
