@@ -97,7 +97,7 @@ def fact_of(name: str, data: bytes) -> str:
         lists = ("former", "withdrawn", "rejected", "decisions")
         former = {name: [one["version"] for one in value.get(name, ())] for name in lists}
         value = {**value, **former, "pins": sorted(value.get("pins", ())), "sha256": ""}
-        return re.sub(r'"at": "[^"]*"', "", json.dumps(value))
+        return re.sub(r'"at": "[^"]*"', '"at": ""', json.dumps(value))
     if base == "list.json" and directories.endswith("forgotten"):
         value = json.loads(data)
         requests = [{**one, "id": "", "at": "", "by": ""} for one in value["requests"]]
