@@ -9,7 +9,7 @@ import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -39,8 +39,7 @@ def write_rows(path: Path, rows: Rows, group: int = 7, codec: str = "zstd") -> P
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group, compression=codec)
     elif path.suffix == ".arrow":
         table = pa.Table.from_pylist(rows)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=group)
+        write_arrow(path, table, group)
     elif path.suffix == ".csv":
         with path.open("w", newline="") as opened:
             lines = csv.writer(opened)
@@ -68,6 +67,12 @@ def write_partitioned(directory: Path, rows: Rows, names: Sequence[str], ending:
     for place, some in found.items():
         write_rows(directory / place / f"x.{ending}", [{k: v for k, v in row.items() if k not in names} for row in some])
     return [found[place] for place in sorted(found)]
+
+
+def write_arrow(place: Path | BinaryIO, table: pa.Table, group: int | None = None, *, stream: bool = False) -> None:
+    """An Arrow file, or a stream, of *group* rows a batch."""
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(place, table.schema) as writer:
+        writer.write_table(table, max_chunksize=group)
 
 
 def as_line(row: dict[str, Any]) -> str:

@@ -110,7 +110,8 @@ def test_an_endless_loader_has_no_length() -> None:
 def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> None:
     loader = ShuffledLoader(Numbers(20), 6, order=order)
     for step in (-1, len(loader), 10**20):
-        with pytest.raises(IndexError, match=f"no step {step}; there are {len(loader)}"):
+        more = ", more with more epochs, and with epochs=None no end" if step > 0 else ""
+        with pytest.raises(IndexError, match=f"no step {step}; there are {len(loader)}{more}$"):
             loader[step]
         with pytest.raises(IndexError, match=f"no step {step}"):
             loader.indices(step)
@@ -198,14 +199,6 @@ def test_a_loader_says_what_it_is() -> None:
     numbers = Numbers(10_000)
     assert repr(ShuffledLoader(numbers, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {numbers!r}>"
     assert repr(ShuffledLoader(numbers, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {numbers!r}>"
-
-
-def test_a_step_behind_the_last_epoch_says_how_there_are_more() -> None:
-    with pytest.raises(
-        IndexError, match="there is no step 1000; there are 3, more with more epochs, and with epochs=None no end"
-    ):
-        ShuffledLoader(Numbers(10), 4)[1000]
-    assert ShuffledLoader(Numbers(10), 4, epochs=None).indices(1000).shape == (4,)
 
 
 def test_a_run_that_is_over_goes_on_with_no_steps() -> None:

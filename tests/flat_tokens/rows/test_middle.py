@@ -174,8 +174,6 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
     visits = whole.visits(np.arange(len(view)))
     for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
         assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
-    steps = [[step for step in range(len(whole)) for found in whole.indices(step) if found == row] for row in range(len(view))]
-    assert [found.tolist() for found in whole.steps_of(np.arange(len(view)))] == steps
     seen = whole.seen(np.arange(60))
     held = [(batch.document_ids, step) for step, batch in enumerate(whole)]
     assert list(zip(seen.asked.tolist(), seen.step.tolist(), seen.batch_row.tolist(), strict=True)) == [

@@ -27,6 +27,7 @@ from tasks.text.runs import descriptor as run_descriptor
 from tests import doors
 from tests.examples import NIGHTLY
 from tests.made import docs_of, foreign, publish_docs
+from tests.sources import write_arrow
 
 REFUSED = "leads out of what may be read here"
 SIZE = 1 << 19
@@ -62,8 +63,7 @@ def table_bytes(write: Callable[[pa.Table, pa.BufferOutputStream], object]) -> b
 
 
 def arrow(table: pa.Table, sink: pa.BufferOutputStream) -> None:
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
+    write_arrow(sink, table)
 
 
 def of_format(name: str) -> Place:

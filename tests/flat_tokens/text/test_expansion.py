@@ -21,6 +21,7 @@ from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, unpacked
 from flat_tokens.text.rows import TextFile
 from tests.examples import first_fast
+from tests.sources import write_arrow
 
 ROOT = Path(__file__).parents[3]
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -172,8 +173,7 @@ def test_an_arrow_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path: Pa
     """Not the end of the process, as it would be for a file that is mapped."""
     path = tmp_path / "cut.arrow"
     table = pa.table({"text": ["word " * 1000] * 4000, "other": ["more"] * 4000})
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=400)
+    write_arrow(path, table, 400, stream=stream)
     command = [sys.executable, "-c", CUT_OFF_WHILE_IT_IS_READ, str(path), moment]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{done.returncode} {done.stderr}"

@@ -17,6 +17,7 @@ import flat_tokens.text.jsonl
 from flat_tokens.text.formats import FORMATS, FileFormat
 from flat_tokens.text.paths import ABSENT, column_at, nearest_path, steps_of, value_at
 from flat_tokens.text.rows import TextFile, keys_of, to_large
+from tests.sources import write_arrow
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,7 @@ def test_a_column_of_the_very_name_comes_first(tmp_path: Path, kind: FileFormat)
         if kind == "parquet":
             pq.write_table(some, path)
         else:
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, some.schema) as writer:
-                writer.write_table(some)
+            write_arrow(path, some)
         assert [(one[0], one[2]) for one in read(path, kind, ("doc.id",), "doc.text", "doc.id")] == [("column", 7)] * 4
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.parquet import PARQUET
 from flat_tokens.text.rows import TextFile, as_plain, check_columns, ids_as_text, messages_as_json, to_large
+from tests.sources import write_arrow
 
 TEXTS = st.lists(st.none() | st.text(max_size=6), max_size=12)
 
@@ -70,8 +71,7 @@ def parquet_of(table: pa.Table, **options: Any) -> bytes:
 
 def arrow_of(table: pa.Table) -> bytes:
     sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=2)
+    write_arrow(sink, table, 2)
     return sink.getvalue()
 
 

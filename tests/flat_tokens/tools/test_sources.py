@@ -27,6 +27,7 @@ from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
 from tests.examples import first_fast
 from tests.flat_tokens.demo import build_dataset
+from tests.sources import write_arrow
 
 TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
 BYTES = load_vocabulary("bytes")
@@ -38,14 +39,12 @@ def parquet(path: Path) -> None:
 
 def arrow(path: Path) -> None:
     table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
-    with pyarrow.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
+    write_arrow(path, table, 3, stream=True)
 
 
 def feather(path: Path) -> None:
     table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
-    with pyarrow.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
+    write_arrow(path, table, 3)
 
 
 def lines() -> bytes:

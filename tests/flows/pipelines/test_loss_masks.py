@@ -27,7 +27,7 @@ from tasks.derive.request import ImportRequest
 from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here
-from tests.sources import write_rows
+from tests.sources import write_arrow, write_rows
 from tests.terminal import Terminal
 
 Pair = tuple[str, str]
@@ -193,8 +193,7 @@ def write_talks(path: Path) -> Path:
         pq.write_table(pa.table({"id": range(len(TALKS)), "talk": TALKS}), path, row_group_size=2)
     elif path.suffix == ".arrow":
         table = pa.table({"talk": TALKS})
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        write_arrow(path, table)
     else:
         write_rows(path, [{"talk": talk} for talk in TALKS])
     return path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 import threading
 import uuid
@@ -11,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flows.pipelines.plan
@@ -44,22 +40,7 @@ def texts(count: int, length: int) -> list[str]:
 
 def write(path: Path, rows: list[str]) -> Path:
     """A file of texts, most of whose bytes are not text: keys, escapes, other columns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = "y" * 50
-    lines = [json.dumps({"url": beside, "text": row}) for row in rows]
-    match path.name.partition(".")[2]:
-        case "parquet":
-            pq.write_table(pa.table({"url": [beside] * len(rows), "text": rows}), path, row_group_size=100)
-        case "arrow":
-            with pa.ipc.new_file(str(path), pa.schema([("text", pa.string())])) as writer:
-                writer.write_table(pa.table({"text": rows}), max_chunksize=100)
-        case "jsonl":
-            path.write_text("\n".join(lines) + "\n")
-        case "jsonl.gz":
-            path.write_bytes(gzip.compress("\n".join(lines).encode()))
-        case "csv":
-            path.write_text("url,text\n" + "".join(f"{beside},{row}\n" for row in rows))
-    return path
+    return write_rows(path, [{"url": "y" * 50, "text": row} for row in rows], group=100, codec="snappy")
 
 
 def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub: StandInHub, tmp_path: Path) -> None:

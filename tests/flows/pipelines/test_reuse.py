@@ -7,10 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
@@ -20,6 +17,7 @@ from tasks.garbage import Policy, collect
 from tasks.shards.index import read_index
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, same_bytes, shards_stay
+from tests.sources import write_rows
 
 MEAN, MOST = 400, 2000
 Rows = list[tuple[str, str]]
@@ -38,14 +36,7 @@ def rows_of(name: str, count: int) -> Rows:
 
 
 def put(path: Path, rows: Rows, group: int = 50, codec: str = "zstd") -> None:
-    """Write rows in the format that the file's name tells."""
-    path.parent.mkdir(exist_ok=True)
-    if path.suffix == ".parquet":
-        table = pa.table({"id": [one for one, _ in rows], "text": [text for _, text in rows]})
-        pq.write_table(table, path, row_group_size=group, compression=codec)
-        return
-    data = "".join(json.dumps({"id": one, "text": text}) + "\n" for one, text in rows).encode()
-    path.write_bytes(zstandard.compress(data) if path.suffix == ".zst" else data)
+    write_rows(path, [{"id": one, "text": text} for one, text in rows], group, codec)
 
 
 def built(output: Path, source: Path, **more: object) -> BuildResult:

@@ -29,7 +29,7 @@ from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of
-from tests.sources import held
+from tests.sources import held, write_arrow
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +97,7 @@ def encrypted(*, plaintext_footer: bool, column: str = "text") -> bytes:
 
 def arrow(texts: pa.Array | pa.Table, stream: bool = False) -> bytes:
     sink, table = io.BytesIO(), texts if isinstance(texts, pa.Table) else pa.table({"text": texts})
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=2)
+    write_arrow(sink, table, 2, stream=stream)
     return sink.getvalue()
 
 

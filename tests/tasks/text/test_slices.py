@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges
 from tests.examples import examples
 from tests.slices import slices_of
+from tests.sources import write_arrow
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -73,16 +75,6 @@ def write_parquet(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
     pq.write_table(table, path, row_group_size=rows_at_a_time)
 
 
-def write_arrow_file(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows_at_a_time)
-
-
-def write_arrow_stream(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
-    with pa.ipc.new_stream(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows_at_a_time)
-
-
 def write_csv(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\r\n" if rows_at_a_time % 2 else "\n", quoting=csv.QUOTE_ALL)
@@ -97,8 +89,8 @@ def write_jsonl(path: Path, table: pa.Table, rows_at_a_time: int) -> None:
 
 WRITERS: dict[str, tuple[FileFormat, Callable[[Path, pa.Table, int], None]]] = {
     "parquet": ("parquet", write_parquet),
-    "arrow file": ("arrow", write_arrow_file),
-    "arrow stream": ("arrow", write_arrow_stream),
+    "arrow file": ("arrow", write_arrow),
+    "arrow stream": ("arrow", partial(write_arrow, stream=True)),
     "csv": ("csv", write_csv),
     "jsonl": ("jsonl", write_jsonl),
 }
@@ -276,7 +268,7 @@ def bad_row_files(tmp_path: Path) -> dict[str, tuple[Path, FileFormat, Source]]:
     paths = {name: tmp_path / name for name in ("parquet", "giant", "arrow", "jsonl", "csv", "text")}
     pq.write_table(table, paths["parquet"], row_group_size=4)
     pq.write_table(table, paths["giant"])
-    write_arrow_file(paths["arrow"], table, 4)
+    write_arrow(paths["arrow"], table, 4)
     paths["jsonl"].write_bytes(b"".join(b'{"text":"%s"}\n' % value for value in values))
     paths["csv"].write_bytes(b"text\n" + b"\n".join(values))
     paths["text"].write_bytes(b"##".join(values))
@@ -362,7 +354,7 @@ def test_text_of_any_arrow_type_is_the_same_text(tmp_path: Path, type_: pa.DataT
     texts = ["one", "", "zwei é", "one", "longer than twelve bytes, so not inline"]
     column = pa.array(texts).dictionary_encode().cast(type_) if pa.types.is_dictionary(type_) else pa.array(texts).cast(type_)
     table = pa.table({"text": column})
-    write_arrow_file(tmp_path / "a", table, 2)
+    write_arrow(tmp_path / "a", table, 2)
     assert whole(tmp_path / "a", "arrow", Source(path="x"), 10) == documents(texts)
     sink = io.BytesIO()
     pq.write_table(table, sink)
