@@ -224,7 +224,7 @@ def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, fea
 
 @pytest.mark.parametrize("case", first_fast(["jsonl splits duplicates", "parquet columns steps", "csv masks", "jsonl.gz"], 2))
 def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """The documents of others are taken from the version before. The version is that of a build from nothing."""
+    """The others are taken from the version before, unless it is damaged. The version is that of a build from nothing."""
     (ending, *features), read = case.split(), list[str]()
 
     def noted(part: Slice, *arguments: Any, **more: Any) -> Iterator[TextBatch]:
@@ -244,3 +244,9 @@ def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkey
     assert read == [paths[4].name]
     anew = built({**settings, "output": str(tmp_path / "anew")})
     assert objects_of(str(tmp_path / "one"), result.version) == objects_of(str(tmp_path / "anew"), anew.version)
+    for path in (tmp_path / "one/versions" / result.version).rglob("encoded_tokens/**/0"):
+        path.write_bytes(bytes(len(path.read_bytes())))
+    read.clear()
+    write_rows(paths[4], some_rows("newer", 5))
+    built({**settings, "output": str(tmp_path / "one")})
+    assert len(read) == len(paths) - 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
+import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
 from tests.flows.through_json import built
 from tests.sources import Rows, expected, held, write_partitioned, write_rows
@@ -50,7 +51,8 @@ def test_columns_of_directories_are_columns(tmp_path: Path, ending: str, slice_b
     assert (again.version, again.text_bytes_tokenized) == (result.version, 0)
 
 
-def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path) -> None:
+def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 1)
     for number, name in enumerate(["k=a/1.txt", "k=a/2.txt", "k=b/1.txt", "3.txt"]):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f"{number} one\n{number} two\n")
@@ -59,7 +61,7 @@ def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"3.txt is plain text, which has no column 'k'"):
         built(given)
     (tmp_path / "in" / "3.txt").unlink()
-    for slice_bytes in (20, 1 << 20):
+    for slice_bytes in (1 << 20, 20):
         for separator in (None, "\n"):
             given["source"]["document_separator"] = separator
             found = held(built(given | {"slice_bytes": slice_bytes}).path)["train"]
