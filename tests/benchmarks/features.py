@@ -2,7 +2,8 @@
 
 One Parquet source, a quarter of the text in slices of 32 MB, cl100k_base, with what a build may have besides. Wall time and
 processor time (user and system), median of the rounds. *Written* is the bytes that the build's processes wrote for a byte of the
-version.
+version. The conversations are the same text cut into messages of 500 characters, six in each, as lists of messages in Parquet;
+below them the text that their template makes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, python
 from tests.benchmarks.build import TOKENIZER
+from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
 
@@ -26,16 +32,34 @@ FEATURES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("`compact`", {}, {"layout": "compact"}),
     ("`zarr2`", {}, {"layout": "zarr2"}),
     ("loss mask", {"prompt_column": "id", "completion_column": "text"}, {}),
+    ("conversations", {"path": "chat/*.parquet", "messages_column": "messages", "chat_template": "chat/chat.jinja"}, {}),
+    ("their rendered text", {"path": "chat/*.parquet"}, {}),
 )
 """A name, settings of the source, settings of the build."""
+MESSAGE, MESSAGES = 500, 6
+
+
+def write_conversations(corpus: Corpus, directory: Path) -> None:
+    """The text of a corpus as conversations, and as their template renders them."""
+    directory.mkdir()
+    (directory / "chat.jinja").write_text("{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}")
+    for path in corpus.paths:
+        text = "\n".join(pq.read_table(path, columns=["text"])["text"].to_pylist())
+        pieces = [text[i : i + MESSAGE].strip() or "." for i in range(0, len(text), MESSAGE)]
+        turns = [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(pieces)]
+        found = [turns[i : i + MESSAGES] for i in range(0, len(turns), MESSAGES)]
+        texts = ["".join(f"{one['role']}: {one['content']}\n" for one in messages) for messages in found]
+        pq.write_table(pa.table({"messages": found, "text": texts}), directory / path.name, row_group_size=5000)
 
 
 def measure(bench: Bench) -> list[Grid]:
     corpus, output, rows = bench.share(0.25), bench.fresh("features-output"), []
+    write_conversations(corpus, bench.fresh("chat"))
     for name, source, settings in FEATURES:
         path = bench.scratch / "features.yaml"
         told = {"output": str(output), "source": {"path": f"{corpus.directory}/*.parquet", **source}, "tokenizer": TOKENIZER}
-        path.write_text(json.dumps({**told, "slice_bytes": bench.size(32_000_000, 1_000_000), **settings}))
+        text = json.dumps({**told, "slice_bytes": bench.size(32_000_000, 1_000_000), **settings})
+        path.write_text(text.replace('"chat/', f'"{bench.scratch}/chat/'))
         found = []
         for _ in range(bench.times):
             shutil.rmtree(output, ignore_errors=True)
@@ -44,4 +68,5 @@ def measure(bench: Bench) -> list[Grid]:
             found.append((one["seconds"], one["cpu"], one["written"] / bytes_below(output / "versions")))
         rows.append([name, *(f"{statistics.median(figures):.2f}" for figures in zip(*found, strict=True))])
     bench.fresh("features-output")
+    bench.fresh("chat")
     return [Grid(["one Parquet source", "s", "processor, s", "written / version"], rows)]
