@@ -42,9 +42,8 @@ from flat_tokens.options import at_least, one_of, whole_number
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE, Statement
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, json_object, read_json, read_record, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
 BLOCK_TOKENS = 1 << 22

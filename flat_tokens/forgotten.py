@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from flat_tokens.annotations import AnyArray, Bools, Int64s, JsonFacts, JsonObject, UInt32s, UInt64s
 from flat_tokens.keys import mix
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_json
 
 DIRECTORY = "forgotten"
 LIST = f"{DIRECTORY}/list.json"

@@ -18,8 +18,7 @@ from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
 from flat_tokens.rows.views import SplitView
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import PathOrUrl, Store, stored_object
+from flat_tokens.stores.store import PathOrUrl, Store, read_json, stored_object
 
 FORMAT, FORMAT_VERSION = "flat-tokens-run", 2
 MAX_LEDGER_BYTES = 1 << 24

@@ -16,8 +16,7 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
 from flat_tokens.stores import signing
-from flat_tokens.stores.records import json_object, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, json_object, read_record
 
 POINTER = "latest.json"
 VERSIONS = "versions"

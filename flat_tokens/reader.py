@@ -52,8 +52,7 @@ from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, stored_object
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 from flat_tokens.where import parse
 

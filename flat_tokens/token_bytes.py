@@ -10,8 +10,7 @@ import numpy as np
 from flat_tokens.annotations import Int32s, JsonFacts
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, splits_of
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_json
 
 BYTES_RECORD = "token_bytes.json"
 FORMAT, FORMAT_VERSION = "flat-tokens-token-bytes", 1

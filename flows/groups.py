@@ -18,8 +18,7 @@ from flows.watch.words import what_was_done
 from tasks.groups import check_seen, read_group, reporting
 from tasks.locations import Output
 from tasks.models import Digest
-from tasks.output.leases import building
-from tasks.output.staging import attempt
+from tasks.output.leases import attempt, building
 from tasks.progress import meter
 
 logger = logging.getLogger(__name__)

@@ -18,17 +18,15 @@ from pydantic import Field, TypeAdapter
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
-from flat_tokens.stores.records import read_json, read_record
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, read_json, read_record
 from tasks.config import Source
 from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
-from tasks.output.leases import collecting, expired_leases, in_use
+from tasks.output.leases import collecting, entries, expired_leases, in_use, sweep
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
-from tasks.output.staging import entries, sweep
 from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin_files
 from tasks.shards.index import read_index
 from tasks.shards.receipts import read_receipt

@@ -13,16 +13,15 @@ from contextlib import contextmanager, suppress
 from pydantic import Field, JsonValue, ValidationError
 
 from flat_tokens.stores import signing
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_json
 from flat_tokens.tools.terminal import plain
 from tasks.config import available_cores
 from tasks.faults import faults_of
 from tasks.locations import Output
 from tasks.models import FORMAT_SEMANTICS, Model, digest_of
+from tasks.output.leases import Workspace
 from tasks.output.paths import GROUPS
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Workspace
 from tasks.progress import Done, meter, repeating
 
 READERS = 16

@@ -7,7 +7,7 @@ from typing import Any
 from tasks.config import Source
 from tasks.download.cut import lent
 from tasks.models import FileRange, Slice, SourceFile
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.text.files import plan_ranges
 
 

@@ -14,8 +14,7 @@ from flat_tokens.annotations import AnyArray, DType, JsonObject
 from flat_tokens.arrays import codecs, layouts
 from flat_tokens.arrays.layouts import MAX_CHUNK_BYTES, ArraySpec, ItemType, ShardIndex
 from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_json
 
 LIMIT = (1 << 20, "metadata")
 MAX_INNER_CHUNKS = 1 << 20

@@ -24,8 +24,7 @@ from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
 from flat_tokens.manifest import CACHE, EVERY_SPLIT, SplitName, splits_at
 from flat_tokens.reader import open_root, open_split, resolve
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 
 __all__ = [
     "FLAT_TOKENS",

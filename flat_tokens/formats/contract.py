@@ -40,8 +40,7 @@ from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, read_json
 
 EXPORT_RECORD = ".export/export.json"
 """The record of a finished export, next to its files."""

@@ -34,8 +34,7 @@ from flat_tokens.formats.contract import (
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
 from flat_tokens.reader import FlatTokens
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store, StoredObject, is_below
+from flat_tokens.stores.store import Store, StoredObject, is_below, read_json
 
 INDEX = "index.json"
 MAX_INDEX_BYTES = 32 << 20

@@ -41,8 +41,7 @@ from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stre
 from flat_tokens.manifest import SplitName
 from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.rows.views import running_sums
-from flat_tokens.stores.records import json_object, read_json
-from flat_tokens.stores.store import Store, StoredObject, is_below
+from flat_tokens.stores.store import Store, StoredObject, is_below, json_object, read_json
 
 INT32 = np.dtype("<i4")
 MAX_SHARD_BYTES = 2**32

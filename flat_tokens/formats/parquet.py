@@ -27,8 +27,7 @@ from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
 from flat_tokens.rows.documents import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL, running_sums
 from flat_tokens.stores.reading import library_path
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store, StoredObject, read_json
 from flat_tokens.text.limits import LARGEST_PAGE
 
 pyarrow: Any = LazyModule("pyarrow", "reading and writing Parquet and Arrow files")

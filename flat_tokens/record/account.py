@@ -26,8 +26,7 @@ from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.views import SplitView, read_starts
-from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, read_record
 
 FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
 MOST_VALUES = 1000

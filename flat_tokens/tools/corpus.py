@@ -34,8 +34,7 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.reader import FlatTokens, config_output, datasets_below, directories_below, no_dataset, resolve, without_links
 from flat_tokens.stores.local import kind_of
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 from flat_tokens.tools.terminal import one_line
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 

@@ -52,8 +52,7 @@ from flat_tokens.stores.local import (
     refuse_links,
     remove,
 )
-from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import PathOrUrl, Store, StoredObject
+from flat_tokens.stores.store import PathOrUrl, Store, StoredObject, read_json, read_record
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.arguments import READING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of

@@ -12,8 +12,7 @@ from flat_tokens.ledger import Ledger
 from flat_tokens.record.account import TokenSizes, record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
 from flat_tokens.record.forms import filled_forms
-from flat_tokens.stores.records import json_object
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, json_object
 from flat_tokens.tools import arguments, markup, terminal
 from flat_tokens.tools.corpus import open_corpus, vocabulary_of
 from flat_tokens.tools.evaluation import set_reports

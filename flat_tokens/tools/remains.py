@@ -26,9 +26,8 @@ from flat_tokens.manifest import (
     splits_at,
 )
 from flat_tokens.reader import FlatTokens, open_split
-from flat_tokens.stores.records import read_json
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, read_json
 from flat_tokens.tools.terminal import plural
 
 AT_A_TIME = 1 << 20

@@ -31,8 +31,7 @@ from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, stored_object
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, read_json, stored_object
 from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools import arguments, terminal

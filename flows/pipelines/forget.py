@@ -22,7 +22,15 @@ from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobo
 from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
 from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, saw
-from tasks.forget.find import NamedDocuments, OfVersion, forgotten_in, keys_named, sources_of_files, versions_of, with_same_text
+from tasks.forget.successor import (
+    NamedDocuments,
+    OfVersion,
+    forgotten_in,
+    keys_named,
+    sources_of_files,
+    versions_of,
+    with_same_text,
+)
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.paths import check_places, version_store

@@ -47,11 +47,10 @@ from tasks.finalize.seal import is_published, keeping, list_left_out, name_of, p
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FileRange, FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import forgotten_at, read_record_of
+from tasks.output.leases import Workspace
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Workspace
 from tasks.output.versions import if_there
-from tasks.parts.stored import document_spec
-from tasks.parts.unfinished import may_stream
+from tasks.parts.stored import document_spec, may_stream
 from tasks.rows import KEY, ROW, fact
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
@@ -59,9 +58,8 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.stored import tried
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.files import plan_ranges
-from tasks.tokenize.chat import chats_of
+from tasks.tokenize.chat import chats_of, encoder_of
 from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, engine_of, large_string_array, tokens_of
-from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.tokenizers import load_tokenizer
 
 PIECES, TURNS, MIN_PIECES, MOST_CUTS = 128, 8, 5, 4096

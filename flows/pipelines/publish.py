@@ -37,7 +37,7 @@ from tasks.locations import local_path, plain_location, writable
 from tasks.models import FoundFile, Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
-from tasks.output.leases import building
+from tasks.output.leases import Workspace, attempt, building, sweep
 from tasks.output.paths import CACHE, PROBE, check_places, version_store
 from tasks.output.pointer import (
     Candidate,
@@ -50,7 +50,6 @@ from tasks.output.pointer import (
     put_run,
     read_pointer,
 )
-from tasks.output.staging import Workspace, attempt, sweep
 from tasks.output.target import Target
 from tasks.output.versions import hold
 from tasks.progress import meter

@@ -30,7 +30,7 @@ from tasks.finalize.seal import list_left_out
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import may_stream
+from tasks.parts.stored import may_stream
 from tasks.progress import meter
 from tasks.shards.recipe import Recipe, signature_of
 from tasks.shards.stored import StoredSlices, looked_up

@@ -27,32 +27,29 @@ from tasks.config import available_cores
 from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
 from tasks.finalize.seal import VersionDraft, is_published
 from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
-from tasks.forget.find import (
+from tasks.forget.successor import (
+    copy_origin,
+    facts_beside,
     forgotten_in,
+    keeps_clusters,
+    left_out_by,
+    lost_by_source,
     make_removals_durable,
+    renamed_clusters,
+    successor_of,
+    successor_shards,
     sweep_examples,
     sweep_files,
     sweep_shards,
     sweep_unfinished,
-    versions_of,
-)
-from tasks.forget.successor import (
-    copy_origin,
-    facts_beside,
-    keeps_clusters,
-    left_out_by,
-    lost_by_source,
-    renamed_clusters,
-    successor_of,
-    successor_shards,
     totals_without,
+    versions_of,
 )
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
-from tasks.output.leases import collecting
+from tasks.output.leases import attempt, collecting, sweep
 from tasks.output.paths import version_store
 from tasks.output.pointer import change, put_run, read_pointer, renamed
-from tasks.output.staging import attempt, sweep
 from tasks.output.target import Target
 from tasks.progress import meter
 

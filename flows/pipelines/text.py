@@ -24,8 +24,8 @@ from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.seal import Provenance, VersionName, keeping, name_of, provenance
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
+from tasks.output.leases import Workspace
 from tasks.output.paths import SETS
-from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.text.files import unused_separators
 from tasks.tokenize.chat import Chat, chats_of

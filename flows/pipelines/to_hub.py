@@ -10,9 +10,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from flat_tokens.manifest import MANIFEST, read_manifest, splits_of
-from flat_tokens.stores.records import read_record
 from flat_tokens.stores.signing import SIGNATURE
-from flat_tokens.stores.store import Store, StoredObject, stored_object
+from flat_tokens.stores.store import Store, StoredObject, read_record, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import export_of, note_export
@@ -23,9 +22,9 @@ from flows.pipelines.stages import Runner
 from tasks.config import Licence
 from tasks.derive.request import HubRequest, place_on_hub
 from tasks.models import Model, Split
+from tasks.output.leases import attempt
 from tasks.output.paths import version_store
 from tasks.output.pointer import MARKERS
-from tasks.output.staging import attempt
 from tasks.output.versions import Origin, at_dataset, read_origin
 from tasks.progress import meter
 from tasks.upload import BUCKETS, CARD, DATA, ZARR, HubFile, files_below, upload

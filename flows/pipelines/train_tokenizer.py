@@ -16,7 +16,7 @@ from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, TOKEN_BYTES
 from flat_tokens.rows.views import SplitView
-from flat_tokens.stores.records import read_record
+from flat_tokens.stores.store import read_record
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
@@ -29,9 +29,8 @@ from tasks.finalize.seal import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten
-from tasks.output.leases import building
+from tasks.output.leases import Workspace, building
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Workspace
 from tasks.progress import meter
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import (

@@ -13,7 +13,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.stages import OF_A_BUILD, Step
 from tasks.config import BuildConfig
 from tasks.groups import Group, GroupStep
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from flows.runners.elsewhere import group_of, work_of
 from flows.runners.prefect_tasks import RETRIES, UNCACHED, PrefectTasks
 from tasks.config import BuildConfig
 from tasks.groups import Group
-from tasks.output.staging import attempt
+from tasks.output.leases import attempt
 from tasks.progress import meter
 
 PACKAGES = {name.partition(".")[0] for name in (Store.__module__, Group.__module__, __name__)}

@@ -22,7 +22,7 @@ from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLoca
 from tasks.output.target import Target
 from tasks.parts.documents import runs_in_memory
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import Tail, followed_by, last_of
+from tasks.parts.stored import Tail, followed_by, last_of
 from tasks.rows import REASON, drawn_by
 from tasks.shards.stream import TASK, BrokenStreamError, Streamed
 

@@ -25,7 +25,7 @@ from tasks.finalize.seal import Provenance, tokenizer_facts
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.parts.opening import open_shard
 from tasks.progress import meter
 from tasks.rows import KEY, ROW

@@ -34,8 +34,7 @@ from flat_tokens.keys import keys_of_bytes, token_keys
 from flat_tokens.manifest import MANIFEST, SplitName, manifest_of, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.rows.views import running_sums
-from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
+from flat_tokens.stores.store import Store, StoredObject, file_at, read_record, stored_object
 from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter

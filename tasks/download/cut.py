@@ -25,7 +25,7 @@ from tasks.download.sources import NoRoomError, naming
 from tasks.download.table import CutFile, forget_file, known_files
 from tasks.locations import is_within, readable
 from tasks.models import FileRange, FoundFile, Slice, SourceFile, stamp_of
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.progress import meter
 from tasks.text.files import changed_meanwhile, cuts_of, stamp, with_partitions
 

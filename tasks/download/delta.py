@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.extras import pa
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, is_below
+from flat_tokens.stores.store import NO_OBJECT, Store, is_below, read_json
 from tasks.config import Source
 from tasks.download.table_versions import BATCH_ROWS, DataFile, TableError, TableVersion, columns_of, library, reading, top_level
 from tasks.locations import absolute, readable

@@ -20,7 +20,7 @@ from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.locations import is_within
 from tasks.models import FoundFile
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.text.documents import Tally, read_documents
 
 SLICE_BYTES = 128_000_000

@@ -19,8 +19,7 @@ from typing import BinaryIO
 from flat_tokens.stores.answers import LEAST_BYTES, WINDOW_SECONDS, bounded, check_encoding
 from flat_tokens.stores.local import kind_of, make_directory, named_errors, real_path
 from flat_tokens.stores.reading import open_plain
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_json
 from flat_tokens.text import limits
 from flat_tokens.text.formats import HEAD_BYTES, FileFormat, compression_of, detect_format, unpacked
 from tasks.config import Source, available_memory
@@ -29,8 +28,8 @@ from tasks.download.sources import TIMEOUT, NoRoomError, fetching, naming
 from tasks.download.tables import TABLE, write_rows
 from tasks.locations import checked_session, readable
 from tasks.models import FoundFile, SourceFile, digest_of, version_of
+from tasks.output.leases import attempt, sweep
 from tasks.output.paths import STAGING
-from tasks.output.staging import attempt, sweep
 from tasks.text.files import changed_meanwhile, stamp
 
 RECEIVED_BYTES = 1 << 18

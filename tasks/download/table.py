@@ -20,17 +20,16 @@ from blake3 import blake3
 from flat_tokens.annotations import Int64s
 from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.stores.local import make_directory
-from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, read_record
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.rows import Range, text_buffers
 from tasks.config import Source
 from tasks.locations import absolute, local_path
 from tasks.models import FORMAT_SEMANTICS, FoundFile, SourceFile, digest_of
+from tasks.output.leases import entries
 from tasks.output.paths import FILES
 from tasks.output.pointer import pointer_lock
-from tasks.output.staging import entries
 
 GRAIN_NS = 2_000_000_000
 """The coarsest clock of a file system, in nanoseconds. A file that was touched within it may be written to without a trace."""

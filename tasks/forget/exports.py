@@ -22,13 +22,12 @@ from flat_tokens.formats.contract import EXPORT_RECORD
 from flat_tokens.ledger import Ledger
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store, is_below
+from flat_tokens.stores.store import NO_OBJECT, Store, is_below, read_json
 from flat_tokens.tools import markup
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import PLAN, holding
 from flat_tokens.tools.terminal import one_line, plural
-from tasks.forget.find import OfVersion
+from tasks.forget.successor import OfVersion
 from tasks.locations import writable
 from tasks.models import Split
 from tasks.output.forgotten import Pending

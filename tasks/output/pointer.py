@@ -43,14 +43,13 @@ from flat_tokens.manifest import (
 )
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, sync
-from flat_tokens.stores.records import json_object, read_json, read_record
 from flat_tokens.stores.signing import Kind, Statement
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, json_object, read_json, read_record
 from tasks.gates import Finding, Gate
 from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
+from tasks.output.leases import entries
 from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, REFRESHES, RUNS, check_places, version_key, version_store
-from tasks.output.staging import entries
 from tasks.output.swap import read_if_there, sign, swapped
 
 FORMER_KEPT = 100

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from flat_tokens.stores import signing
-from flat_tokens.stores.records import read_record
 from flat_tokens.stores.retry import persist, status_of
 from flat_tokens.stores.signing import SIGNATURE, Statement
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_record
 
 R = TypeVar("R")
 

@@ -18,8 +18,8 @@ from flat_tokens.manifest import EVERY_SPLIT, SPLITS
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.models import ALL_SPLITS, LEFT_OUT, FactWidth, Model, Name, Split, TokenArrayName
+from tasks.output.leases import Workspace
 from tasks.output.paths import DOCUMENTS, STAGING, beside_key, home_key, version_key, version_store
-from tasks.output.staging import Workspace
 from tasks.rows import OF_CHOICE, OF_VERSION
 
 LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15, zstd_level=1)

@@ -21,8 +21,7 @@ from flat_tokens.checker import verify
 from flat_tokens.manifest import MANIFEST, check_name, counts_of, read_manifest
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
-from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_record
 from tasks.config import BuildConfig, with_absolute_paths
 from tasks.models import FoundFile, Model, PinnedSource, SourceFile
 from tasks.output.forgotten import check_without_forgotten

@@ -20,8 +20,7 @@ from tasks.output.target import Target
 from tasks.parts.documents import Documents
 from tasks.parts.input import bucket_documents, input_documents, published_documents
 from tasks.parts.part import REPEAT, BucketPart, InputPart, Part, Repeats, ShardPart
-from tasks.parts.stored import stored_documents
-from tasks.parts.unfinished import unfinished_documents
+from tasks.parts.stored import stored_documents, unfinished_documents
 from tasks.rows import FILE, OF, OF_CHOICE, REASON, ROW, SIMILARITY, SPLIT_KEY, TEXT_BYTES
 
 

@@ -27,8 +27,7 @@ from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
-from flat_tokens.stores.records import read_json, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, stored_object
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, read_json, read_record, stored_object
 from tasks.models import ALL_SPLITS, Name, PublishedLocation, Slice, TokenShard, digest_of
 from tasks.output.paths import BESIDE, CACHE, DOCUMENTS, beside_key, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flat_tokens.stores.local import make_directory
-from flat_tokens.stores.records import json_object, read_record
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, json_object, read_record
 from tasks.models import TokenShard, digest_of
 from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
-from tasks.parts.stored import digest_all
-from tasks.parts.unfinished import check_unfinished
+from tasks.parts.stored import check_unfinished, digest_all
 
 logger = logging.getLogger(__name__)
 RECEIPTS_AT_ONCE = 1000

@@ -10,15 +10,15 @@ from tasks.config import BuildConfig
 from tasks.download.cut import FETCHERS, lent
 from tasks.download.sources import naming
 from tasks.models import Slice
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.parts.part import ShardPart
 from tasks.progress import meter
 from tasks.shards.index import VersionNames, indexed_versions, stored_tokens, unread_slices, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
+from tasks.tokenize.chat import chats_by_reference
 from tasks.tokenize.engines import Tokenizer, engine_of, may_use_fast_engine
-from tasks.tokenize.masks import chats_by_reference
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000

@@ -12,7 +12,7 @@ from pydantic import PlainSerializer, PlainValidator
 from flat_tokens.annotations import UInt64s
 from flat_tokens.batch import TokenBatch
 from tasks.models import UnfinishedLocation
-from tasks.parts.unfinished import Tail
+from tasks.parts.stored import Tail
 
 TASK: ContextVar[object] = ContextVar("task", default=None)
 """A runner's task of several slices, whose results are used when it has ended. None where each slice is a task of its own."""

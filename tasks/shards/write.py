@@ -37,11 +37,10 @@ from tasks.download.cut import fetched_ahead, lent
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
+from tasks.output.leases import Workspace
 from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
-from tasks.output.staging import Workspace
 from tasks.parts.documents import REASONS, Documents
-from tasks.parts.stored import COLUMNS, SHARD_LAYOUT, document_spec, open_facts
-from tasks.parts.unfinished import LENGTH, SPLIT, write_entries, write_tails
+from tasks.parts.stored import COLUMNS, LENGTH, SHARD_LAYOUT, SPLIT, document_spec, open_facts, write_entries, write_tails
 from tasks.progress import meter
 from tasks.rows import FILE, KEY, REASON, ROW, as_rows, changed, fact, kept_of
 from tasks.shards.index import (
@@ -60,8 +59,8 @@ from tasks.shards.receipts import load_shard, receipt_json, repairing, without_r
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
 from tasks.text.documents import Tally, TextBatch, note_kinds, read_documents
+from tasks.tokenize.chat import encoder_of
 from tasks.tokenize.engines import Encoder, engine_of, tokens_of
-from tasks.tokenize.masks import encoder_of
 from tasks.tokenize.pool import map_in_order
 from tasks.tokenize.segments import NO_DIGEST, STORED, STORED_FILE, Segments, cut
 from tasks.tokenize.tokenizers import load_tokenizer

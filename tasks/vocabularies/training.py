@@ -40,8 +40,7 @@ from flat_tokens.rows.phases import ORDER
 from flat_tokens.rows.views import SplitView, running_sums
 from flat_tokens.stores.local import directory_below, make_directory
 from flat_tokens.stores.reading import OUTPUT_ROOTS
-from flat_tokens.stores.records import read_json
-from flat_tokens.stores.store import NO_OBJECT, Store
+from flat_tokens.stores.store import NO_OBJECT, Store, read_json
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus
@@ -50,7 +49,7 @@ from tasks.assemble.write import split_numbers
 from tasks.config import BuildConfig
 from tasks.download.cut import fetched_ahead, lent
 from tasks.models import Slice, Split
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule
 from tasks.parts.input import sample_hashes
 from tasks.progress import meter

@@ -29,8 +29,8 @@ import tasks.tokenize.tokenizers
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from flows.commands.main import main
+from tasks.output.leases import Workspace
 from tasks.output.pointer import MARKERS
-from tasks.output.staging import Workspace
 from tasks.shards.index import read_index
 from tests.faults.cases import CASES, Case, Words
 from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch

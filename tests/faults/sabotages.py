@@ -99,7 +99,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "the digests of an unfinished version's tokens are not looked at",
-        "tasks/parts/unfinished.py",
+        "tasks/parts/stored.py",
         '            if f"{BLAKE3}{digest.hexdigest()}" != location.of(split).digests.get(name):\n',
         "            if False:\n",
         f"{SINK}::test_damage_is_found",
@@ -135,14 +135,14 @@ SABOTAGES = (
     ),
     Sabotage(
         "the lock of a live attempt's staging is dropped",
-        "tasks/output/staging.py",
+        "tasks/output/leases.py",
         "        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
         "",
         "tests/faults/test_staging.py::test_staging_of_a_live_process_stays_and_of_a_dead_one_goes",
     ),
     Sabotage(
         "staging is removed where threads may still move a shard from it",
-        "tasks/output/staging.py",
+        "tasks/output/leases.py",
         "        _try_to_remove(home, _moved_away(home, key))\n",
         "        _try_to_remove(home, key)\n",
         "tests/faults/test_staging.py::test_nothing_leaves_a_staging_directory_that_is_being_removed",

@@ -14,8 +14,8 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.groups import Group, put_group, reporting
 from tasks.output import paths
+from tasks.output.leases import attempt
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import attempt
 from tasks.shards.index import read_index
 from tests.examples import first_fast
 from tests.faults.support import Settings, build_here, settings_of, tree, write_notes

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-import tasks.output.staging
+import tasks.output.leases
 import tasks.shards.write
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
-from tasks.output.staging import attempt, sweep
+from tasks.output.leases import attempt, sweep
 from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
 
 HOLD = """
 import sys
 from pathlib import Path
 from flat_tokens.stores.store import Store
-from tasks.output.staging import attempt
+from tasks.output.leases import attempt
 with attempt(Store.at(sys.argv[1]), Path(sys.argv[1]) / "_cache", "0123456789abcdef") as place:
     Path(place.staging, "half").write_text("written")
     print(place.staging, flush=True)
@@ -160,14 +160,14 @@ def test_nothing_leaves_a_staging_directory_that_is_being_removed(tmp_path: Path
     """As a thread would have it that somebody did not wait for, such as behind a second Ctrl-C: half of a shard would get its
     name.
     """
-    target, real = tmp_path / "shard", tasks.output.staging.remove
+    target, real = tmp_path / "shard", tasks.output.leases.remove
 
     def remove(home: str, key: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.rename(staged, target)
         real(home, key)
 
-    monkeypatch.setattr(tasks.output.staging, "remove", remove)
+    monkeypatch.setattr(tasks.output.leases, "remove", remove)
     with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "0123") as place:
         staged = Path(place.staging) / "shard"
         staged.mkdir()

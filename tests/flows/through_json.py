@@ -13,7 +13,7 @@ from flows.runners.elsewhere import group_of, result_as_json, result_from_json, 
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.groups import Group
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.output.target import Target
 
 

@@ -46,9 +46,8 @@ from tasks.download.table import MAGIC, CutFile, known_files, remember_files
 from tasks.garbage import Policy, collect
 from tasks.groups import put_group, read_group, read_report
 from tasks.models import FoundFile, digest_of
-from tasks.output.leases import in_use
+from tasks.output.leases import Workspace, in_use
 from tasks.output.pointer import read_pointer
-from tasks.output.staging import Workspace
 from tasks.output.versions import list_versions, pin, read_origin
 from tasks.progress import Done
 from tasks.shards.receipts import load_shard

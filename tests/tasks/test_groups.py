@@ -22,8 +22,8 @@ from tasks.groups import (
     read_report,
     reporting,
 )
+from tasks.output.leases import attempt
 from tasks.output.paths import GROUPS
-from tasks.output.staging import attempt
 from tasks.progress import meter
 from tests.keys import KEY, OTHER
 from tests.made import docs_of, publish_docs

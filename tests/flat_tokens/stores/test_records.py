@@ -9,8 +9,7 @@ import fsspec
 import pytest
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores.records import MAX_DEPTH, MAX_RECORD_BYTES, json_object, read_json, read_record
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import MAX_DEPTH, MAX_RECORD_BYTES, Store, json_object, read_json, read_record
 from flat_tokens.tools.corpus import open_corpus
 from tasks.groups import read_group, read_report
 from tasks.output.leases import in_use

@@ -11,8 +11,7 @@ import pytest
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.stores import signing
-from flat_tokens.stores.records import read_record
-from flat_tokens.stores.store import Store
+from flat_tokens.stores.store import Store, read_record
 from tests.keys import KEY, OTHER, key_file, pem, public_pem
 
 PLACE = "versions/v1/manifest.json"

@@ -19,7 +19,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.garbage import Policy, collect
 from tasks.output.paths import UNFINISHED
 from tasks.parts.part import Part
-from tasks.parts.unfinished import ENTRIES, TAILS
+from tasks.parts.stored import ENTRIES, TAILS
 from tasks.shards.receipts import read_receipt
 from tests.examples import first_fast
 from tests.faults.support import Settings, build_here, receipts, settings_of, staged, version_digests

@@ -23,7 +23,7 @@ from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.models import SourceFile
-from tasks.output.staging import Workspace, attempt
+from tasks.output.leases import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe

@@ -14,7 +14,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.write import Span, Written, write_span
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.parts.part import ShardPart
 from tests.examples import examples

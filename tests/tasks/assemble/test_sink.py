@@ -28,12 +28,12 @@ from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
 from tasks.config import DocumentPolicy, NearDuplicates
 from tasks.models import TokenShard
+from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import UNFINISHED, shard_key
-from tasks.output.staging import Workspace, attempt
 from tasks.output.target import SplitRule, Target
 from tasks.parts.opening import open_shard
 from tasks.parts.part import ShardPart
-from tasks.parts.unfinished import (
+from tasks.parts.stored import (
     ENTRIES,
     LENGTH,
     SPLIT,

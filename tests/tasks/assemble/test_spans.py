@@ -25,8 +25,8 @@ from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
 from tasks.assemble.write import Span, SpanLayout, SplitCounts, Written, count_part, write_span
 from tasks.models import Split, TokenShard
+from tasks.output.leases import Workspace
 from tasks.output.paths import CACHE
-from tasks.output.staging import Workspace
 from tasks.output.target import SplitRule, Target
 from tasks.parts.documents import Reads
 from tasks.parts.part import ShardPart

@@ -28,7 +28,7 @@ from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tests.slices import at_hand, range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.text.test_slices import source_file

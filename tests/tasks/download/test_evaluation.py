@@ -21,7 +21,7 @@ from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig, DocumentStep, EvaluationSet, evaluation_sets, with_absolute_paths
 from tasks.download.evaluation import with_pinned_sets
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
 

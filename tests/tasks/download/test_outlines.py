@@ -36,7 +36,7 @@ from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
 from tasks.download.sources import NoRoomError, resolve_source
 from tasks.models import Slice
-from tasks.output.staging import Workspace
+from tasks.output.leases import Workspace
 from tests.faults.stores import BUCKETS, Bucket
 from tests.flows.runners.test_work_pool import served
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture

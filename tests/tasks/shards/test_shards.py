@@ -22,8 +22,8 @@ from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.models import Slice, TokenShard
+from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import CACHE, QUARANTINE, STAGING, shard_key
-from tasks.output.staging import Workspace, attempt
 from tasks.parts.opening import open_shard
 from tasks.rows import KEY, ROW
 from tasks.shards.receipts import load_shard

@@ -24,6 +24,7 @@ from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT
 from tasks.rows import KEY, ROW, as_rows
 from tasks.text.documents import Tally, TextBatch
+from tasks.tokenize.chat import Completions
 from tasks.tokenize.engines import (
     Encode,
     Encoder,
@@ -36,7 +37,6 @@ from tasks.tokenize.engines import (
     sampled,
     tokens_of,
 )
-from tasks.tokenize.masks import Completions
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import range_of_slice
 from tests.sources import write_rows
