@@ -90,6 +90,7 @@ PERMITTED = {
     "tasks/download/fetch.py:_alone": LOCK,
     "tasks/download/fetch.py:_bring": OWN,
     "tasks/download/fetch.py:_settle": LOCK,
+    "tasks/download/fetch.py:count_more": OWN,
     "tasks/download/fetch.py:take_room": OWN,
     "tasks/download/fetch.py:_taken_in": OWN,
     "tasks/download/outlines.py:fetch_spans": OWN,

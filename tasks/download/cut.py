@@ -18,7 +18,7 @@ from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
 from tasks.config import Source
-from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, fetch_file, kept_in, note_of, room_taken
+from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, count_more, fetch_file, kept_in, note_of, room_taken
 from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import NoRoomError, naming
@@ -124,15 +124,16 @@ def _most_of(found: Iterable[FoundFile], workspace: Workspace) -> int | None:
 
 @contextlib.contextmanager
 def _removed_after(
-    workspace: Workspace, size: int, name: str, waiting: Callable[[], object] = lambda: None
+    workspace: Workspace, size: int | None, name: str, waiting: Callable[[], object] = lambda: None
 ) -> Iterator[Workspace]:
     """The workspace. If fetched files are not kept, one with a scratch directory of its own, which is removed at the end. All
-    processes of a machine share the room: it waits until *size* bytes of that are free, at last until nobody else has any.
+    processes of a machine share the room: it waits until *size* bytes of that are free, at last until nobody else has any. None:
+    all that is left.
     """
-    if workspace.room is None or (workspace.keeps and not size):
+    if workspace.room is None or (workspace.keeps and size == 0):
         yield workspace
         return
-    if size > workspace.room:
+    if size is not None and size > workspace.room:
         raise NoRoomError(f"{name} takes {size:,} bytes, and scratch_bytes is {workspace.room:,}. Raise it.")
     with room_taken(_files(workspace), size, workspace.room, waiting) as own:
         yield workspace if workspace.keeps else workspace._replace(scratch=os.fspath(own))
@@ -167,21 +168,29 @@ def _fetched(
     """
     size, left = sum(one.size or 0 for one in found if "://" in one.uri), _left(workspace)
     wanted = more + min(sum(map(room_for, found)), max(left - more, size))
-    # What a packed file takes is not known before it is unpacked: it is not kept then, and at last it has all the room.
-    tries = [(more, True)] if workspace.keeps else []
-    tries += dict.fromkeys([(wanted, False), (left, False)])
+    # What a packed file takes is not known before it is unpacked. One that takes more than was counted for it is kept where half
+    # of what is left is enough, so that there is room for another one; at last it has all the room.
+    tries: list[tuple[int | None, bool]] = [(more, True), (None, True)] if workspace.keeps else []
+    tries += [(wanted, False), (None, False)][: 1 + (wanted < left)]
     while True:
         most, keeps = tries.pop(0)
         with contextlib.ExitStack() as tried:
             name = ", ".join(one.name for one in found[:3]) or "a range"
             here = tried.enter_context(_removed_after(workspace._replace(keeps=keeps), most, name, waiting))
+            room = (_left(workspace) // (1 + keeps) if most is None else most) - more
             try:
-                files = list(_read_files(found, most - more, sources, here, digests))
+                files = list(_read_files(found, room, sources, here, digests))
             except NoRoomError:
                 if not tries:
                     raise
                 continue
-            stack.push(tried.pop_all())
+            if keeps and most is None:
+                count_more(
+                    _files(workspace),
+                    sum(copied_bytes(one, file) - _to_keep(one) for one, file in zip(found, files, strict=True)),
+                )
+            else:
+                stack.push(tried.pop_all())
             return files
 
 
@@ -194,18 +203,19 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
 def _read_files(
     found: Sequence[FoundFile], left: int, sources: tuple[Source, ...], here: Workspace, digests: Sequence[str]
 ) -> Iterator[SourceFile]:
-    """Fetch files. *left*: bytes that all of them may take, if they are not kept."""
+    """Fetch files. *left*: bytes that all of them may take, besides those that were counted for files that are kept."""
 
     def most(*some: FoundFile) -> int | None:
-        return left if not here.keeps else _most_of(some, here)
+        counted = _most_of(some, here) if here.keeps else 0
+        return None if counted is None else counted + left
 
     scratch = Path(here.scratch)
     alone = ((fetch_file(one, sources, scratch, room=most(one)), None) for one in found)
     is_pack = found and all(map(is_small, found))
     files = read_small(found, sources, scratch, digests, most(*found)) if is_pack else alone
     for one, (file, _) in zip(found, files, strict=True):
-        left -= copied_bytes(one, file)
-        if left < 0 and not here.keeps:
+        left -= max(copied_bytes(one, file) - (_to_keep(one) if here.keeps else 0), 0)
+        if left < 0 and here.room is not None:
             raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. {MORE_ROOM}")
         yield file
 

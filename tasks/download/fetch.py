@@ -47,6 +47,7 @@ UNKNOWN_BYTES = 1_000_000_000
 ROOM_SECONDS = 0.1
 """How often a full scratch directory is looked at again."""
 FETCH = "fetch"
+LOCKS = f"{STAGING}/{FETCH}/*.lock"
 MORE_ROOM = "Raise it, or lower slice_bytes: the files of a slice are there together."
 
 
@@ -105,7 +106,7 @@ def halves_in(files: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def room_taken(files: Path, size: int, room: int, waiting: Callable[[], object] = lambda: None) -> Iterator[Path]:
+def room_taken(files: Path, size: int | None, room: int, waiting: Callable[[], object] = lambda: None) -> Iterator[Path]:
     """A directory among fetched files for *size* bytes of the *room* that processes share there. It waits until these are free,
     at last until nobody else has any, and calls *waiting* meanwhile. Each notes what it takes in the lock of its directory, which
     ends with it. NoRoomError if files that are kept have the room.
@@ -117,13 +118,16 @@ def room_taken(files: Path, size: int, room: int, waiting: Callable[[], object] 
         yield own
 
 
-def take_room(files: Path, size: int, room: int, stack: contextlib.ExitStack, *, keeps: bool = False) -> Path | None:
-    """The same, until *stack* ends; None if the bytes are not free now. *keeps*: they are of files that stay after it."""
+def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitStack, *, keeps: bool = False) -> Path | None:
+    """The same, until *stack* ends; None if the bytes are not free now. *size*: None for all that kept files leave. *keeps*: they
+    are of files that stay after it.
+    """
     make_directory(files)
     with open(files / ".lock", "ab") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         sweep(os.fspath(files))
         taken, kept = _taken_in(files)
+        size = max(room - kept, 0) if size is None else size
         if taken + kept + size > room:
             if taken:
                 return None
@@ -137,6 +141,17 @@ def take_room(files: Path, size: int, room: int, stack: contextlib.ExitStack, *,
         return own
 
 
+def count_more(files: Path, size: int) -> None:
+    """Count *size* bytes more than processes have noted for files that stay."""
+    with open(files / ".lock", "ab") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for lock in files.glob(LOCKS):
+            with contextlib.suppress(FileNotFoundError), lock.open("r+") as file:
+                taken, later = (file.read() or "0 0").split()
+                file.seek(0)
+                file.write(f"{taken} {int(later) and int(later) + size}")
+
+
 def kept_in(files: Path) -> int:
     """Bytes of the fetched files that stay in a directory, or will, as processes have noted."""
     return _taken_in(files)[1] if kind_of(files) else 0
@@ -148,7 +163,7 @@ def _taken_in(files: Path) -> tuple[int, int]:
     for entry in os.scandir(files):
         with contextlib.suppress(FileNotFoundError):
             kept += entry.stat().st_size * entry.is_file()
-    for lock in files.glob(f"{STAGING}/{FETCH}/*.lock"):
+    for lock in files.glob(LOCKS):
         with contextlib.suppress(FileNotFoundError):  # its directory is gone, too
             size, later = map(int, (lock.read_text() or "0 0").split())
             taken, kept = taken + size, max(kept, later)
