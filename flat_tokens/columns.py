@@ -167,7 +167,7 @@ class ColumnsWriter:
         self._held_rows = 0
         schema = pa.schema([(name, type_of(kind)) for name, kind in kinds.items()])
         settings = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True, "store_schema": False}
-        self._writer = pa.parquet.ParquetWriter(pa.PythonFile(Sink(sink), "w"), schema, **settings)
+        self._writer = pa.parquet.ParquetWriter(pa.PythonFile(ObjectFile(sink), "w"), schema, **settings)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Append rows. A column that they have not is null."""
@@ -197,7 +197,7 @@ class ColumnsWriter:
         self._writer.close()
 
 
-class Sink(io.RawIOBase):
+class ObjectFile(io.RawIOBase):
     """An object as a file that pyarrow can write to. The ``with`` block that began the object ends it, not ``close``."""
 
     def __init__(self, writer: ObjectWriter) -> None:
@@ -257,7 +257,7 @@ def parts_of(keys: Iterable[str], split: str, seq_count: int) -> tuple[Part, ...
     return tuple(Part(name_of(split, first), first, stop) for first, stop in pairwise([*firsts, seq_count]))
 
 
-class _Opened:
+class _OpenObject:
     """An object of columns, open for reading, and how much of it has been unpacked."""
 
     def __init__(self, path: str, parquet: Any, metadata: Any, stored: _Stored) -> None:
@@ -375,7 +375,7 @@ class Columns:
                     yield some if len(wanted) == len(batch) and (np.diff(wanted) == 1).all() else some.take(pa.array(wanted))
 
     @contextlib.contextmanager
-    def _opened(self, part: Part) -> Iterator[_Opened]:
+    def _opened(self, part: Part) -> Iterator[_OpenObject]:
         """A part that has as many rows as documents. ValueError where it has not, or cannot be read in the block."""
         path = self.store.path(part.key)
         try:
@@ -393,7 +393,7 @@ class Columns:
                 groups = map(metadata.row_group, range(metadata.num_row_groups))
                 if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
                     raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")
-                yield _Opened(path, parquet, metadata, _Stored(self.store, part.key))
+                yield _OpenObject(path, parquet, metadata, _Stored(self.store, part.key))
         except (pa.ArrowException, UnicodeDecodeError, OSError, KeyError) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_OBJECT):
                 raise  # the disk, not the object

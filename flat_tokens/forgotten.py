@@ -85,12 +85,12 @@ class Forgotten:
         return self.those(keys) | self.with_text(keys)
 
     @cached_property
-    def _keys(self) -> _Known:
-        return _Known(self.digests, self.salt)
+    def _keys(self) -> _KeyDigests:
+        return _KeyDigests(self.digests, self.salt)
 
     @cached_property
-    def _texts(self) -> _Known:
-        return _Known(self.texts, self.salt)
+    def _texts(self) -> _KeyDigests:
+        return _KeyDigests(self.texts, self.salt)
 
     def with_documents(self, keys: UInt64s, windows: UInt64s, token_keys: UInt64s = NO_KEYS) -> Self:
         """The same list with more documents, hashes of their windows, and their token keys."""
@@ -120,7 +120,7 @@ class Forgotten:
         return {"salt": self.salt.hex(), **encoded}
 
 
-class _Known:
+class _KeyDigests:
     """Digests by which 64-bit keys are recognised."""
 
     def __init__(self, digests: Digests, salt: bytes) -> None:

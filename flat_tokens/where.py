@@ -80,7 +80,7 @@ def parse(text: str) -> Where:
         raise ValueError(f"where has {len(text):,} characters, but at most {MAX_LENGTH:,} are taken. Give a list of keys or ids.")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError(f"where {text[:100]!r} is not Unicode: it has half of a surrogate pair")
-    parser = _Parser(text)
+    parser = _ExpressionParser(text)
     test = parser.any_of(0)
     if parser.kind != "end":
         parser.fail("'and', 'or' or the end")
@@ -88,7 +88,7 @@ def parse(text: str) -> Where:
 
 
 @dataclass
-class _Parser:
+class _ExpressionParser:
     """The words of an expression, from *at* on. ``kind`` and ``word``: the next one; ``end``: where it ends."""
 
     text: str

@@ -166,7 +166,7 @@ def run_hashes(hashes: UInt64s, count: int) -> UInt64s:
         power = np.uint64(pow(int(power), 2, 1 << 64))
 
 
-class _Characters(NamedTuple):
+class _WideCharacters(NamedTuple):
     """Characters outside ASCII: where each begins, its bytes, its code point, and its form."""
 
     leads: Int64s
@@ -175,7 +175,7 @@ class _Characters(NamedTuple):
     forms: Int64s
 
 
-def _characters(raw: UInt8s) -> _Characters:
+def _characters(raw: UInt8s) -> _WideCharacters:
     leads = np.flatnonzero(raw >= 0xC0)
     first = raw[leads]
     sizes = 2 + (first >= 0xE0).astype(np.int64) + (first >= 0xF0)
@@ -186,7 +186,7 @@ def _characters(raw: UInt8s) -> _Characters:
     forms = _tables().forms[np.minimum(points, LAST)]
     if (points >= LAST).any():
         forms = np.where(points < LAST, forms, np.where(points < LAST_PLANE, points | ALONE, NOTHING))
-    return _Characters(leads, sizes, points, forms)
+    return _WideCharacters(leads, sizes, points, forms)
 
 
 def _written_out(
@@ -212,7 +212,7 @@ def _written_out(
     return written, origin, ends[bounds]
 
 
-def _other_characters(characters: _Characters, plain: UInt8s) -> Int64Pair:
+def _other_characters(characters: _WideCharacters, plain: UInt8s) -> Int64Pair:
     """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
     are words by themselves begin and end.
     """

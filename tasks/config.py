@@ -29,7 +29,7 @@ from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.columns import RESERVED
 from flat_tokens.manifest import CLUSTER, SplitName
 from flat_tokens.options import did_you_mean
-from flat_tokens.steps import Steps, open_steps
+from flat_tokens.steps import ReadySteps, open_steps
 from flat_tokens.stores.local import kind_of
 from flat_tokens.text.formats import FileFormat
 from flat_tokens.tools.terminal import source_called
@@ -528,7 +528,7 @@ class DocumentPolicy(Model):
         """Whether a kept column says which documents are near-duplicates of each other."""
         return self.near_duplicates is not None and self.near_duplicates.action == "keep"
 
-    def opened(self) -> Steps:
+    def opened(self) -> ReadySteps:
         """The steps, ready to be taken."""
         return open_steps([step.asked() for step in self.steps])
 

@@ -72,7 +72,7 @@ class Garbage(Model):
     why: str
 
 
-class Collected(Model):
+class GarbageReport(Model):
     """Garbage that may go, or went if ``deleted``. ``left``: why things that builds may need were left, if they were.
     ``recent_bytes``: of what no version needs, but a build that is run again may, as it was stored in the days of grace.
     """
@@ -88,7 +88,7 @@ class Collected(Model):
         return sum(item.byte_count for item in self.garbage)
 
 
-def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
+def collect(root: Store, policy: Policy, *, delete: bool = False) -> GarbageReport:
     """Find garbage, and with *delete* remove it. Killed at any moment, it leaves complete versions and whole shards. ValueError
     where something is not understood: then nothing is known to be garbage.
     """
@@ -98,7 +98,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
         versions = [_garbage(version, policy) for version in going]
         garbage = (*versions, *dead_staging(root), *unneeded(root, kept, going, policy))
         recent = unfinished_bytes(root, {item.name for item in garbage})
-        return Collected(garbage=garbage, recent_bytes=recent, kept=tuple(kept), deleted=False, left=in_use(root))
+        return GarbageReport(garbage=garbage, recent_bytes=recent, kept=tuple(kept), deleted=False, left=in_use(root))
     with collecting(root) as busy:
         gone = [*_remove_versions(root, policy, busy), *dead_staging(root)]
         if root.is_local:
@@ -110,7 +110,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> Collected:
                 gone.append(item)
         _tidy(root)
     recent = unfinished_bytes(root)
-    return Collected(garbage=tuple(gone), recent_bytes=recent, kept=tuple(kept), deleted=True, left=busy)
+    return GarbageReport(garbage=tuple(gone), recent_bytes=recent, kept=tuple(kept), deleted=True, left=busy)
 
 
 def unfinished_bytes(root: Store, others: Collection[str] = ()) -> int:

@@ -302,7 +302,7 @@ def bounded_batches(
         yield TokenBatch(encoded, part.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
 
 
-class TokenRange(NamedTuple):
+class StreamRange(NamedTuple):
     """Tokens ``start:stop`` of an array, and the sequences that start and end among them, as positions in the array."""
 
     start: int
@@ -323,7 +323,7 @@ class TokenRange(NamedTuple):
         return (self.ends[self.ends > self.begins] - np.uint64(self.start)).astype(np.int64) - 1
 
 
-def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: int, max_tokens: int) -> Iterator[TokenRange]:
+def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: int, max_tokens: int) -> Iterator[StreamRange]:
     """Sequences ``start:stop`` in ranges of at most *max_tokens* tokens, cut between sequences unless one is longer.
 
     ``entries_of(first, last)`` gives ``seq_starts[first : last + 1]``. A sequence ends in the range of its last token.
@@ -335,11 +335,11 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
             begun = k - (token < entries[k])  # the first sequence that has not ended
             last = int(np.searchsorted(entries, np.uint64(token + max_tokens), side="right")) - 1
             if last > begun:  # up to a sequence's end
-                yield TokenRange(token, int(entries[last]), entries[k:last], entries[begun:last], entries[begun + 1 : last + 1])
+                yield StreamRange(token, int(entries[last]), entries[k:last], entries[begun:last], entries[begun + 1 : last + 1])
                 k, token = last, int(entries[last])
             else:  # into one that is too long
                 started = entries[k : begun + 1]
-                yield TokenRange(token, token + max_tokens, started, entries[:0], entries[:0])
+                yield StreamRange(token, token + max_tokens, started, entries[:0], entries[:0])
                 k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
 
@@ -422,7 +422,7 @@ def plan_files(splits: Splits, tokens_per_file: int | None, key: str) -> list[Ex
 Closing = Literal["always", "unless_present"]
 
 
-class Tokens(Protocol):
+class FileTokens(Protocol):
     """Token ids in a file."""
 
     @property
@@ -483,7 +483,7 @@ class IndexedFile:
     tokens count for the loss, 1 or 0.
     """
 
-    stored: Tokens
+    stored: FileTokens
     seq_count: int
     entries: Callable[[int, int], UInt64s]
     end_of_text: int | None = None
@@ -644,7 +644,7 @@ class IndexedDocuments:
     def _must_look(self) -> bool:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
-    def _ranges(self) -> Iterator[tuple[TokenRange, UInt32s]]:
+    def _ranges(self) -> Iterator[tuple[StreamRange, UInt32s]]:
         for part in token_ranges(partial(checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 

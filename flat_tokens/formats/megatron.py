@@ -85,7 +85,7 @@ def _check_lengths(documents: IndexedDocuments) -> None:
 
 
 @dataclass(frozen=True)
-class Index:
+class MegatronIndex:
     """The arrays of an index, read in ranges, and its tokens."""
 
     tokens: StoredItems
@@ -128,7 +128,7 @@ class Index:
         return starts
 
 
-def open_index(store: Store, key: str) -> Index:
+def open_index(store: Store, key: str) -> MegatronIndex:
     """The index *key* and its tokens; their sizes and ends are checked. ValueError, naming the file, if they are wrong."""
     path, size = store.path(key), store.size(key)
     header = store.read_range(key, 0, HEADER.size)
@@ -142,7 +142,7 @@ def open_index(store: Store, key: str) -> Index:
         raise ValueError(f"{path}: has {size} bytes, but {count} sequences and {documents} document entries take {expected}")
     tokens_key = f"{key.removesuffix('.idx')}.bin"
     tokens_size, dtype = store.size(tokens_key), np.dtype(DTYPES[code])
-    index = Index(
+    index = MegatronIndex(
         StoredItems(store, tokens_key, dtype, 0, tokens_size // dtype.itemsize),
         StoredItems(store, key, np.dtype("<i4"), HEADER.size, count),
         StoredItems(store, key, np.dtype("<i8"), HEADER.size + 4 * count, count),

@@ -33,11 +33,11 @@ from flat_tokens.formats.contract import (
     BATCH_TOKENS,
     ExportFile,
     Files,
+    FileTokens,
     Format,
     Readable,
     Splits,
     StoredItems,
-    Tokens,
     insert,
     split_of,
 )
@@ -287,7 +287,7 @@ class StreamReader:
     The starts of documents are found in one pass over the files when they are needed; ``batches`` of all needs none.
     """
 
-    files: tuple[Tokens, ...]
+    files: tuple[FileTokens, ...]
     end_of_text: int | None
     place: Place
 

@@ -19,7 +19,7 @@ import numpy as np
 from flat_tokens.annotations import AnyArray, Bools, Int64s, IntPair, UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.columns import Sink, type_of
+from flat_tokens.columns import ObjectFile, type_of
 from flat_tokens.extras import LazyModule
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
@@ -132,7 +132,7 @@ def _write(
     masked, kept = splits[file.split].loss_mask is not None, kept_columns(splits[file.split])
     beside = [] if kept is None else [(name, type_of(kind)) for name, kind in kept.kinds.items()]
     schema, at = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else []), *beside]), file.start
-    with store.create(file.key) as writing, opened(Sink(writing), schema) as writer:
+    with store.create(file.key) as writing, opened(ObjectFile(writing), schema) as writer:
         for batch in splits[file.split].batches(file.start, file.stop, max_tokens=max_tokens):
             tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
             values = [tokens, *([] if batch.loss_mask is None else [np.where(batch.loss_mask, tokens, np.int32(IGNORED_LABEL))])]

@@ -57,12 +57,12 @@ def record_of_run(
     """
     mixture = ledger.mixture()
     drawn = mixture.drawn(step).tolist()
-    splits, sources = _Splits(), list[_Source]()
+    splits, sources = _Splits(), list[_ViewSource]()
     for name, view, samples in zip(mixture.names, mixture.views, drawn, strict=True):
         facts = {"samples": samples, "rows": len(view), "epochs": samples / len(view)}
-        source = _Source(name, facts, None)
+        source = _ViewSource(name, facts, None)
         if isinstance(view, SplitView):
-            source = _Source(name, facts | {"view": view.described()}, splits.at(view.tokens.store))
+            source = _ViewSource(name, facts | {"view": view.described()}, splits.at(view.tokens.store))
             source.see(view, mixture.drawn_rows(step, name), sizes)
         sources.append(source)
     run = {
@@ -89,10 +89,10 @@ def record_of_dataset(
     The path is a dataset, or an output with ``latest.json``. FileNotFoundError if there is none; else as `record_of_run`.
     """
     store, _ = open_root(path if isinstance(path, Store) else Store.at(path))
-    splits, sources = _Splits(), list[_Source]()
+    splits, sources = _Splits(), list[_ViewSource]()
     for name in splits_at(store):
         split = splits.at(store / name)
-        source = _Source(name, {}, split)
+        source = _ViewSource(name, {}, split)
         source.amounts = split.whole(sizes)
         sources.append(source)
     return _record(None, sources, splits, columns, forgotten)
@@ -196,7 +196,7 @@ Key: TypeAlias = tuple[bool, Any]
 
 
 @dataclass
-class _Source:
+class _ViewSource:
     """A source of the run: a view of a split, or of no dataset."""
 
     name: str
@@ -300,13 +300,13 @@ def _licence_of(output: Store, version: str) -> str | None:
 
 def _record(
     run: JsonObject | None,
-    sources: Sequence[_Source],
+    sources: Sequence[_ViewSource],
     splits: _Splits,
     columns: Sequence[str] | None,
     forgotten: Sequence[Store],
 ) -> JsonObject:
     """The record of the sources, whose documents were counted."""
-    of_split: dict[int, list[_Source]] = {}
+    of_split: dict[int, list[_ViewSource]] = {}
     for source in sources:
         if source.split is not None:
             of_split.setdefault(id(source.split), []).append(source)
@@ -360,7 +360,7 @@ def _forgotten(lists: Mapping[str, Forgotten], gone: _Sums, gone_of: JsonFacts) 
     return {"lists": described, **_counts(gone), "sources": [{"name": name, **counts} for name, counts in gone_of.items()]}
 
 
-def _together(sources: Sequence[_Source]) -> _Amounts:
+def _together(sources: Sequence[_ViewSource]) -> _Amounts:
     """The amounts of several sources of the same split: a document that two have seen is one."""
     first = sources[0].amounts
     found = _Amounts(first.is_seen.copy(), first.tokens, first.text)

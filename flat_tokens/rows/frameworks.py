@@ -42,7 +42,7 @@ def room_for(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint32) -> AnyArr
     return room[skipped : skipped + count].reshape(shape)
 
 
-class _Lent:
+class _ArrayMemory:
     """Memory of a large array. It is kept for the next one when the array and all its slices are gone."""
 
     __slots__ = ("__array_interface__", "_memory")
@@ -73,7 +73,7 @@ class _Lent:
 
 def _reused(size: int) -> UInt8s:
     """Uninitialized uint8[size]. Pages of fresh memory cost several times as much as the computation that fills them."""
-    lent: Any = _Lent(_Lent.memory(size))
+    lent: Any = _ArrayMemory(_ArrayMemory.memory(size))
     return np.asarray(lent)
 
 

@@ -280,7 +280,7 @@ class ByStep:
 
         ModuleNotFoundError if grain is not installed.
         """
-        return extra("grain", "map_dataset()").MapDataset.source(_Batches(self))
+        return extra("grain", "map_dataset()").MapDataset.source(_GrainSource(self))
 
     def position(self, step: int) -> int:
         """Number of samples, over all hosts, before *step*: the *start* of a loader that continues there."""
@@ -407,7 +407,7 @@ class ByStep:
         return self._row_tokens
 
 
-class _Batches:
+class _GrainSource:
     """The batches of a loader as a source of grain's, which want a length."""
 
     def __init__(self, loader: ByStep) -> None:

@@ -16,7 +16,7 @@ from flat_tokens.annotations import Int64Pair, Int64s
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
-from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, Parts, Plan, TooLong, kept_index, packs_together
+from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, PackSettings, Parts, TooLong, kept_index, packs_together
 from flat_tokens.rows.views import IGNORED_LABEL, Coverage, Part, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FEW_PLACES = 32
 """Ranges of fewer places on average are written by one operation on all places."""
 
 
-class _PackedDocuments(NamedTuple):
+class _PackedFields(NamedTuple):
     tokens: Array
     labels: Array
     input_pos: Array
@@ -40,7 +40,7 @@ class _PackedDocuments(NamedTuple):
     document_range: Array
 
 
-class PackedDocuments(Attention, Row, _PackedDocuments):  # type: ignore[misc]
+class PackedDocuments(Attention, Row, _PackedFields):  # type: ignore[misc]
     """Documents one after another, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
@@ -179,7 +179,7 @@ class PackedDocumentsView(SplitView):
             )
         if fit != "crop" and on_crop != "drop":
             raise ValueError(f"on_crop is {on_crop!r}, but fit={fit!r} crops nothing. Set fit='crop'.")
-        self._plan = Plan(self.length, split_across_pack, max_packs, fit, too_long, pad_to, on_crop)
+        self._plan = PackSettings(self.length, split_across_pack, max_packs, fit, too_long, pad_to, on_crop)
         self._file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
         self._index, self._is_mapped = kept_index(tokens, self._plan, self._file)
         super().__init__(tokens, self._index.pack_count, fields, framework)

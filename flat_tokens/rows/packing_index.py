@@ -268,7 +268,7 @@ class Parts(NamedTuple):
     at: Int64s
 
 
-class Plan(NamedTuple):
+class PackSettings(NamedTuple):
     """The settings that an index depends on."""
 
     length: int
@@ -295,13 +295,13 @@ class Packs(NamedTuple):
     """
 
     tokens: FlatTokens
-    plan: Plan
+    plan: PackSettings
     firsts: Int64s
     documents: Int64s
     offsets: Int64s
 
     @classmethod
-    def make(cls, tokens: FlatTokens, plan: Plan) -> Self:
+    def make(cls, tokens: FlatTokens, plan: PackSettings) -> Self:
         none = np.empty(0, np.int64)
         if plan.fit == "greedy":
             firsts, offsets = _split(tokens, plan) if plan.split_across_pack else (_whole(tokens, plan), none)
@@ -388,7 +388,7 @@ def packs_together(found: Sequence[Parts], length: int) -> Parts:
     return joined._replace(at=np.concatenate([one.at + begin for one, begin in zip(found, rows, strict=False)]))
 
 
-def _whole(tokens: FlatTokens, plan: Plan) -> Int64s:
+def _whole(tokens: FlatTokens, plan: PackSettings) -> Int64s:
     """``firsts`` of whole documents in order."""
     starts = read_starts(tokens)
     if plan.too_long == "cut" or plan.pad_to > 1:
@@ -396,7 +396,7 @@ def _whole(tokens: FlatTokens, plan: Plan) -> Int64s:
     return first_documents(starts, plan.length, plan.max_packs, tokens.store.url)
 
 
-def _split(tokens: FlatTokens, plan: Plan) -> Int64Pair:
+def _split(tokens: FlatTokens, plan: PackSettings) -> Int64Pair:
     """``firsts`` and ``offsets`` of documents in order that are split."""
     found, first = [np.empty((2, 0), np.int64)], 0
     for entries in read_starts(tokens):
@@ -411,7 +411,7 @@ def _split(tokens: FlatTokens, plan: Plan) -> Int64Pair:
     return firsts, offsets
 
 
-def _best(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, Int64s]:
+def _best(tokens: FlatTokens, plan: PackSettings) -> tuple[Int64s, Int64s, Int64s]:
     """``firsts``, ``documents`` and ``offsets`` of packs with little padding."""
     firsts, (documents, numbers), padding = best_packs(document_parts(tokens, plan), plan.length)
     if padding >= plan.length:  # in their order, documents may take fewer packs
@@ -423,7 +423,7 @@ def _best(tokens: FlatTokens, plan: Plan) -> tuple[Int64s, Int64s, Int64s]:
     return firsts, documents, numbers * plan.length
 
 
-def _cropped(tokens: FlatTokens, plan: Plan) -> CroppedRows:
+def _cropped(tokens: FlatTokens, plan: PackSettings) -> CroppedRows:
     """The same of full packs, whose last parts may be cut."""
     return cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
 
@@ -466,7 +466,7 @@ def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None
     return np.concatenate(firsts)
 
 
-def document_parts(tokens: FlatTokens, plan: Plan) -> Iterator[Int64s]:
+def document_parts(tokens: FlatTokens, plan: PackSettings) -> Iterator[Int64s]:
     """The parts to pack, some at a time: int64[3, n], each one's document, its number in that, and its length."""
     document_count = 0
     for entries in read_starts(tokens):
@@ -497,7 +497,7 @@ class IndexFile(NamedTuple):
     key: bytes
 
     @classmethod
-    def at(cls, cache: PathOrUrl, tokens: FlatTokens, plan: Plan) -> Self:
+    def at(cls, cache: PathOrUrl, tokens: FlatTokens, plan: PackSettings) -> Self:
         """The file in the directory *cache*, or next to the dataset. ValueError if that is not a local path."""
         beside = posixpath.dirname(tokens.store.root) + ".packing"
         store = replace(tokens.store, root=beside) if cache == "beside" else Store.at(cache)
@@ -559,7 +559,7 @@ def _identity(tokens: FlatTokens) -> str:
     return sha256.hexdigest()
 
 
-def kept_index(tokens: FlatTokens, plan: Plan, file: IndexFile | None) -> tuple[Packs, bool]:
+def kept_index(tokens: FlatTokens, plan: PackSettings, file: IndexFile | None) -> tuple[Packs, bool]:
     """The index, and whether it is mapped from *file*. It is made and kept there first if need be; without a file it is
     made in memory. Processes that make the same index at the same time write the same bytes.
     """

@@ -23,14 +23,25 @@ from flat_tokens.annotations import Bools, Int64s, IntPair, JsonFacts, JsonObjec
 from flat_tokens.extras import pa
 from flat_tokens.options import did_you_mean
 from flat_tokens.steps.contract import MakeStep, Outcome, Step, TextMatch
-from flat_tokens.steps.datatrove import Datatrove
+from flat_tokens.steps.datatrove import DatatroveStep
 from flat_tokens.steps.decontaminate import Decontaminate
 from flat_tokens.steps.html import Html
 from flat_tokens.steps.language import Language
 from flat_tokens.steps.shipped import Length, Normalize, Pattern
 from flat_tokens.text.rows import as_kept
 
-__all__ = ["GROUP", "HARMLESS", "READ_BY_BUILDS", "SHIPPED", "Outcome", "Step", "Stepped", "Steps", "TextMatch", "open_steps"]
+__all__ = [
+    "GROUP",
+    "HARMLESS",
+    "READ_BY_BUILDS",
+    "SHIPPED",
+    "Outcome",
+    "ReadySteps",
+    "Step",
+    "Stepped",
+    "TextMatch",
+    "open_steps",
+]
 
 GROUP = "flat_tokens.steps"
 """Entry points of this group are steps."""
@@ -41,7 +52,7 @@ SHIPPED: Mapping[str, MakeStep] = {
     "language": Language,
     "html": Html,
     "decontaminate": Decontaminate,
-    "datatrove": Datatrove,
+    "datatrove": DatatroveStep,
 }
 HARMLESS = frozenset({"length", "pattern", "normalize"})
 """They run for a dataset that a stranger made: whatever their options are, they read nothing, and take time as the
@@ -86,7 +97,7 @@ class Stepped(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steps:
+class ReadySteps:
     """Steps that are ready. ``described``: as manifests have them, each ``use``, ``name``, ``version``, ``options``.
     ``gives_spans``: one of them says which characters count.
     """
@@ -162,7 +173,7 @@ def _batch(texts: pa.LargeStringArray, keys: UInt64s, columns: Mapping[str, pa.A
     return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
 
-class _Run(NamedTuple):
+class _StepOutcome(NamedTuple):
     """Outcome of one step for a batch, its arrays as long as the batch; documents of ``faults`` do not stay."""
 
     outcome: Outcome
@@ -171,7 +182,7 @@ class _Run(NamedTuple):
     faults: dict[int, str]
 
 
-def _run(name: str, step: Step, batch: pa.RecordBatch) -> _Run:
+def _run(name: str, step: Step, batch: pa.RecordBatch) -> _StepOutcome:
     faults: dict[int, str] = {}
     try:
         given = step(batch)
@@ -188,7 +199,7 @@ def _run(name: str, step: Step, batch: pa.RecordBatch) -> _Run:
         return _spread(rest, sound, batch, faults)
     outcome, keep = _checked(name, given, batch)
     outcome = outcome._replace(columns=_columns_of(name, step, outcome, len(batch)))
-    return _Run(outcome, keep, _reasons(name, step, outcome, keep), faults)
+    return _StepOutcome(outcome, keep, _reasons(name, step, outcome, keep), faults)
 
 
 def _fault(step: Step, one: pa.RecordBatch) -> str | None:
@@ -205,7 +216,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _spread(run: _Run, sound: Int64s, batch: pa.RecordBatch, faults: dict[int, str]) -> _Run:
+def _spread(run: _StepOutcome, sound: Int64s, batch: pa.RecordBatch, faults: dict[int, str]) -> _StepOutcome:
     """The outcome for the *sound* documents of a batch as one of the whole batch."""
     keep, places = np.zeros(len(batch), bool), np.full(len(batch), -1)
     keep[sound], places[sound] = run.keep, np.arange(len(sound))
@@ -214,7 +225,7 @@ def _spread(run: _Run, sound: Int64s, batch: pa.RecordBatch, faults: dict[int, s
     columns = run.outcome.columns and {name: values.take(where) for name, values in run.outcome.columns.items()}
     matches = [match._replace(document=int(sound[match.document])) for match in run.outcome.matches]
     left_out = {reason: sound[numbers] for reason, numbers in run.left_out.items()}
-    return _Run(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, left_out, faults)
+    return _StepOutcome(Outcome(text=text, spans=spans, columns=columns, matches=matches), keep, left_out, faults)
 
 
 def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, Bools]:
@@ -292,7 +303,7 @@ def _pairs(name: str, spans: pa.Array) -> list[list[IntPair] | None]:
     return found
 
 
-def open_steps(steps: Sequence[JsonFacts]) -> Steps:
+def open_steps(steps: Sequence[JsonFacts]) -> ReadySteps:
     """Steps of which each has ``use`` and perhaps ``name``, ``options`` and ``version``.
 
     ValueError for a step that is not there, for options that it does not take, and where it is of another version.
@@ -305,7 +316,7 @@ def open_steps(steps: Sequence[JsonFacts]) -> Steps:
 
 
 @functools.lru_cache(32)
-def _opened(steps_json: str) -> Steps:
+def _opened(steps_json: str) -> ReadySteps:
     described, opened = list[JsonObject](), list[_Open]()
     names = Counter[str]()
     for step in json.loads(steps_json):
@@ -323,7 +334,7 @@ def _opened(steps_json: str) -> Steps:
         options = getattr(made, "described_as", options)
         described.append({"use": use, "name": name, "version": installed, "options": options})
         opened.append(_Open(name, made))
-    return Steps(tuple(described), tuple(opened))
+    return ReadySteps(tuple(described), tuple(opened))
 
 
 def _check_columns(name: str, step: Step, before: Sequence[_Open]) -> None:

@@ -20,7 +20,7 @@ TRIAL = "It was a dark night.\nThe rain fell in torrents, and the wind swept up 
 """A document to try filters on: a package that one needs is missed when it looks at a document, not before."""
 
 
-class Datatrove:
+class DatatroveStep:
     """A filter or a formatter of datatrove's. *filter* or *formatter* is its name, the *options* are its own."""
 
     def __init__(self, *, filter: str | None = None, formatter: str | None = None, **options: Any) -> None:

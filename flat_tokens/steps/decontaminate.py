@@ -170,19 +170,19 @@ class QuestionIndex:
         again = np.all([values[1:] == values[:-1] for values in found], axis=0)
         return found.those(np.concatenate([np.ones(min(len(order), 1), bool), ~again]))
 
-    def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, _Window]]:
+    def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, _WordWindow]]:
         """Words of texts, some at a time, with the number of the first text. Those of a long text overlap by a run."""
         text, count = 0, len(offsets) - 1
         while text < count:
             stop = int(np.searchsorted(offsets, offsets[text] + WINDOW_BYTES, "right")) - 1
             if stop > text:
-                yield text, _Window(words_of(data, offsets[text : stop + 1]), offsets[text])
+                yield text, _WordWindow(words_of(data, offsets[text : stop + 1]), offsets[text])
                 text = stop
                 continue
             yield from ((text, window) for window in self._windows_of(data, int(offsets[text]), int(offsets[text + 1])))
             text += 1
 
-    def _windows_of(self, data: UInt8s, start: int, stop: int) -> Iterator[_Window]:
+    def _windows_of(self, data: UInt8s, start: int, stop: int) -> Iterator[_WordWindow]:
         """Windows of one long text."""
         size = WINDOW_BYTES
         while True:
@@ -193,13 +193,13 @@ class QuestionIndex:
             if end < stop and len(words.starts) <= self._longest + 1:
                 size *= 2  # no spaces, or few and very long words
                 continue
-            yield _Window(words, np.int64(start))
+            yield _WordWindow(words, np.int64(start))
             if end == stop:
                 return
             start += int(words.in_texts(words.starts[-self._longest :])[0])
             size = WINDOW_BYTES
 
-    def _in(self, window: _Window, first: int, data: UInt8s, offsets: Int64s) -> Found:
+    def _in(self, window: _WordWindow, first: int, data: UInt8s, offsets: Int64s) -> Found:
         words, found = window.words, list[Found]()
         for runs in self._runs:
             at, run = runs.candidates(words)
@@ -218,7 +218,7 @@ class QuestionIndex:
         return Found.together(found)
 
 
-class _Window(NamedTuple):
+class _WordWindow(NamedTuple):
     """Words of some texts, whose bytes begin at ``start``."""
 
     words: Words

@@ -20,7 +20,7 @@ class SlowError(ConnectionError):
     """A server sends slower than the least speed."""
 
 
-class Pace:
+class AnswerPace:
     """The speed of one answer."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ def check_encoding(url: object, headers: Any) -> None:
 
 def bounded(url: object, blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
     """Received blocks, up to *most* bytes. ValueError if there are more, SlowError if they arrive too slowly."""
-    seen, pace = 0, Pace()
+    seen, pace = 0, AnswerPace()
     for block in blocks:
         pace.add(len(block))
         seen += len(block)

@@ -22,7 +22,7 @@ class Answer(aiohttp.ClientResponse):
         first, is_whole = int(begin or 0), self.status != 206
         wanted = int(end) - first + bool(begin) if end else answers.MOST_BYTES
         before = first if is_whole else 0
-        found, pace = bytearray(), answers.Pace()
+        found, pace = bytearray(), answers.AnswerPace()
         try:
             async for block in self.content.iter_any():
                 pace.add(len(block))

@@ -115,7 +115,7 @@ def _records(file: TextFile, start: int, stop: int) -> Iterator[Record]:
             place = f"after the record at byte {record.stream_pos:,}"
 
 
-class _Reading:
+class _WarcReader:
     """Reads the documents of a range. ``stored``: bytes of its records so far; ``unpacked``: bytes of what was packed in them."""
 
     def __init__(self, file: TextFile) -> None:
@@ -229,7 +229,7 @@ class _Reading:
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
     collected, size, end, seen = Collected(file), 0, 0, 0
-    reading = _Reading(file)
+    reading = _WarcReader(file)
     for record in _records(file, part.start, part.stop):
         end, seen = record.number + 1, record.start + record.length - part.start
         size += reading.add(collected, record)

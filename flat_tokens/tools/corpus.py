@@ -47,7 +47,7 @@ WINDOW_TOKENS = 1 << 17
 """Tokens processed together: their temporaries stay in the processor's cache."""
 
 
-class SourceFile(NamedTuple):
+class CorpusFile(NamedTuple):
     """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array.
     ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
     """
@@ -60,14 +60,14 @@ class SourceFile(NamedTuple):
     line_ends: str | None = None
 
 
-class Source(NamedTuple):
+class CorpusSource(NamedTuple):
     """A source as a manifest describes it; ``settings`` decide how its files are read."""
 
     name: str
     origin: str
     revision: str | None
     settings: Mapping[str, Any]
-    files: tuple[SourceFile, ...]
+    files: tuple[CorpusFile, ...]
 
 
 class TokenizerName(NamedTuple):
@@ -120,15 +120,15 @@ class Corpus:
         return found
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[CorpusSource, ...]:
         """The sources in the manifest, which may be none. Their files are numbered through."""
         sources, numbers = [], itertools.count()
         for i, described in enumerate(self.provenance.get("sources") or ()):
             facts = ((file["name"], file["size"], file["sha256"], file.get("line_ends")) for file in described["files"])
-            files = (SourceFile(next(numbers), i, *of) for of in facts)
+            files = (CorpusFile(next(numbers), i, *of) for of in facts)
             settings = {key: value for key, value in described.items() if key not in SOURCE_FACTS}
             origin = described.get("from") or ""
-            sources.append(Source(described["name"], origin, described.get("revision"), settings, tuple(files)))
+            sources.append(CorpusSource(described["name"], origin, described.get("revision"), settings, tuple(files)))
         return tuple(sources)
 
     @property

@@ -266,7 +266,7 @@ def _plan_at(store: Store) -> str | None:
 
 def write_file(
     file: ExportFile, request: ExportRequest, path_or_url: str, seen: Callable[[int], object] | None = None
-) -> Written:
+) -> WrittenPart:
     """Write a part, which is one file of the plan and those next to it, and its receipt, unless it is there already. *seen* is
     called with counts of tokens as they are exported or found.
     """
@@ -275,7 +275,7 @@ def write_file(
     if finished and finished.get("part") == list(file):
         if seen is not None:
             seen(finished.get("token_count", 0))
-        return Written(finished["objects"], reused=True)
+        return WrittenPart(finished["objects"], reused=True)
     count = furthest = 0
 
     def read(start: int, stop: int) -> None:
@@ -290,10 +290,10 @@ def write_file(
     stored = tuple(FORMATS[request.format].write(splits, file, store, request.options))
     facts = {"key": request.key, "part": list(file), "objects": [list(one) for one in stored], "token_count": count}
     store.put(receipt, to_json(facts, indent=1))
-    return Written(stored, reused=False)
+    return WrittenPart(stored, reused=False)
 
 
-class Written(NamedTuple):
+class WrittenPart(NamedTuple):
     """The files of a part, and whether an earlier run wrote them."""
 
     objects: tuple[StoredObject, ...]
@@ -348,7 +348,7 @@ def done_before(request: ExportRequest, store: Store) -> Exported | None:
     return Exported(store.url, request.format, record["objects"], record["parts"], record["parts"], True, request.loses_loss_mask)
 
 
-def finish(request: ExportRequest, written: Sequence[Written], path_or_url: str) -> Exported:
+def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: str) -> Exported:
     """Write the files that need all parts, and the record of the export."""
     store = target(path_or_url)
     objects = [stored for one in written for stored in one.objects]

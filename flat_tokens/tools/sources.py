@@ -29,7 +29,7 @@ from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to_large
-from flat_tokens.tools.corpus import Corpus, Source, SourceFile, run_of
+from flat_tokens.tools.corpus import Corpus, CorpusFile, CorpusSource, run_of
 
 UNRECORDED = "there is no record of where sequences come from"
 
@@ -45,10 +45,10 @@ class Place(NamedTuple):
     """Where a sequence's document is from: its key, its file (None where the manifest names none) and its row, from 0."""
 
     key: int
-    file: SourceFile | None
+    file: CorpusFile | None
     row: int
 
-    def described(self, sources: Sequence[Source]) -> JsonObject:
+    def described(self, sources: Sequence[CorpusSource]) -> JsonObject:
         """The place for JSON, the key in hexadecimal: JSON's numbers end at 2**53."""
         source, name = (sources[self.file.source].name, self.file.name) if self.file else (None, None)
         return {"key": f"{self.key:016x}", "source": source, "file": name, "row": self.row}
@@ -92,14 +92,14 @@ class Locator:
         self._found: dict[int, str | None] = {}
         self.trusted = trusted
 
-    def find(self, file: SourceFile) -> str | None:
+    def find(self, file: CorpusFile) -> str | None:
         """A path or URL where the file is, of the size that the manifest says; None if there is none."""
         if file.number not in self._found:
             places = (place_below(*candidate) for candidate in self._candidates(file))
             self._found[file.number] = next((place for place in places if place and _is_there(place, file)), None)
         return self._found[file.number]
 
-    def _candidates(self, file: SourceFile) -> Iterator[tuple[str, str]]:
+    def _candidates(self, file: CorpusFile) -> Iterator[tuple[str, str]]:
         """Where the file may be: directories or URLs, and names below them."""
         fetched = (file.sha256, f"{file.sha256}.raw")
         for place in self._given:
@@ -155,7 +155,7 @@ def _base(path: str) -> str:
     return before.rpartition("/")[0]
 
 
-def _is_there(place: str, file: SourceFile) -> bool:
+def _is_there(place: str, file: CorpusFile) -> bool:
     try:
         store = Store.at(posixpath.dirname(place) or ".")
         key = posixpath.basename(place)
@@ -170,7 +170,7 @@ class FileTexts(NamedTuple):
     document's key. ``problem``: why none can be read.
     """
 
-    file: SourceFile | None
+    file: CorpusFile | None
     sequences: list[int]
     found: str | None
     texts: Mapping[int, str]
@@ -179,7 +179,7 @@ class FileTexts(NamedTuple):
 
 def texts_of(corpus: Corpus, places: Mapping[int, Place], locator: Locator) -> Iterator[FileTexts]:
     """The texts of sequences from their source files, each of which is read once; those of no named file come first."""
-    by_file: dict[SourceFile | None, list[int]] = {}
+    by_file: dict[CorpusFile | None, list[int]] = {}
     for i in sorted(places, key=lambda i: places[i].file is not None):
         by_file.setdefault(places[i].file, []).append(i)
     for file, sequences in by_file.items():
@@ -209,7 +209,7 @@ def _nameless(corpus: Corpus) -> str:
     return f"a token shard's rows count from the beginning of its part, {part}"
 
 
-def read_rows(place: str, file: SourceFile, source: Source, rows: Iterable[int]) -> dict[int, SourceRow]:
+def read_rows(place: str, file: CorpusFile, source: CorpusSource, rows: Iterable[int]) -> dict[int, SourceRow]:
     """Rows of a source file, counted from 0, read by the readers of builds. Rows that the file doesn't have, or that are no
     text, are left out.
 

@@ -18,7 +18,7 @@ from flat_tokens.annotations import Int64s, Integers, IntPair, JsonFacts, JsonOb
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.tools import arguments, near_duplicates, report, terminal
-from flat_tokens.tools.corpus import Corpus, Source, windows
+from flat_tokens.tools.corpus import Corpus, CorpusSource, windows
 from flat_tokens.tools.inspect import describe, heading
 from flat_tokens.tools.sources import Locator
 from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
@@ -96,7 +96,7 @@ class Counts(NamedTuple):
         return int(self.values[np.searchsorted(sums, math.ceil(sums[-1] * percent / 100 - 1e-9), side="left")])
 
 
-class Tally:
+class ValueCounts:
     """Counts non-negative values, given as int or uint[n]."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Tally:
         self._above = merged
 
 
-class Counted(NamedTuple):
+class SplitCounts(NamedTuple):
     """Counts of one pass over a split: its sequences' lengths, its token ids, and what `count_files` counts."""
 
     lengths: Counts
@@ -138,13 +138,13 @@ class Counted(NamedTuple):
     of_files: Int64s | None
 
 
-def count(corpus: Corpus, name: str) -> Counted:
+def count(corpus: Corpus, name: str) -> SplitCounts:
     """Count a split. ValueError if it is damaged."""
     split = corpus.splits[name]
     documents = corpus.documents(name)
     files = sum(len(source.files) for source in corpus.sources)
     of_files = None if documents is None or not files else np.zeros((2, files + 1), np.int64)
-    lengths, ids, done = Tally(), Tally(), 0
+    lengths, ids, done = ValueCounts(), ValueCounts(), 0
     for ended, tokens in _lengths_and_tokens(split):
         ids.add(tokens)
         lengths.add(ended)
@@ -153,7 +153,7 @@ def count(corpus: Corpus, name: str) -> Counted:
         done += len(ended)
     if done != split.seq_count:
         raise ValueError(f"{corpus.url}: {name} has {done} sequences instead of {split.seq_count}. Run flat-tokens verify.")
-    return Counted(lengths.counts(), ids.counts(), of_files)
+    return SplitCounts(lengths.counts(), ids.counts(), of_files)
 
 
 def count_files(file: StoredArray, files: int, first: int, lengths: Int64s) -> Int64s:
@@ -163,7 +163,7 @@ def count_files(file: StoredArray, files: int, first: int, lengths: Int64s) -> I
     return np.array([np.bincount(numbers, of_each, files + 1) for of_each in (lengths, None)]).astype(np.int64)
 
 
-def source_counts(of_files: Int64s, source: Source) -> IntPair:
+def source_counts(of_files: Int64s, source: CorpusSource) -> IntPair:
     """Tokens and documents of a source, of the counts by file: int64[2, files + 1]."""
     tokens, documents = of_files[:, [file.number for file in source.files]].sum(axis=1).tolist()
     return tokens, documents
@@ -179,12 +179,12 @@ def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Int64s, UInt32s]]:
     yield stop - begun, np.empty(0, np.uint32)
 
 
-def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabulary | None, top: int) -> JsonObject:
+def summarise(corpus: Corpus, counted: Mapping[str, SplitCounts], vocabulary: Vocabulary | None, top: int) -> JsonObject:
     """All numbers of a report, for JSON. ``total`` is for all splits together."""
     lengths, ids, of_files = zip(*counted.values(), strict=True)
     known = [part for part in of_files if part is not None]
     all_files = np.stack(known).sum(axis=0) if len(known) == len(of_files) else None
-    total = Counted(Counts.together(lengths), Counts.together(ids), all_files)
+    total = SplitCounts(Counts.together(lengths), Counts.together(ids), all_files)
     described = describe(corpus)
     documents = described["documents"] or {}
     highest = corpus.tokenizer.highest_id if corpus.tokenizer else None
@@ -208,7 +208,7 @@ def summarise(corpus: Corpus, counted: Mapping[str, Counted], vocabulary: Vocabu
     }
 
 
-def _summary(corpus: Corpus, counted: Counted, vocabulary: Vocabulary | None, highest: int | None, top: int) -> JsonObject:
+def _summary(corpus: Corpus, counted: SplitCounts, vocabulary: Vocabulary | None, highest: int | None, top: int) -> JsonObject:
     lengths, ids = counted.lengths, counted.ids
     tokens, sequences = int(ids.counts.sum()) + ids.untold, int(lengths.counts.sum())
     decoded = None
@@ -300,7 +300,7 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject
     }
 
 
-def _by_source(corpus: Corpus, counted: Counted) -> list[JsonObject] | None:
+def _by_source(corpus: Corpus, counted: SplitCounts) -> list[JsonObject] | None:
     if counted.of_files is None:
         return None
     rows = [(source.name, len(source.files), *source_counts(counted.of_files, source)) for source in corpus.sources]

@@ -28,7 +28,7 @@ from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT, latest_of
 from flat_tokens.reader import FlatTokens, resolve
-from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, Steps, open_steps
+from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, read_json, stored_object
@@ -58,7 +58,7 @@ COMPILING = 512
 """A pattern is compiled in about the time in which it is matched with this many bytes."""
 
 
-class Sample(NamedTuple):
+class SampledPart(NamedTuple):
     """Part *number*, counted from 1, of a dataset in *parts* parts."""
 
     number: int
@@ -88,14 +88,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     arguments.add_listed(parser, ARGUMENTS, sample=sample, number=at_least(1), documents=at_least(0))
 
 
-def sample(text: str) -> Sample:
+def sample(text: str) -> SampledPart:
     try:
         number, parts = (int(number) for number in text.split("/"))
     except ValueError:
         number, parts = 0, 0
     if not 1 <= number <= parts:
         raise ArgumentTypeError(f"{text!r} is not a part such as 3/30: N from 1 to M")
-    return Sample(number, parts)
+    return SampledPart(number, parts)
 
 
 def run(options: Namespace) -> int:
@@ -244,7 +244,7 @@ def _check_sample(root: Store, options: Namespace) -> Iterator[str]:
         yield from check_sequences(name, split, *options.sample.share(split.seq_count))
 
 
-def _check_digests(store: Store, objects: list[StoredObject], sample: Sample) -> Iterator[str]:
+def _check_digests(store: Store, objects: list[StoredObject], sample: SampledPart) -> Iterator[str]:
     start, stop = sample.share(len(objects))
     for stored in sorted(objects)[start:stop]:
         if (now := store.now(stored)) != stored:
@@ -335,7 +335,7 @@ def retokenize(corpus: Corpus, options: Namespace) -> tuple[int, Counter[str], l
 
 def _steps_of(
     settings: Mapping[str, Any], trusted: bool, texts: Collection[str] = (), work: int = 0
-) -> tuple[Steps | None, str, int]:
+) -> tuple[ReadySteps | None, str, int]:
     """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
     before; it is returned with those of this one.
     """
@@ -374,7 +374,7 @@ def _pattern_of(options: JsonFacts) -> str:
 
 
 def _behind(
-    steps: Steps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
+    steps: ReadySteps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Texts of sequences after the steps, which see *kept* columns; and what is wrong with those that do not come through."""
     if not steps.described or not texts:
@@ -388,7 +388,7 @@ def _behind(
     return dict(zip(stayed, found.texts.to_pylist(), strict=True)), wrong
 
 
-def choose(sample: Sample, seq_count: int, documents: int) -> Int64s:
+def choose(sample: SampledPart, seq_count: int, documents: int) -> Int64s:
     """Sequences of a part, one from each of equal ranges: int64[up to *documents*]. The same ones each time."""
     start, stop = sample.share(seq_count)
     edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)

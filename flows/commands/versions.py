@@ -19,7 +19,7 @@ from flows.commands.running import add_command, add_fields, checked, given, run_
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
-    from tasks.garbage import Collected
+    from tasks.garbage import GarbageReport
     from tasks.output.pointer import Candidate
     from tasks.output.versions import Decided, Version
 
@@ -271,7 +271,7 @@ def run_gc(options: Namespace) -> None:
     show(options, collected.model_dump(mode="json"), collected_text(collected))
 
 
-def collected_text(collected: Collected) -> list[str]:
+def collected_text(collected: GarbageReport) -> list[str]:
     """Garbage that went, or would go, for people: the first ones of every kind, and sums."""
     lines = []
     for kind, group in groupby(collected.garbage, key=lambda item: item.kind):

@@ -25,9 +25,9 @@ from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, 
 from tasks.derive.inputs import (
     DOCUMENT_BYTES,
     RADIX_BITS,
-    Counted,
     Input,
     Listed,
+    PartCounts,
     cut,
     positioned,
     read_ids,
@@ -154,7 +154,7 @@ class DerivePlan(NamedTuple):
 
     parts: dict[Split, list[InputPart]]
     target: Target
-    counted: list[tuple[InputPart, Counted]]
+    counted: list[tuple[InputPart, PartCounts]]
 
 
 def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, runner: Runner, target: Target) -> DerivePlan:

@@ -65,7 +65,7 @@ class ListedRun(NamedTuple):
     says: str
 
 
-class Schedule(NamedTuple):
+class RefreshSchedule(NamedTuple):
     """The deployment that refreshes a dataset. ``at``: when it runs next; None where no run is planned. ``when``: how often."""
 
     path: str
@@ -181,7 +181,7 @@ def dataset_page(
     name: str,
     found: Status,
     runs: Sequence[ListedRun],
-    schedule: Schedule | None,
+    schedule: RefreshSchedule | None,
     idle: Sequence[ListedRun] = (),
     history: Sequence[Refreshed] = (),
     *,
@@ -300,7 +300,7 @@ def _link_to(run: ListedRun) -> str:
     return f"[{as_markdown(run.name)}]({run.path})"
 
 
-def _told(schedule: Schedule | None) -> str:
+def _told(schedule: RefreshSchedule | None) -> str:
     if schedule is None:
         return "none. `make serve` with a configuration file makes one."
     when = f"{code(schedule.when)}, " if schedule.when else ""
@@ -354,14 +354,14 @@ def _deployment(client: Api, name: str) -> JsonObject | None:
         return None
 
 
-def _schedule(client: Api, deployment: JsonObject) -> Schedule:
+def _schedule(client: Api, deployment: JsonObject) -> RefreshSchedule:
     planned = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = ask(client, "POST", "/flow_runs/filter", {"flow_runs": planned, "sort": "EXPECTED_START_TIME_ASC", "limit": 1})
     schedules = deployment["schedules"]
     is_paused = deployment["paused"] or not any(one["active"] for one in schedules)
     when = " and ".join(_when(one["schedule"]) for one in schedules)
     at = moment(runs[0]["expected_start_time"]) if runs else None
-    return Schedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
+    return RefreshSchedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
 
 
 def _when(schedule: JsonObject) -> str:

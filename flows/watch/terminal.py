@@ -40,11 +40,11 @@ def display(name: str, live: bool, *, has_server: bool = False) -> Iterator[None
     from rich.live import Live
 
     # It takes standard error over meanwhile: what is logged goes above the line.
-    with Live(_Line(name, has_server), console=Console(stderr=True), refresh_per_second=8, transient=True):
+    with Live(_ProgressLine(name, has_server), console=Console(stderr=True), refresh_per_second=8, transient=True):
         yield
 
 
-class _Line:
+class _ProgressLine:
     """The line of progress at this moment, as wide as the terminal is."""
 
     def __init__(self, name: str, has_server: bool = False) -> None:

@@ -221,7 +221,7 @@ RADIX_BITS = 16
 HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
 
 
-class Counted(NamedTuple):
+class PartCounts(NamedTuple):
     """Counts of what is taken of a part. ``sources``: documents and tokens of each source of its input."""
 
     seq_count: int
@@ -290,7 +290,7 @@ def count_hashes(part: InputPart, target: Target, prefix: dict[Split, int], digi
     return np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS)
 
 
-def count_taken(part: InputPart, target: Target) -> Counted:
+def count_taken(part: InputPart, target: Target) -> PartCounts:
     """Count the documents and tokens that are taken of a part."""
     documents = input_documents(part, target)
     meter.add("count", DOCUMENT_BYTES * len(documents), len(documents))
@@ -298,7 +298,7 @@ def count_taken(part: InputPart, target: Target) -> Counted:
     lengths, of_source = documents.lengths[keep], sources_of(part, documents)[keep]
     counts = np.bincount(of_source, minlength=len(part.source_stops))
     tokens = np.bincount(of_source, lengths, minlength=len(part.source_stops))  # float64, which is exact up to 2**53
-    return Counted(
+    return PartCounts(
         int(keep.sum()),
         int(lengths.sum()),
         tuple(zip(counts.tolist(), map(int, tokens), strict=True)),
@@ -306,7 +306,7 @@ def count_taken(part: InputPart, target: Target) -> Counted:
     )
 
 
-def positioned(counted: Sequence[tuple[InputPart, Counted]], split: Split) -> list[InputPart]:
+def positioned(counted: Sequence[tuple[InputPart, PartCounts]], split: Split) -> list[InputPart]:
     """The parts of a split with their counts and positions."""
     parts, seqs, tokens = list[InputPart](), 0, 0
     for part, count in counted:

@@ -273,7 +273,7 @@ def _there(file: SourceFile) -> FoundFile:
     raise ValueError(f"{platform.node()} cannot read {where}. Put sources {everywhere}.")
 
 
-class Lent:
+class SharedFiles:
     """The files of a slice, fetched, or what it needs of them: how many threads read them now, how many slices of them are still
     to be read (of files that are kept, any number), and the stack that removes them.
     """
@@ -285,7 +285,7 @@ class Lent:
 
 
 _sharing = threading.Lock()
-_lent: defaultdict[tuple[Any, ...], Lent] = defaultdict(Lent)
+_lent: defaultdict[tuple[Any, ...], SharedFiles] = defaultdict(SharedFiles)
 
 
 @contextlib.contextmanager

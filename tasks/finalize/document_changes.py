@@ -50,7 +50,7 @@ class _ComparedSplit(NamedTuple):
     row: StoredArray
 
 
-class _Version(NamedTuple):
+class _ComparedVersion(NamedTuple):
     """A version whose documents are compared. ``source_of``: the source of each file, int64[files]. ``rules``: what decides the
     tokens of a text next to the tokenizer; ``split_rule``: what decides on its split.
     """
@@ -67,7 +67,7 @@ class _Version(NamedTuple):
     split_rule: dict[str, Any]
 
     @classmethod
-    def opened(cls, root: Store, version: str) -> _Version:
+    def opened(cls, root: Store, version: str) -> _ComparedVersion:
         store = version_store(root, version)
         manifest = read_manifest(store)
         made_of, split_names = manifest["provenance"], splits_of(manifest["totals"])
@@ -187,14 +187,14 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
 
     ValueError for a version that is damaged, FileNotFoundError for one without a record of its documents.
     """
-    b = _Version.opened(root, after)
+    b = _ComparedVersion.opened(root, after)
     if before is None:
         store = version_store(root, after)
         table = DocumentTable(store, {name: open_split(store / name) for name in b.split_names})
         sql = "SELECT split, source, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL"
         found = query(table.read(("split", "source")), sql)
         return summed({(split, source): Counter(added=count) for split, source, count in found}, b.names)
-    a = _Version.opened(root, before)
+    a = _ComparedVersion.opened(root, before)
     names = tuple(dict.fromkeys((*b.names, *a.names)))
     numbers = {name: i for i, name in enumerate(names, 1)}
     # By another rule a document of the same segment may be in another split.

@@ -17,7 +17,7 @@ from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.columns import BEYOND, FLOAT64_HAS_ALL, as_arrow, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
-from flat_tokens.steps import Steps, TextMatch
+from flat_tokens.steps import ReadySteps, TextMatch
 from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
@@ -287,7 +287,7 @@ def note_kinds(given: Mapping[str, str], tally: Tally, place: str, *, of_step: b
 
 
 def _take_steps(
-    steps: Steps,
+    steps: ReadySteps,
     documents: TextBatch,
     slice_: Slice,
     source: Source,

@@ -23,7 +23,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Batches:
+class _SliceBatches:
     """The batches of a slice, and what becomes of each, in their order, with the bytes of its text."""
 
     def __init__(
@@ -41,7 +41,7 @@ class TokenizePool:
     """So many threads, until the block ends."""
 
     def __init__(self, threads: int) -> None:
-        self._slices: list[_Batches] = []
+        self._slices: list[_SliceBatches] = []
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Notified where there is a batch more to read: one thread is enough, as it notifies the next."""
@@ -54,7 +54,7 @@ class TokenizePool:
         """A block in which the pool works on *batches*: their results, in order. One thread at a time reads the next batch. An
         error of either is raised in the place of the result. *size*: bytes of a batch's text.
         """
-        one = _Batches(batches, work, size, self._lock)
+        one = _SliceBatches(batches, work, size, self._lock)
         with self._lock:
             self._slices.append(one)
             self._tell()
@@ -69,7 +69,7 @@ class TokenizePool:
             for left, _ in one.results:
                 left.exception()  # it is waited for, not wanted
 
-    def _taken(self, one: _Batches) -> Iterator[Any]:
+    def _taken(self, one: _SliceBatches) -> Iterator[Any]:
         while True:
             with self._lock:
                 one.change.wait_for(lambda: one.results or one.has_ended)
@@ -94,7 +94,7 @@ class TokenizePool:
         while (one := self._next()) is not None:
             self._serve_one(one)
 
-    def _next(self) -> _Batches | None:
+    def _next(self) -> _SliceBatches | None:
         """The slice to read a batch of, once there is one; None at the end."""
         with self._lock:
             while not self._is_over:
@@ -107,7 +107,7 @@ class TokenizePool:
                 self._work.wait()
             return None
 
-    def _with_work(self) -> Iterator[_Batches]:
+    def _with_work(self) -> Iterator[_SliceBatches]:
         """The slices of which a batch more may be read."""
         behind = sum(one.bytes for one in self._slices[1:])
         for n, one in enumerate(self._slices):
@@ -116,7 +116,7 @@ class TokenizePool:
             if has_room and not one.has_ended and not one.is_read:
                 yield one
 
-    def _serve_one(self, one: _Batches) -> None:
+    def _serve_one(self, one: _SliceBatches) -> None:
         """Read the next batch of a slice, and do the work for it."""
         future, failed, batch, size = Future[Any](), False, _END, 0
         try:

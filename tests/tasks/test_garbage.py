@@ -15,7 +15,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from tasks.garbage import Collected, Policy, collect, needs_of, remove_superfluous
+from tasks.garbage import GarbageReport, Policy, collect, needs_of, remove_superfluous
 from tasks.output.leases import building
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
@@ -34,7 +34,7 @@ def build_files(output: str, tmp_path: Path, *names: str, **settings: object) ->
     return build_here(whole).version
 
 
-def kinds(collected: Collected) -> dict[str, int]:
+def kinds(collected: GarbageReport) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in collected.garbage:
         found[item.kind] = found.get(item.kind, 0) + 1

@@ -24,7 +24,7 @@ Mark = Callable[[str, str], str]
 """Puts marks around a text that has no space at its ends. The other argument is the part that it is."""
 
 
-class Found(NamedTuple):
+class CountedPart(NamedTuple):
     """A part at ``text[start:stop]``."""
 
     start: int
@@ -95,7 +95,7 @@ def names_of_calls(message: Message) -> list[str] | None:
     return [name for name in names if isinstance(name, str)]
 
 
-def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[Found]:
+def divide(text: str, found: Sequence[CountedPart], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[CountedPart]:
     """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
     contents and thoughts. *calls*: the names of the functions that it calls: the calls are after the last of these, or else
     between two of them, or before the first. A template may leave them out.
@@ -104,7 +104,7 @@ def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, speci
     of a thought. *specials* finds special tokens, which may be such an end.
     """
     if not found:
-        return [Found(0, len(text), CONTENT if calls is None else CALLS)]
+        return [CountedPart(0, len(text), CONTENT if calls is None else CALLS)]
     stops, starts = [0, *(one.stop for one in found)], [*(one.start for one in found), len(text)]
     gaps = list(zip(stops, starts, strict=True))
     at = None if calls is None else next((i for i in (len(found), *range(len(found))) if _holds(text, gaps[i], calls)), None)
@@ -118,7 +118,7 @@ def divide(text: str, found: Sequence[Found], calls: Sequence[str] | None, speci
             is_behind_content = before == CONTENT and found[i].part == THOUGHT and i != at
             borders.append(0 if not borders else start if is_behind_content else stop)
             parts.append(found[i].part)
-    return [Found(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
+    return [CountedPart(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
 
 
 def _holds(text: str, gap: tuple[int, int], calls: Sequence[str]) -> bool:

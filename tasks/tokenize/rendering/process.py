@@ -121,7 +121,7 @@ def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | No
     return None
 
 
-class _Answer:
+class _Reply:
     """Rendered conversations on their way."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def _serve(renderer: Renderer, limiter: Limiter, requests: BinaryIO, out: Binary
         count, size = BATCH.unpack(head)
         offsets = array("q", requests.read(8 * (count + 1)))
         data = requests.read(size)
-        answer = _Answer()
+        answer = _Reply()
         for i in range(count):
             text = data[offsets[i] : offsets[i + 1]]
             try:
@@ -174,7 +174,7 @@ def _serve(renderer: Renderer, limiter: Limiter, requests: BinaryIO, out: Binary
                 answer.refuse(error)
             if answer.text_bytes > ANSWER_BYTES:
                 answer.send(out)
-                answer = _Answer()
+                answer = _Reply()
         answer.send(out)
 
 

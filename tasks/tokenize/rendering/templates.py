@@ -201,7 +201,7 @@ class _Function:
         raise TemplateError("it writes a function where text is wanted")
 
 
-class _Items:
+class _ReadOnce:
     """Items that can be read once. They have no text, as functions have none."""
 
     __slots__ = ("_items",)
@@ -235,7 +235,7 @@ def _without_text(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
         found = function(*args, **kwargs)
-        return _Items(found) if hasattr(found, "__next__") else found
+        return _ReadOnce(found) if hasattr(found, "__next__") else found
 
     return filtered
 

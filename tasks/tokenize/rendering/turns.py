@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from tasks.tokenize.rendering.counted import CALLS, CONTENT, Found, divide, names_of_calls, with_marks
+from tasks.tokenize.rendering.counted import CALLS, CONTENT, CountedPart, divide, names_of_calls, with_marks
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError
 from tasks.tokenize.rendering.request import IntPair
 from tasks.tokenize.rendering.templates import Template
@@ -39,7 +39,7 @@ NOT_FOUND = (
 )
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """The part of a message at ``text[start:stop]``."""
 
     message: int
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     """
 
     text: str
-    parts: list[Part]
+    parts: list[MessagePart]
     spans: list[IntPair]
     has_repeats: bool
 
@@ -186,7 +186,7 @@ class Turns:
         for (start, stop), number in zip(turns, owners, strict=True):
             parts = [part for part in of.parts if start <= part.start < part.stop <= stop and part.kind != CALLS]
             number = parts[0].message if number is None and parts else number
-            places = [Found(one.start - start, one.stop - start, one.kind) for one in parts if one.message == number]
+            places = [CountedPart(one.start - start, one.stop - start, one.kind) for one in parts if one.message == number]
             names = calls.get(number) if number is not None else [] if calls else None
             divided = divide(of.text[start:stop], places, names, self._special)
             found += [(start + one.start, start + one.stop) for one in divided if one.part in (self._counted or ())]
@@ -280,7 +280,7 @@ def _marker(number: int, owners: list[tuple[int, str]], of_empty: bool) -> Any:
 
 def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Reading:
     """Rendered text, by the marks in it. Others than these are left to it."""
-    pieces, parts, spans, has_repeats = list[str](), dict[int, Part](), list[IntPair](), False
+    pieces, parts, spans, has_repeats = list[str](), dict[int, MessagePart](), list[IntPair](), False
     opened, begun, at, length = dict[int, int](), 0, 0, 0
     for found in MARKS.finditer(rendered):
         number = ord(found[1]) - FIRST if found[1] else -1
@@ -294,7 +294,7 @@ def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Readin
         elif number >= 0:
             # Names of functions may be written again for what they return.
             has_repeats |= number in parts and parts[number].kind != CALLS
-            parts.setdefault(number, Part(*owners[number], opened.pop(number, length), length))
+            parts.setdefault(number, MessagePart(*owners[number], opened.pop(number, length), length))
         elif is_open:
             begun = length
         else:

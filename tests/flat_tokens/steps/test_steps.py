@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.steps
-from flat_tokens.steps import SHIPPED, Outcome, Stepped, Steps, open_steps, shipped
+from flat_tokens.steps import SHIPPED, Outcome, ReadySteps, Stepped, open_steps, shipped
 from tests.examples import examples
 
 
-def taken(steps: Sequence[dict[str, Any]] | Steps, *texts: str) -> Stepped:
-    opened = steps if isinstance(steps, Steps) else open_steps(steps)
+def taken(steps: Sequence[dict[str, Any]] | ReadySteps, *texts: str) -> Stepped:
+    opened = steps if isinstance(steps, ReadySteps) else open_steps(steps)
     return opened(pa.array(texts, pa.large_string()), np.arange(len(texts), dtype=np.uint64))
 
 
@@ -196,13 +196,13 @@ def test_a_manifest_has_names_versions_and_options() -> None:
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Steps]:
+def package(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], ReadySteps]:
     """Opens a step of a package that is as good as installed."""
 
     class Package:
         name, version = "house", "3.1"
 
-    def install(step: Any) -> Steps:
+    def install(step: Any) -> ReadySteps:
         class Entry:
             name, value, dist = "house", "house:step", Package
 
@@ -224,11 +224,11 @@ def _no_step_stays() -> Any:
     flat_tokens.steps._opened.cache_clear()
 
 
-def test_a_step_without_a_version_has_its_packages(package: Callable[[Any], Steps]) -> None:
+def test_a_step_without_a_version_has_its_packages(package: Callable[[Any], ReadySteps]) -> None:
     assert package(lambda documents: Outcome()).described[0]["version"] == "house 3.1"
 
 
-def test_a_shipped_step_is_not_replaced(package: Callable[[Any], Steps], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_step_is_not_replaced(package: Callable[[Any], ReadySteps], monkeypatch: pytest.MonkeyPatch) -> None:
     package(lambda documents: Outcome())
     assert isinstance(SHIPPED["length"], type)
     assert open_steps([asked("length", min_bytes=1)]).described[0]["version"] == "1"
@@ -244,7 +244,7 @@ def test_two_packages_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch)
         open_steps([asked("house")])
 
 
-def test_a_step_gets_texts_and_keys(package: Callable[[Any], Steps]) -> None:
+def test_a_step_gets_texts_and_keys(package: Callable[[Any], ReadySteps]) -> None:
     seen: list[pa.RecordBatch] = []
     steps = package(lambda documents: seen.append(documents) or Outcome())  # type: ignore[func-returns-value]
     assert taken(steps, "a", "b").texts.to_pylist() == ["a", "b"]
@@ -252,12 +252,12 @@ def test_a_step_gets_texts_and_keys(package: Callable[[Any], Steps]) -> None:
     assert seen[0].to_pydict() == {"text": ["a", "b"], "key": [0, 1]}
 
 
-def test_reasons_are_counted_apart(package: Callable[[Any], Steps]) -> None:
+def test_reasons_are_counted_apart(package: Callable[[Any], ReadySteps]) -> None:
     outcome = Outcome(np.array([False, True, False, False]), pa.array(["x", "y", None, "x"]))
     assert dict(taken(package(lambda documents: outcome), *"abcd").skipped) == {"house.x": 2, "house.dropped": 1}
 
 
-def test_spans_go_with_their_documents(package: Callable[[Any], Steps]) -> None:
+def test_spans_go_with_their_documents(package: Callable[[Any], ReadySteps]) -> None:
     def step(documents: pa.RecordBatch) -> Outcome:
         return Outcome(pa.array([True, False, True]), spans=pa.array([[[0, 1]], [[0, 2]], None], pa.list_(pa.list_(pa.int64()))))
 
@@ -276,12 +276,12 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("step", "told"), WRONG, ids=[told for _, told in WRONG])
-def test_what_is_no_outcome_is_an_error(package: Callable[[Any], Steps], step: Any, told: str) -> None:
+def test_what_is_no_outcome_is_an_error(package: Callable[[Any], ReadySteps], step: Any, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         taken(package(step), "a", "b")
 
 
-def test_endless_reasons_are_an_error(package: Callable[[Any], Steps]) -> None:
+def test_endless_reasons_are_an_error(package: Callable[[Any], ReadySteps]) -> None:
     steps = package(lambda documents: Outcome(np.zeros(len(documents), bool), documents.column("text").cast(pa.string())))
     with pytest.raises(ValueError, match="gives 100 reasons; a reason is a kind of documents"):
         taken(steps, *map(str, range(100)))
@@ -294,7 +294,7 @@ def upper_but_fails(documents: pa.RecordBatch) -> Outcome:
     return Outcome(np.array([text != "b" for text in texts], bool), "b", pa.array([text.upper() for text in texts], pa.string()))
 
 
-def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], Steps]) -> None:
+def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], ReadySteps]) -> None:
     found = taken(package(upper_but_fails), "a", "!", "b", "c", "!")
     assert found.texts.to_pylist() == ["A", "C"]
     assert found.keep.tolist() == [True, False, False, True, False]
@@ -303,7 +303,7 @@ def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], Steps]) 
     assert dict(found.skipped) == {"house.b": 1}
 
 
-def test_a_store_that_fails_is_no_documents_fault(package: Callable[[Any], Steps]) -> None:
+def test_a_store_that_fails_is_no_documents_fault(package: Callable[[Any], ReadySteps]) -> None:
     def step(documents: pa.RecordBatch) -> Outcome:
         raise ConnectionResetError("gone")
 

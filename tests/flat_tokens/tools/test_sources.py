@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.text import limits
-from flat_tokens.tools.corpus import Source, SourceFile, open_corpus
+from flat_tokens.tools.corpus import CorpusFile, CorpusSource, open_corpus
 from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
 from tests.examples import first_fast
@@ -173,9 +173,9 @@ def test_what_the_build_replaced_is_replaced_again(tmp_path: Path, bad: bytes) -
     assert (row.text, row.key) == ("a\ufffdb", places[0].key)
 
 
-def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[SourceFile, Source]:
-    file = SourceFile(0, 0, name, len(content), "")
-    return file, Source("source", "local files", None, {"format": "auto", "text_column": "text", **settings}, (file,))
+def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[CorpusFile, CorpusSource]:
+    file = CorpusFile(0, 0, name, len(content), "")
+    return file, CorpusSource("source", "local files", None, {"format": "auto", "text_column": "text", **settings}, (file,))
 
 
 @given(

@@ -19,7 +19,7 @@ import flat_tokens
 import flat_tokens.tools.stats
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.corpus import Corpus, open_corpus
-from flat_tokens.tools.stats import Counts, Tally, count, histogram, summarise
+from flat_tokens.tools.stats import Counts, ValueCounts, count, histogram, summarise
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.flat_tokens.demo import DEMO, build_dataset
 from tests.terminal import Terminal
@@ -42,7 +42,7 @@ def summary_of(corpus: Corpus, vocabulary: Vocabulary | None = None, top: int = 
 
 
 def counts_of(values: list[int]) -> Counts:
-    tally = Tally()
+    tally = ValueCounts()
     tally.add(np.array(values, np.int64))
     return tally.counts()
 
@@ -73,7 +73,7 @@ def test_a_tally_of_many_blocks_is_that_of_all_together(blocks: list[list[int]],
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", dense)
         patch.setattr(flat_tokens.tools.stats, "DISTINCT_VALUES", distinct)
-        tally = Tally()
+        tally = ValueCounts()
         for block in blocks:
             tally.add(np.array(block, np.int64))
         found = tally.counts()

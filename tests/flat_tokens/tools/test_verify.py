@@ -14,7 +14,7 @@ import pytest
 import flat_tokens
 import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.tools.verify import Sample, choose, sample
+from flat_tokens.tools.verify import SampledPart, choose, sample
 from tests.flat_tokens.demo import DEMO, TOKENIZER, build_dataset
 from tests.terminal import Terminal
 
@@ -217,18 +217,18 @@ def test_a_package_that_is_not_installed_makes_documents_unreachable(
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("length", [0, 1, 5, 100])
 def test_parts_are_everything_once(count: int, length: int) -> None:
-    shares = [Sample(n, count).share(length) for n in range(1, count + 1)]
+    shares = [SampledPart(n, count).share(length) for n in range(1, count + 1)]
     assert [i for start, stop in shares for i in range(start, stop)] == list(range(length))
 
 
 def test_the_same_documents_of_a_part_are_chosen_each_time_and_lie_within_it() -> None:
     for n in range(1, 5):
-        chosen = choose(Sample(n, 4), 1000, 16)
-        assert chosen.tolist() == choose(Sample(n, 4), 1000, 16).tolist() == sorted(set(chosen.tolist()))
+        chosen = choose(SampledPart(n, 4), 1000, 16)
+        assert chosen.tolist() == choose(SampledPart(n, 4), 1000, 16).tolist() == sorted(set(chosen.tolist()))
         assert len(chosen) == 16
         assert 250 * (n - 1) <= chosen.min() <= chosen.max() < 250 * n
-    assert choose(Sample(1, 4), 3, 16).tolist() == []
-    assert choose(Sample(4, 4), 3, 16).tolist() == [2]
+    assert choose(SampledPart(1, 4), 3, 16).tolist() == []
+    assert choose(SampledPart(4, 4), 3, 16).tolist() == [2]
 
 
 @pytest.mark.parametrize("wrong", ["", "1", "0/3", "4/3", "1/2/3", "a/b", "1/0", "-1/3"])

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from flows.build import build_dataset
 from flows.refresh import refresh_dataset
 from flows.watch import api
-from flows.watch.page import ListedRun, Schedule, bring_up_to_date, dataset_page, link_to_page
+from flows.watch.page import ListedRun, RefreshSchedule, bring_up_to_date, dataset_page, link_to_page
 from tasks.config import BuildConfig
 from tasks.output.versions import Status, Version, pin
 from tests.faults.support import settings_of, write_notes
@@ -55,7 +55,7 @@ def test_the_page_leads_to_the_report_with_plots(output: str, has_report: bool, 
 
 def test_the_page_tells_state_schedule_failure_and_history() -> None:
     runs = [run("Completed", "version b2", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
-    schedule = Schedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
+    schedule = RefreshSchedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
     idle = [run("Completed", "nothing changed", 5), run("Completed", "nothing changed", 4)]
     text = dataset_page("web", STATUS, runs, schedule, idle)
     lines = text.splitlines()
@@ -89,7 +89,7 @@ def test_a_failure_of_the_last_run_comes_first() -> None:
 
 def test_before_anything_is_published_the_page_says_so() -> None:
     empty = Status(output="/data/web", versions=(), last_refresh=None, cache_bytes=0)
-    page = dataset_page("web", empty, [], Schedule("/d", None, True))
+    page = dataset_page("web", empty, [], RefreshSchedule("/d", None, True))
     assert "Nothing is published yet." in page
     assert "- Schedule: [paused](/d)" in page
     assert "flat_tokens.open" not in page

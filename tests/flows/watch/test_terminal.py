@@ -11,7 +11,7 @@ import pytest
 
 import flows.watch.terminal
 from flows.commands.main import OnTerminal
-from flows.watch.terminal import STYLES, _Line, display, fitting, progress_line
+from flows.watch.terminal import STYLES, _ProgressLine, display, fitting, progress_line
 from tasks.progress import Done, Progress, meter
 
 MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=100e6)
@@ -30,10 +30,10 @@ def test_it_is_one_line_at_any_width(columns: int, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(meter, "read", lambda: MIDWAY)
     out = io.StringIO()
-    Console(file=out, width=columns, force_terminal=True, color_system="standard").print(_Line("a-dataset"), end="")
+    Console(file=out, width=columns, force_terminal=True, color_system="standard").print(_ProgressLine("a-dataset"), end="")
     assert "\n" not in out.getvalue()
     plain = io.StringIO()
-    Console(file=plain, width=columns).print(_Line("a-dataset"), end="")
+    Console(file=plain, width=columns).print(_ProgressLine("a-dataset"), end="")
     assert len(plain.getvalue()) + len("^C") <= columns
     assert plain.getvalue().startswith("a-dataset"[: columns - 2])
     assert ("0:30 left" in plain.getvalue()) == (columns > 38)
@@ -66,8 +66,8 @@ def test_colours_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(meter, "read", lambda: MIDWAY)
     colored, plain = io.StringIO(), io.StringIO()
-    Console(file=colored, width=120, force_terminal=True, color_system="standard").print(_Line("web"))
-    Console(file=plain, width=120).print(_Line("web"))
+    Console(file=colored, width=120, force_terminal=True, color_system="standard").print(_ProgressLine("web"))
+    Console(file=plain, width=120).print(_ProgressLine("web"))
     assert colored.getvalue().count("\x1b[") >= 2 * len(STYLES)
     assert "\x1b" not in plain.getvalue()
 
