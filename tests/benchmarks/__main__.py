@@ -39,6 +39,7 @@ TABLES = (
     "groups",
     "object_stores",
     "reading",
+    "mixtures",
     "from_store",
     "exports",
     "second_versions",
@@ -53,6 +54,7 @@ WITHOUT_TEXT = {
     "orchestration",
     "object_stores",
     "reading",
+    "mixtures",
     "from_store",
     "exports",
 }

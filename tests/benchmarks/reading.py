@@ -323,8 +323,6 @@ def measure(bench: Bench) -> list[Grid]:
         *warm(scratch, passes),
         loader(bench, scratch),
         packs(bench, scratch),
-        small_batches(scratch, passes),
-        mixtures(bench, scratch),
     ]
     bench.fresh("reading")
     return grids
