@@ -107,9 +107,7 @@ def bytes_to_keep(found: Iterable[FoundFile], sources: tuple[Source, ...], slice
 def _is_kept(file: SourceFile, workspace: Workspace) -> bool:
     """Whether a file stays in the scratch directory: with a bound on it, one that takes no more there than was counted for it."""
     found = file.found
-    return workspace.keeps and (
-        workspace.room is None or found is None or (is_whole(found) and copied_bytes(found, file) <= _to_keep(found))
-    )
+    return workspace.keeps and (workspace.room is None or found is None or (is_whole(found) and not _beyond(found, file)))
 
 
 def _left(workspace: Workspace) -> int:
@@ -133,7 +131,7 @@ def _removed_after(
     if workspace.room is None or (workspace.keeps and size == 0):
         yield workspace
         return
-    if size is not None and size > workspace.room:
+    if (size or 0) > workspace.room:
         raise NoRoomError(f"{name} takes {size:,} bytes, and scratch_bytes is {workspace.room:,}. Raise it.")
     with room_taken(_files(workspace), size, workspace.room, waiting) as own:
         yield workspace if workspace.keeps else workspace._replace(scratch=os.fspath(own))
@@ -169,15 +167,15 @@ def _fetched(
     size, left = sum(one.size or 0 for one in found if "://" in one.uri), _left(workspace)
     wanted = more + min(sum(map(room_for, found)), max(left - more, size))
     # What a packed file takes is not known before it is unpacked. One that takes more than was counted for it is kept where half
-    # of what is left is enough, so that there is room for another one; at last it has all the room.
-    tries: list[tuple[int | None, bool]] = [(more, True), (None, True)] if workspace.keeps else []
-    tries += [(wanted, False), (None, False)][: 1 + (wanted < left)]
+    # of what is left is enough, so that there is room for another one. At last it has all the room, and what was counted for it.
+    kept: list[tuple[int | None, bool]] = [(more, True), (None, True)] if workspace.keeps else []
+    tries = [*kept, *[(wanted, False), (None, False)][: 1 + (wanted < left)], *kept[1:]]
     while True:
         most, keeps = tries.pop(0)
         with contextlib.ExitStack() as tried:
             name = ", ".join(one.name for one in found[:3]) or "a range"
             here = tried.enter_context(_removed_after(workspace._replace(keeps=keeps), most, name, waiting))
-            room = (_left(workspace) // (1 + keeps) if most is None else most) - more
+            room = (_left(workspace) // (2 if keeps and tries else 1) if most is None else most) - more
             try:
                 files = list(_read_files(found, room, sources, here, digests))
             except NoRoomError:
@@ -185,10 +183,7 @@ def _fetched(
                     raise
                 continue
             if keeps and most is None:
-                count_more(
-                    _files(workspace),
-                    sum(copied_bytes(one, file) - _to_keep(one) for one, file in zip(found, files, strict=True)),
-                )
+                count_more(_files(workspace), sum(map(_beyond, found, files)))
             else:
                 stack.push(tried.pop_all())
             return files
@@ -198,6 +193,11 @@ def copied_bytes(found: FoundFile, file: SourceFile) -> int:
     """Bytes that a file takes next to the source: fetched, unpacked."""
     unpacked = 0 if file.location == found.uri else file.size
     return unpacked + (found.size or 0 if "://" in found.uri and found.size != file.size else 0)
+
+
+def _beyond(found: FoundFile, file: SourceFile) -> int:
+    """Bytes that a kept file takes beyond those that were counted for it."""
+    return max(copied_bytes(found, file) - _to_keep(found), 0)
 
 
 def _read_files(
@@ -214,7 +214,7 @@ def _read_files(
     is_pack = found and all(map(is_small, found))
     files = read_small(found, sources, scratch, digests, most(*found)) if is_pack else alone
     for one, (file, _) in zip(found, files, strict=True):
-        left -= max(copied_bytes(one, file) - (_to_keep(one) if here.keeps else 0), 0)
+        left -= _beyond(one, file) if here.keeps else copied_bytes(one, file)
         if left < 0 and here.room is not None:
             raise NoRoomError(f"{one.name} and what is read with it take more than scratch_bytes. {MORE_ROOM}")
         yield file

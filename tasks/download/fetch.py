@@ -61,8 +61,10 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, roo
 
 def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) -> SourceFile:
     is_local = "://" not in found.uri
-    limit = source.max_bytes if room is None else min(room, source.max_bytes or MAX_BYTES)
-    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, limit)
+    limit, too_large = source.max_bytes, ValueError
+    if found.size is None and room is not None and room < (limit or MAX_BYTES):
+        limit, too_large = room, NoRoomError
+    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, limit, too_large)
     before = stamp(os.fspath(path))
     if is_local:
         found = found._replace(size=before[0], stamp=before)
@@ -177,7 +179,7 @@ def check_remote(found: FoundFile) -> None:
         check_requests()
 
 
-def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
+def _bring(found: FoundFile, files: Path, most: int | None, too_large: type[ValueError]) -> Path:
     """Fetch a remote file, under the name of its content, unless there is a whole copy of the version that the server has."""
     if not (is_table := found.uri.startswith(TABLE)):
         check_remote(found)
@@ -188,7 +190,7 @@ def _bring(found: FoundFile, files: Path, most: int | None) -> Path:
         if found.immutable and (known := _noted(note)):
             return known
         with (halves / "raw").open("wb") as file:
-            sha256 = write_rows(found, file) if is_table else fetch_into(found, file, most)
+            sha256 = write_rows(found, file) if is_table else fetch_into(found, file, most, too_large)
             file.flush()
             os.fsync(file.fileno())
         path = _settle(halves / "raw", files / f"{sha256}.raw", sha256)
@@ -233,7 +235,7 @@ def _noted(note: Path, target: Path | None = None) -> Path | None:
         return None
 
 
-def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str:
+def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None, too_large: type[ValueError] = ValueError) -> str:
     """Write a remote file to an empty one, going on where a connection broke. Return its sha256. *most*: bytes of a file whose
     server does not say its size. OSError if it has more bytes than that, or than its server said, and if it fills the disk.
     """
@@ -256,8 +258,7 @@ def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None) -> str
                 sha256, size = hashlib.sha256(), start
             if size + len(block) > limit:
                 remedy = "it changed while it was fetched" if found.size is not None else "raise that if it is trusted"
-                kind = ValueError if found.size is not None else NoRoomError
-                raise kind(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
+                raise too_large(f"it has more than {limit:,} bytes, which is {whose}: {remedy}")
             file.write(block)
             sha256.update(block)
             size += len(block)
