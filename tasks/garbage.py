@@ -209,7 +209,6 @@ def remove_version(root: Store, version: str) -> bool:
         root.remove(record)
         root.remove(record + SIGNATURE)
     root.remove(paths.beside_key(version))
-    root.remove(f"{paths.FORMER_BESIDE}/{version}")
     return True
 
 
@@ -291,9 +290,7 @@ def _throw_away(root: Store, key: str) -> str:
 def _tidy(root: Store) -> None:
     """Remove directories of thrown away things and of groups where they are empty by now."""
     if root.is_local:
-        remove_empty(
-            root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.BESIDE, paths.FORMER_BESIDE, paths.SETS
-        )
+        remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.BESIDE, paths.SETS)
 
 
 def _remove(root: Store, item: Garbage) -> None:
@@ -361,8 +358,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
     there = {*names_of(root, VERSIONS)} - {version.version for version in going}
-    homes = (paths.BESIDE, paths.FORMER_BESIDE)
-    left_out = (f"{home}/{name}" for home in homes for name in names_of(root, home) if name not in there)
+    left_out = (f"{paths.BESIDE}/{name}" for name in names_of(root, paths.BESIDE) if name not in there)
     yield from _left(root, left_out, ALWAYS, "left out", "its version is gone")
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
     yield from _left(root, groups, limit, "group", "its build died or was another one")

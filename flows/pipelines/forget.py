@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, read_forgotten
+from flat_tokens.forgotten import LIST, NO_KEYS, WINDOW, Forgotten, read_forgotten
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
@@ -28,6 +28,7 @@ from tasks.forget.successor import (
     forgotten_in,
     keys_named,
     sources_of_files,
+    table_of,
     versions_of,
     with_same_text,
 )
@@ -152,13 +153,14 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     """Find the documents. None where all are forgotten already."""
     versions = versions_of(root)
     _check_source(root, versions, named)
-    there = [keys_named(root, version, named) for version in versions]
+    tables = [table_of(root, version) for version in versions]
+    there = [keys_named(table, named) for table in tables]
     found = np.unique(np.concatenate([NO_KEYS, *there]))
     # Ids that no version has may come later. Of one source only documents are known that are there.
     listed = named.keys if named.keys is not None and named.source is None and named.where is None else found
     keys = listed
-    for version in versions:
-        keys = with_same_text(root, version, keys)
+    for table in tables:
+        keys = with_same_text(table, keys)
     if not len(keys) and named.listed is None:
         raise ValueError(f"{root.url}: no version has a document that is named so")
     before = (read_record_of(root) or new_record()).forgotten
@@ -216,15 +218,15 @@ def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
     files, holders = dict[tuple[str, str, str], None](), list[Holder]()
     for of in plan.holders:
         names = sources_of_files(read_manifest(version_store(root, of.version)))
-        files |= dict.fromkeys(names[file] for file in sorted(of.files))
+        files |= dict.fromkeys(names[file] for file in np.unique(of.rows["file"]).tolist())
         state = listed[of.version]
-        counts = {"documents": of.documents, "tokens": of.token_count}
+        counts = {"documents": len(of.lengths), "tokens": int(of.lengths.sum())}
         holders.append(Holder(version=of.version, **counts, state=state.state, pinned=state.pinned))
     pending = Pending(
         request=plan.request,
         holders=tuple(holders),
         files=tuple(files),
-        short=max((of.short for of in plan.holders), default=0),
+        short=max((int((of.lengths < WINDOW).sum()) for of in plan.holders), default=0),
         runs=runs,
     )
     held = {sha256 for *_, sha256 in files}

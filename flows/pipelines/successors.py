@@ -19,29 +19,36 @@ from typing import Any
 import numpy as np
 
 from flat_tokens.annotations import JsonObject
+from flat_tokens.forgotten import Forgotten
 from flat_tokens.formats import FLAT_TOKENS
+from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
 from tasks.config import available_cores
 from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
-from tasks.finalize.seal import VersionDraft, is_published
+from tasks.derive.provenance import Derived
+from tasks.derive.provenance import card as card_of_derived
+from tasks.finalize.seal import VersionDraft, build_id, is_published
+from tasks.finalize.seal import card as card_of_build
 from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
 from tasks.forget.successor import (
+    OfVersion,
     copy_origin,
     facts_beside,
     forgotten_in,
     keeps_clusters,
     left_out_by,
     lost_by_source,
+    made_without,
     make_removals_durable,
     renamed_clusters,
-    successor_of,
     successor_shards,
     sweep_examples,
     sweep_files,
     sweep_shards,
     sweep_unfinished,
+    table_of,
     totals_without,
     versions_of,
 )
@@ -52,6 +59,7 @@ from tasks.output.paths import version_store
 from tasks.output.pointer import change, put_run, read_pointer, renamed
 from tasks.output.target import Target
 from tasks.progress import meter
+from tasks.shards.index import read_index
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +98,7 @@ def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
     removed, replaced = sweep_shards(root, record.forgotten), dict[str, str]()
     for _ in range(ROUNDS):
         holders = [of for name in versions_of(root) if (of := forgotten_in(root, name, record.forgotten)) is not None]
-        mapping = {of.version: make_successor(root, scratch, record, of) for of in holders}
+        mapping = {of.version: make_successor(root, scratch, record.forgotten, of) for of in holders}
         record = change_record(root, lambda now, mapping=mapping: now.renamed(mapping, versions_of(root)))  # type: ignore[misc]
         replaced |= mapping
         change(root, partial(renamed, root, mapping=record.successors))
@@ -122,43 +130,46 @@ def _pending(root: Store) -> Pending:
     return pending
 
 
-def make_successor(root: Store, scratch: Path, record: ForgottenRecord, of: Any) -> str:
+def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersion) -> str:
     """Write the successor of a version that holds forgotten documents, unless it is there. Return its name."""
-    forgotten = record.forgotten
-    successor = successor_of(root, of.version, forgotten)
-    layout = successor.former["layout"]
-    if is_published(root, successor.name, layout):
-        copy_origin(root, successor.name, of.version)
-        return successor.name
-    store = version_store(root, of.version)
-    one = examine(store.url)
-    with ThreadRunner(cores := available_cores(), cores) as runner, attempt(root, scratch, successor.name) as workspace:
+    former = read_manifest(version_store(root, of.version))
+    made_of, layout = made_without(of.version, former["provenance"], forgotten), former["layout"]
+    name = build_id(made_of, layout)
+    if is_published(root, name, layout):
+        copy_origin(root, name, of.version)
+        return name
+    one, index = examine(version_store(root, of.version).url), read_index(root, of.version)
+    with ThreadRunner(cores := available_cores(), cores) as runner, attempt(root, scratch, name) as workspace:
         target = Target(
             workspace=workspace,
-            name=successor.name,
+            name=name,
             layout=layout,
             splits=splits_in([one]),
             facts=one.stored_facts,
             token_arrays=one.token_arrays,
             columns=one.columns,
             forgotten=forgotten.sha256,
-            **facts_beside(root, of.version),
+            **facts_beside(root, of.version, index),
         )
         near = Counter[int]()
-        if keeps_clusters(successor.former):
-            renamed, near = renamed_clusters(root, of.version, forgotten)
+        if keeps_clusters(former):
+            renamed, near = renamed_clusters(table_of(root, of.version), forgotten)
             target = target.model_copy(update={"clusters": "clusters.npy"})
             np.save(Path(workspace.staging) / target.clusters, renamed)
         parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
         written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])
-        totals = partial(totals_without, successor.former, lost_by_source(root, of, successor.former, near))
-        bytes_of = partial(token_bytes_of, successor.made_of.tokenizer, [one])
-        shards = successor_shards(target, of.version, forgotten, of.numbers)
-        draft = VersionDraft(successor.made_of, written, totals, successor.card, bytes_of, shards)
+        draft = VersionDraft(
+            made_of,
+            written,
+            partial(totals_without, former, lost_by_source(of, former, near)),
+            card_of_derived if isinstance(made_of, Derived) else card_of_build,
+            partial(token_bytes_of, made_of.tokenizer, [one]),
+            successor_shards(target, index, forgotten, of),
+        )
         runner.start(target, FINALIZE.given(draft, "quick")).result()
-    copy_origin(root, successor.name, of.version)
-    return successor.name
+    copy_origin(root, name, of.version)
+    return name
 
 
 def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:

@@ -133,7 +133,7 @@ def saw(root: Store, path: str, before: int | None, skip_from: int | None, holde
             continue
         sources[name] = of.version
         split: Split = "validation" if where[1] == "validation" else "train"
-        found = mixture.seen(of.numbers[split], before=last, source=name)
+        found = mixture.seen(of.of(split)["number"], before=last, source=name)
         documents += len(np.unique(found.asked))
         visits += len(found.step)
         steps.append(found.step.astype(np.int64))

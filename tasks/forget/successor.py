@@ -10,17 +10,16 @@ import json
 import logging
 import operator
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt32s, UInt64s
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.forgotten import NO_KEYS, WINDOW, Forgotten, windows_of
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.forgotten import NO_KEYS, Forgotten, windows_of
 from flat_tokens.keys import document_keys, strings_by_key
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest, splits_at
 from flat_tokens.reader import check_where, left_out_at, open_split
@@ -31,20 +30,19 @@ from flat_tokens.stores.store import NO_OBJECT, Store, read_json, read_record
 from flat_tokens.where import parse
 from tasks.derive.inputs import Input
 from tasks.derive.provenance import Derived
-from tasks.derive.provenance import card as card_of_derived
-from tasks.finalize.seal import Provenance, build_id
-from tasks.finalize.seal import card as card_of_build
+from tasks.finalize.seal import Provenance
 from tasks.garbage import remove_below, stored_shards
-from tasks.models import FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
+from tasks.models import ALL_SPLITS, FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
 from tasks.output import paths
 from tasks.output.leases import entries, sweep
-from tasks.output.paths import VERSIONS, beside_key, fact_key, home_key, origin_key, receipt_key, shard_key, version_store
+from tasks.output.paths import VERSIONS, beside_key, origin_key, receipt_key, shard_key, version_store
 from tasks.output.pointer import is_dataset, pointer_lock
 from tasks.output.target import RENAMED, Target
 from tasks.output.versions import names_of
 from tasks.parts.opening import open_shard
+from tasks.parts.part import COMPARED
 from tasks.rows import FILE, KEY, OF, REASON, SIMILARITY
-from tasks.shards.index import as_text, check_beside, files_of, read_index, segments_without
+from tasks.shards.index import Index, as_text, check_beside, files_of, segments_without
 from tasks.shards.receipts import read_receipt
 from tasks.tokenize.segments import NO_DIGEST
 
@@ -68,33 +66,32 @@ class NamedDocuments(NamedTuple):
         return np.ones(len(keys), bool) if self.keys is None else np.isin(keys, self.keys)
 
 
-class Entries(NamedTuple):
-    """Entries of documents ``start:stop`` of a split: keys and files, uint64[n] each."""
-
-    split: Split
-    start: int
-    stop: int
-    key: UInt64s
-    file: UInt64s
+GONE = np.dtype([("split", "u1"), ("number", "<i8"), ("file", "<u8"), ("reason", "<u8"), ("length", "<i8")])
+"""A forgotten document of a version: its split's place in ALL_SPLITS, its number there, the number of its file, the key of the
+reason why it was left out, 0 for none, and its tokens.
+"""
 
 
 class OfVersion(NamedTuple):
-    """Forgotten documents of a version. ``numbers``: of each split, and of what it left out, ascending, int64[n]. ``windows``:
-    their hashes.
-    ``token_keys``: of their tokens. ``files``: the numbers of their files. ``short``: documents without a window.
+    """Forgotten documents of a version, GONE[n], ascending in each split. ``windows``: their hashes. ``token_keys``: of their
+    tokens.
     """
 
     version: str
-    numbers: dict[Split, Int64s]
-    token_count: int
+    rows: npt.NDArray[np.void]
     windows: UInt64s
     token_keys: UInt64s
-    files: frozenset[int]
-    short: int
+
+    def of(self, split: Split) -> npt.NDArray[np.void]:
+        """Those of a split, or of what the version left out."""
+        rows: npt.NDArray[np.void] = self.rows[self.rows["split"] == ALL_SPLITS.index(split)]
+        return rows
 
     @property
-    def documents(self) -> int:
-        return sum(len(numbers) for split, numbers in self.numbers.items() if split != LEFT_OUT)
+    def lengths(self) -> Int64s:
+        """The tokens of those that it has in its splits."""
+        lengths: Int64s = self.rows["length"][self.rows["split"] < ALL_SPLITS.index(LEFT_OUT)]
+        return lengths
 
 
 def versions_of(root: Store) -> list[str]:
@@ -102,22 +99,10 @@ def versions_of(root: Store) -> list[str]:
     return [name for name in names_of(root, VERSIONS) if is_dataset(root, name)]
 
 
-def split_of(root: Store, version: str, split: Split) -> Store:
-    """The store of a split of a version, or of what it left out."""
-    return root / home_key(version, split) / split
-
-
-def entries_of(root: Store, version: str) -> Iterator[Entries]:
-    """The entries of all documents of a version, some at a time, those that it left out last."""
+def table_of(root: Store, version: str) -> DocumentTable:
+    """The documents of a version, those that it left out last."""
     store = version_store(root, version)
-    splits: list[Split] = list(splits_at(store))
-    splits += [LEFT_OUT] if left_out_at(store) else []
-    for split in splits:
-        count = open_split(split_of(root, version, split)).seq_count
-        for start in range(0, count, AT_A_TIME):
-            stop = min(start + AT_A_TIME, count)
-            key, file = (open_array(root / fact_key(version, split, name), "uint64").read(start, stop) for name in (KEY, FILE))
-            yield Entries(split, start, stop, key, file)
+    return DocumentTable(store, {**{split: open_split(store / split) for split in splits_at(store)}, **left_out_at(store)})
 
 
 def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -126,36 +111,31 @@ def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(source["name"], file["name"], file["sha256"]) for source in sources for file in source["files"]]
 
 
-def keys_named(root: Store, version: str, named: NamedDocuments) -> UInt64s:
+def keys_named(table: DocumentTable, named: NamedDocuments) -> UInt64s:
     """Keys of the documents of a version that somebody names, of the copies that it left out among them: uint64[n], sorted."""
-    store = version_store(root, version)
-    manifest = read_manifest(store)
-    files = sources_of_files(manifest)
-    of_source = np.array([named.source in (None, source) for source, _, _ in files], bool)
+    of_source = np.array([named.source in (None, source) for source, *_ in sources_of_files(read_manifest(table.store))], bool)
     where = parse(named.where) if named.where is not None else None
-    table = DocumentTable(store, left_out_at(store))
-    found = [np.empty(0, np.uint64)]
+    found = [NO_KEYS]
     if where is not None:
-        check_where(store, where.text)
-    for some in entries_of(root, version):
-        mine = named.those(some.key)
+        check_where(table.store, where.text)
+    for split, start, stop in table.ranges():
+        keys = table.facts(split, KEY, start, stop)
+        mine = named.those(keys)
         if named.source is not None:
-            mine &= of_source[some.file.astype(np.int64)]
+            mine &= of_source[table.facts(split, FILE, start, stop).astype(np.int64)]
         if where is not None and mine.any():
-            tokens = open_split(split_of(root, version, some.split))
-            mine &= matching(tokens, where, some.start, some.stop, lambda: table.recorded)
-        found.append(some.key[mine])
+            mine &= matching(table.splits[split], where, start, stop, lambda: table.recorded)
+        found.append(keys[mine])
     return np.unique(np.concatenate(found))
 
 
-def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
+def with_same_text(table: DocumentTable, keys: UInt64s) -> UInt64s:
     """Keys of documents, with those that have the text of one of them, or nearly, as far as the version left them out. Or a copy
     would take the place of a document that is forgotten.
     """
-    if not left_out_at(version_store(root, version)):
+    if LEFT_OUT not in table.splits:
         return keys
-    both = (open_array(root / fact_key(version, LEFT_OUT, name), "uint64") for name in (KEY, OF))
-    key, of = (array.read(0, array.length) for array in both)
+    key, of = (table.facts(LEFT_OUT, name, 0, table.splits[LEFT_OUT].seq_count) for name in (KEY, OF))
     key, of = key[of > 0], of[of > 0]
     while True:
         more = np.unique(np.concatenate([keys, key[np.isin(of, keys)], of[np.isin(key, keys)]]))
@@ -166,41 +146,24 @@ def with_same_text(root: Store, version: str, keys: UInt64s) -> UInt64s:
 
 def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:
     """The forgotten documents that a version holds; None where it has none. Their tokens are read."""
-    store = version_store(root, version)
-    splits: list[Split] = [*splits_at(store), LEFT_OUT]
-    numbers = {split: [np.empty(0, np.int64)] for split in splits}
-    files = set[int]()
-    for some in entries_of(root, version):
-        if (mine := forgotten.those(some.key)).any():
-            numbers[some.split].append(np.flatnonzero(mine) + some.start)
-            files |= set(np.unique(some.file[mine]).tolist())
-    found = {split: np.concatenate(some) for split, some in numbers.items()}
-    if not any(map(len, found.values())) and not _has_lists(store):
-        return None
-    tokens, short, windows, token_keys = 0, 0, [NO_KEYS], [NO_KEYS]
-    for split, those in found.items():
-        for ids in _ids_of(store, split, those) if split != LEFT_OUT else ():
-            tokens += len(ids)
-            short += len(ids) < WINDOW
+    table, parts, windows, token_keys = table_of(root, version), [np.empty(0, GONE)], [NO_KEYS], [NO_KEYS]
+    for split, start, stop in table.ranges():
+        at = np.flatnonzero(forgotten.those(table.facts(split, KEY, start, stop)))
+        if not len(at):
+            continue
+        starts = table.splits[split].seq_starts.read(start, stop + 1).astype(np.int64)
+        part = np.empty(len(at), GONE)
+        part["split"], part["number"], part["length"] = ALL_SPLITS.index(split), at + start, np.diff(starts)[at]
+        for name in (FILE, REASON):
+            part[name] = table.facts(split, name, start, stop)[at]
+        parts.append(part)
+        for first, length in zip(starts[at].tolist(), part["length"].tolist(), strict=True) if split != LEFT_OUT else ():
+            ids = table.splits[split].encoded_tokens.read(first, first + length) >> np.uint32(1)
             windows.append(windows_of(ids, forgotten.salt))
-            if len(ids):  # all empty texts are equal
+            if length:  # all empty texts are equal
                 token_keys.append(document_keys(ids.view(np.uint8), np.array([0, ids.nbytes])))
     hashes = np.unique(np.concatenate(windows)), np.unique(np.concatenate(token_keys))
-    return OfVersion(version, found, tokens, hashes[0], hashes[1], frozenset(files), short)
-
-
-def _has_lists(store: Store) -> bool:
-    """Whether an older release wrote keys of documents that a version left out into lists, which its successor has not."""
-    objects = read_manifest(store)["objects"]
-    return any(one["key"].startswith(("documents/duplicates/", "documents/near_duplicates/")) for one in objects)
-
-
-def _ids_of(store: Store, split: Split, numbers: Int64s) -> Iterator[UInt32s]:
-    """Token ids of documents *numbers* of a split."""
-    tokens = open_split(store / split)
-    for number in numbers.tolist():
-        start, stop = tokens.seq_starts.read(number, number + 2).tolist()
-        yield tokens.encoded_tokens.read(int(start), int(stop)) >> np.uint32(1)
+    return OfVersion(version, rows, *hashes) if len(rows := np.concatenate(parts)) else None
 
 
 def sweep_shards(root: Store, forgotten: Forgotten) -> list[str]:
@@ -225,7 +188,7 @@ def sweep_unfinished(root: Store) -> list[str]:
     names = [f"{paths.VERSIONS}/{name}" for name in names_of(root, paths.VERSIONS) if name not in there]
     names += [f"{paths.UNFINISHED}/{name}" for name in names_of(root, paths.UNFINISHED)]
     names += [f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock"]
-    for directory in (paths.INDEX, paths.ORIGINS, paths.BESIDE, paths.FORMER_BESIDE):
+    for directory in (paths.INDEX, paths.ORIGINS, paths.BESIDE):
         for name in names_of(root, directory):
             if name.removesuffix(SIGNATURE).removesuffix(".json") not in there and not name.startswith("."):
                 names.append(f"{directory}/{name}")
@@ -303,28 +266,12 @@ ALIKE = 1_000_000
 """The similarity of equal texts."""
 
 
-class Successor(NamedTuple):
-    """A version that is to take the place of another. ``former``: that one's manifest."""
-
-    of: str
-    name: str
-    made_of: Provenance
-    former: dict[str, Any]
-
-    @property
-    def card(self) -> Callable[[Any, Any, dict[str, Any], str], str]:
-        return card_of_derived if isinstance(self.made_of, Derived) else card_of_build
-
-
-def successor_of(root: Store, version: str, forgotten: Forgotten) -> Successor:
-    """The successor that a version gets. Its name follows from the version and the list."""
-    former = read_manifest(version_store(root, version))
-    facts = former["provenance"]
+def made_without(version: str, facts: dict[str, Any], forgotten: Forgotten) -> Provenance:
+    """The provenance of the successor of a version with these *facts*. Its name follows from the version and the list."""
     # No build gives this name: a version has the bytes that its name says, and text that is not read cannot be counted anew.
     left_out = {"count": len(forgotten.digests), "sha256": forgotten.sha256, "of": version}
     kind = Derived if "operation" in facts else Provenance
-    made_of = kind.model_validate({**facts, "documents": {**(facts.get("documents") or {}), FORGOTTEN: left_out}})
-    return Successor(version, build_id(made_of, former["layout"]), made_of, former)
+    return kind.model_validate({**facts, "documents": {**(facts.get("documents") or {}), FORGOTTEN: left_out}})
 
 
 Lost = Counter[tuple[str, str]]
@@ -353,48 +300,43 @@ def totals_without(former: Mapping[str, Any], lost: Mapping[int, Lost], repeated
     return {**counts_without(before, of_all), "repeated_keys": repeated, "by_source": sources}
 
 
-def lost_by_source(root: Store, of: OfVersion, former: dict[str, Any], near: Mapping[int, int]) -> dict[int, Lost]:
-    """The counts that a version loses with its forgotten documents, by the index of their source. *near*: how many
-    near-duplicates fewer it keeps, by the number of their file.
-    """
-    reasons, lost = strings_by_key(former["totals"]["documents"].get("skipped") or ()), defaultdict[int, Lost](Counter)
-    names = [source["name"] for source in former["provenance"].get("sources") or ()]
-    source_of = [names.index(source) for source, *_ in sources_of_files(former)]
-
-    for split, numbers in of.numbers.items():
-        if len(numbers):
-            starts = open_split(split_of(root, of.version, split)).seq_starts
-            lengths = (starts.take(numbers + 1) - starts.take(numbers)).tolist()
-            keys = _fact(root, of, split, REASON) if split == LEFT_OUT else [0] * len(lengths)
-            for file, reason, length in zip(_fact(root, of, split, FILE), keys, lengths, strict=True):
-                of_source = {("skipped", reasons[reason]): 1} if reason else {WRITTEN: 1, TOKEN_COUNT: length}
-                lost[source_of[file]].update(of_source)
-    for file, count in near.items():
-        lost[source_of[file]][NEAR_DUPLICATES] += count
+def lost_of(rows: npt.NDArray[np.void], reasons: Iterable[str]) -> Lost:
+    """The counts that go with forgotten documents, GONE[n], some of which were left out for *reasons*."""
+    left_out, names = rows["reason"] > 0, strings_by_key(reasons)
+    lost = Lost({WRITTEN: int((~left_out).sum()), TOKEN_COUNT: int(rows["length"][~left_out].sum())})
+    lost.update(("skipped", names[reason]) for reason in rows["reason"][left_out].tolist())
     return lost
 
 
-def _fact(root: Store, of: OfVersion, split: Split, name: str) -> list[int]:
-    found: list[int] = open_array(root / fact_key(of.version, split, name), "uint64").take(of.numbers[split]).tolist()
-    return found
+def lost_by_source(of: OfVersion, former: dict[str, Any], near: Mapping[int, int]) -> dict[int, Lost]:
+    """The counts that a version loses with its forgotten documents, by the index of their source. *near*: how many
+    near-duplicates fewer it keeps, by the number of their file.
+    """
+    sources = former["provenance"].get("sources") or ()
+    source_of = np.repeat(np.arange(len(sources)), [len(source["files"]) for source in sources])
+    mine, reasons = source_of[of.rows["file"].astype(np.int64)], former["totals"]["documents"].get("skipped") or ()
+    lost = {source: lost_of(of.rows[mine == source], reasons) for source in np.unique(source_of).tolist()}
+    for file, count in near.items():
+        lost[source_of[file]][NEAR_DUPLICATES] += count
+    return lost
 
 
 MEMBER = np.dtype([(name, "<u8") for name in ("split", "document", "key", "file", "cluster", "similarity")])
 """A document of a version that keeps near-duplicates, the name of its cluster, and how alike it is to the one that names it."""
 
 
-def _members(root: Store, version: str) -> npt.NDArray[np.void]:
+def _members(table: DocumentTable) -> npt.NDArray[np.void]:
     """The documents of a version that are in clusters: MEMBER[n]."""
-    table, parts = DocumentTable(version_store(root, version), {}), [np.empty(0, MEMBER)]
-    for some in entries_of(root, version):
-        if some.split == LEFT_OUT:
+    parts = [np.empty(0, MEMBER)]
+    for split, start, stop in table.ranges():
+        if split == LEFT_OUT:
             continue
-        numbers = np.arange(some.start, some.stop)
-        cluster = table.recorded.columns[some.split].take(numbers, [CLUSTER]).column(0).fill_null(0).to_numpy()
+        numbers = np.arange(start, stop)
+        cluster = table.recorded.columns[split].take(numbers, [CLUSTER]).column(0).fill_null(0).to_numpy()
         part = np.empty(len(numbers), MEMBER)
-        part["split"], part["document"] = EVERY_SPLIT.index(some.split), numbers
-        part["key"], part["file"], part["cluster"] = some.key, some.file, cluster
-        part["similarity"] = open_array(root / fact_key(version, some.split, SIMILARITY), "uint64").read(some.start, some.stop)
+        part["split"], part["document"], part["cluster"] = EVERY_SPLIT.index(split), numbers, cluster
+        for name in (KEY, FILE, SIMILARITY):
+            part[name] = table.facts(split, name, start, stop)
         parts.append(part[cluster > 0])
     return np.concatenate(parts)
 
@@ -406,11 +348,11 @@ def _later(members: npt.NDArray[np.void], names: UInt64s) -> Int64s:
     return np.delete(members["file"], np.union1d(firsts, np.flatnonzero(names == 0)))
 
 
-def renamed_clusters(root: Store, version: str, forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Counter[int]]:
+def renamed_clusters(table: DocumentTable, forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Counter[int]]:
     """Documents of a version that stay and whose cluster has another name without what is forgotten, RENAMED[n]: the lowest key
     names a cluster whose document has gone. And how many near-duplicates the files lose, by their numbers.
     """
-    members = _members(root, version)
+    members = _members(table)
     key, cluster, alike = members["key"], members["cluster"], members["similarity"]
     gone, now, similarity = forgotten.those(key), cluster.copy(), alike.copy()
     rest = np.flatnonzero(np.isin(cluster, cluster[gone]) & ~gone)
@@ -437,19 +379,19 @@ def keeps_clusters(manifest: Mapping[str, Any]) -> bool:
     return ((manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}).get("action") == "keep"
 
 
-def facts_beside(root: Store, version: str) -> dict[str, Any]:
+def facts_beside(root: Store, version: str, index: Index) -> dict[str, Any]:
     """The settings of the successor of a version that follow from what is next to it: the facts of texts, and whether there are
     documents that it left out. None if they are not what was written: slices that need them are then tokenized again.
     """
-    index = read_index(root, version)
+    store = version_store(root, version)
     try:
-        if not index.beside or not left_out_at(version_store(root, version)):
+        if not index.beside or not left_out_at(store):
             return {}
         check_beside(root, version, index)
     except (*NO_OBJECT, ValueError) as problem:
         logger.warning("What version %s left out is not trusted, and is rebuilt: %s", version, problem)
         return {}
-    kept = {SIMILARITY: 1} if keeps_clusters(read_manifest(version_store(root, version))) else {}
+    kept = {SIMILARITY: 1} if keeps_clusters(read_manifest(store)) else {}
     texts = {name: shard.facts[name] for shard in index.published for name in shard.of_texts} | kept
     return {"texts": texts, "leaves_out": True}
 
@@ -461,40 +403,36 @@ def left_out_by(one: Input, target: Target) -> Input:
     return one.model_copy(update={"location": store.url, "seq_counts": counts})
 
 
-def successor_shards(target: Target, of: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]) -> list[TokenShard]:
-    """The slices of the version *of* without the documents *gone*, by their ascending numbers in each split, int64[n]. Segments
-    that lose documents are not known by their digests any more.
+def successor_shards(target: Target, index: Index, forgotten: Forgotten, of: OfVersion) -> list[TokenShard]:
+    """The slices of a version, by its *index*, without what is forgotten *of* it. Segments that lose documents are not known by
+    their digests any more.
     """
     return [
-        _without(target.root, shard, was, target.name, forgotten, gone)
-        for shard in read_index(target.root, of).published
+        _without(target, shard, was, forgotten, of)
+        for shard in index.published
         if (was := shard.published) and (target.leaves_out or not (shard.of_texts or was.left_out[1]))
     ]
 
 
-def _without(
-    root: Store, shard: TokenShard, was: PublishedLocation, to: str, forgotten: Forgotten, gone: Mapping[Split, Int64s]
-) -> TokenShard:
-    runs, lost = dict[Split, IntPair](), 0
-    for split, numbers in gone.items():
-        first, count = was.of(split)
-        before, within = np.searchsorted(numbers, (first, first + count)).tolist()
+def _without(target: Target, shard: TokenShard, was: PublishedLocation, forgotten: Forgotten, of: OfVersion) -> TokenShard:
+    runs, parts = dict[Split, IntPair](), [of.rows[:0]]
+    for split in (*target.splits, LEFT_OUT):
+        (first, count), gone = was.of(split), of.of(split)
+        before, within = np.searchsorted(gone["number"], (first, first + count)).tolist()
         runs[split] = first - before, count - (within - before)
-        lost += within - before
-    location = PublishedLocation.model_validate({**dict(was), "version": to, **runs})
+        parts.append(gone[before:within])
+    location = PublishedLocation.model_validate({**dict(was), "version": target.name, **runs})
     here = shard.model_copy(update={"published": location, "examples": {}})  # they may be of forgotten documents
-    if not lost:
+    if not len(rows := np.concatenate(parts)):
         return here
-    documents = open_shard(root, shard)
-    mine, reasons, names = forgotten.those(documents.keys), documents.fact(REASON), strings_by_key(shard.skipped)
-    less = Lost({WRITTEN: int((mine & (reasons == 0)).sum()), TOKEN_COUNT: int(documents.lengths[mine].sum())})
-    less.update(("skipped", names[reason]) for reason in reasons[mine & (reasons > 0)].tolist())
+    rows["reason"][np.isin(rows["reason"], COMPARED)] = 0  # in its slice, such a document is like the others
+    less = lost_of(rows, shard.skipped)
     counts = counts_without({name: getattr(shard, name) for name in ("written", "token_count", "skipped")}, less)
-    counts["left_out"] = shard.left_out - int((mine & (reasons > 0)).sum())
-    files = files_of(shard).copy()
+    counts["left_out"] = shard.left_out - int((rows["reason"] > 0).sum())
+    files, documents = files_of(shard).copy(), open_shard(target.root, shard)
     if len(files):
-        files["digest"][documents.fact(FILE)[mine].astype(np.int64)] = NO_DIGEST
-    segments = segments_without(shard, mine[reasons == 0])
+        files["digest"][rows["file"].astype(np.int64) - (was.first_file or 0)] = NO_DIGEST
+    segments = segments_without(shard, forgotten.those(documents.keys)[documents.fact(REASON) == 0])
     return here.model_copy(update={**counts, "segments": as_text(segments), "files": as_text(files)})
 
 

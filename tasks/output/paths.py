@@ -25,8 +25,6 @@ DOCUMENTS = "documents"
 FILES = f"{CACHE}/files"
 INDEX = f"{CACHE}/index"
 """Below it, what each version holds of slices and segments."""
-FORMER_BESIDE = f"{CACHE}/reserves"
-"""Where an older release had that. Nothing reads it, and it goes with its version."""
 TEXTS = "texts"
 """Below what a version left out: for each split, arrays of the facts of its texts."""
 SETS = f"{CACHE}/sets"
@@ -47,7 +45,6 @@ DIRECTORIES = (
     FILES,
     INDEX,
     BESIDE,
-    FORMER_BESIDE,
     SETS,
     UNFINISHED,
     RUNS,

@@ -103,7 +103,7 @@ def prepare_gc(here: Path, command: Command) -> None:
         if name == "b":
             command("pin", str(out))
     remains = ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw")
-    for left in (*remains, "_cache/left_out/gone/texts/zarr.json", "_cache/reserves/gone/texts/zarr.json"):
+    for left in (*remains, "_cache/left_out/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)
         (out / left).write_text("{}")
     (out / "_quarantine" / "damaged").mkdir(parents=True)
