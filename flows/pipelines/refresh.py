@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.manifest import counts_of, read_manifest
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, after_trial, build_version, tokenizer_of
-from flows.pipelines.publish import OpenOutput, opened, timed
+from flows.pipelines.build import BuildResult, build_version
+from flows.pipelines.publish import OpenOutput, opened
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Made, Text, at_revisions, download, files_of, is_much, pin_sets, pin_sources, unknown
+from flows.pipelines.text import Made, look_up
 from tasks.config import BuildConfig
-from tasks.download.table import known_files
 from tasks.finalize.facts import Difference
-from tasks.finalize.seal import VersionName
 from tasks.garbage import Policy, remove_superfluous
-from tasks.models import FoundFile, Model, PinnedSource, SourceFile
+from tasks.models import Model
 from tasks.output.changes import Changes, DocumentChanges, changes_between
 from tasks.output.paths import version_store
 from tasks.output.pointer import Pointer, Refreshed, change, publish, read_history, read_pointer, remember
-from tasks.output.versions import if_there, read_origin_files, remember_origin
-from tasks.tokenize.engines import Tokenizer, import_ahead
+from tasks.output.versions import if_there, remember_origin
 
 logger = logging.getLogger(__name__)
 
@@ -81,21 +77,17 @@ def refresh(
     with opened(config, publish_anyway) as output:
         root, pointer = output.root, output.pointer
         read_history(root)  # what is wrong with it is reported before any work
-        with timed("download", output.seconds):
-            asked, config = config, pin_sets(config, root)
-            found = look_up(config, runner, output)
-            config = at_revisions(config, [pin.revision for pin in found.pinned])
+        found = look_up(config, runner, output)
+        assert found is not None
         old = if_there(root, pointer.version, read_manifest)
         outcome = outcome_before(found, old, output)
         built = None
         if outcome == "unchanged":
-            confirm(asked, found, output)
+            confirm(config, found, output)
         elif outcome is not None:
-            remember_origin(root, found.named.version, asked, found.pinned, found.files)  # when they were looked up
+            remember_origin(root, found.named.version, config, found.text.pinned, found.text.files)  # when they were looked up
         else:
-            text, gates = text_of(config, found, runner, output), config.publish.of_refresh()
-            made = found.made if found.text else text.makes(config, found.tokenizer, output)
-            built = build_version(made, text, found.tokenizer, runner, output, gates)
+            built = build_version(found, runner, output, config.publish.of_refresh())
             outcome = outcome_of(built, root)
         now = read_pointer(root)
         changes = changes_of(found.named.version, old, built, outcome, now, output)
@@ -117,48 +109,7 @@ def refresh(
     )
 
 
-class SourcesNow(NamedTuple):
-    """The sources as they are now, and what they make. ``text``: None where a file was not read, whose
-    content is known by the name that its store gives it.
-    """
-
-    pinned: tuple[PinnedSource, ...]
-    files: list[SourceFile]
-    text: Text | None
-    tokenizer: Tokenizer
-    made: Made
-
-    @property
-    def named(self) -> VersionName:
-        """The name of the version that they give."""
-        return self.made.named
-
-
-def look_up(config: BuildConfig, runner: Runner, output: OpenOutput) -> SourcesNow:
-    """Look the sources up, and read the files of which neither the output nor their store knows the content."""
-    root, latest = output.root, output.pointer.version
-    with ThreadPoolExecutor(1) as beside:
-        loading = beside.submit(tokenizer_of, config, is_first=latest is None)
-        config, pinned = pin_sources(config, root)
-        found = files_of(pinned)
-        known = known_files(found, config.sources, config.slice_bytes, [root])
-        named_by_store = any(file.immutable for file, cut in zip(found, known, strict=True) if cut is None)
-        uncut = files_of_origin(root, latest) if named_by_store else {}
-        needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
-        fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
-        much = is_much(unknown(fresh, cuts))
-        if latest is None or much:
-            beside.submit(import_ahead, loading)
-        if much:
-            after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
-        cut = dict(zip(needed, download(config, fresh, runner, root, known=cuts), strict=True))
-        tokenizer = after_trial(loading, output.seconds)
-    files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
-    text = Text.of(config, pinned, list(cut.values())) if len(cut) == len(found) else None
-    return SourcesNow(pinned, files, text, tokenizer, (text or Text(pinned, files)).makes(config, tokenizer, output))
-
-
-def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput) -> Outcome | None:
+def outcome_before(found: Made, old: JsonObject | None, output: OpenOutput) -> Outcome | None:
     """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. ValueError where the latest
     version has gone and the sources give one that was rolled back.
     """
@@ -177,20 +128,14 @@ def outcome_before(found: SourcesNow, old: JsonObject | None, output: OpenOutput
     return None
 
 
-def confirm(asked: BuildConfig, found: SourcesNow, output: OpenOutput) -> None:
+def confirm(asked: BuildConfig, found: Made, output: OpenOutput) -> None:
     """The latest version is what the sources give: check its manifest, repair a lost link, and let no other version wait."""
     root, version = output.root, found.named.version
-    remember_origin(root, version, asked, found.pinned, found.files)
+    remember_origin(root, version, asked, found.text.pinned, found.text.files)
     publish(root, version, output.pointer.sequence)
     change(root, lambda now: now.model_copy(update={"candidate": None}))
     if output.lineage is not None:
         output.lineage.made(version, read_manifest(version_store(root, version)), is_published=True)
-
-
-def text_of(config: BuildConfig, found: SourcesNow, runner: Runner, output: OpenOutput) -> Text:
-    """The text of the sources: all files are read where some were not."""
-    with timed("download", output.seconds):
-        return found.text or Text.of(config, found.pinned, download(config, files_of(found.pinned), runner, output.root))
 
 
 def outcome_of(built: BuildResult, root: Store) -> Outcome:
@@ -233,12 +178,3 @@ def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed
         split_changes=of_splits,
         **total,
     )
-
-
-def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
-    """Files whose content is known from an origin: what their store calls it is what it was called for *version*."""
-    origin = read_origin_files(root, version) if version else None
-    if origin is None:
-        return {}
-    found = files_of(origin.pinned)
-    return {here: file for here, file in zip(found, origin.files, strict=False) if here.immutable}

@@ -20,7 +20,7 @@ from flows.pipelines.build import BuildResult, build_version
 from flows.pipelines.forget import forget_like
 from flows.pipelines.publish import check_output, opened, scratch_of, timed
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Text, at_revisions, check_sources_apart, download, files_of, pin_sets, pin_sources
+from flows.pipelines.text import Text, at_revisions, check_sources_apart, pin_sets, pin_sources
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import sharing
@@ -108,7 +108,7 @@ def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
         check_sources_apart(output.root, text.pinned)
         with timed("trial", output.seconds):
             tokenizer = load_tokenizer(config.tokenizer)
-        return build_version(text.makes(config, tokenizer, output), text, tokenizer, runner, output)
+        return build_version(text.makes(config, tokenizer, output), runner, output)
 
 
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:
@@ -151,7 +151,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     )
     root = Store.at(config.output)
     here, pinned = pin_sources(at_revisions(config, [revisions.get(source.name) for source in config.sources]), root)
-    text = Text.of(here, pinned, download(here, files_of(pinned), runner, root, Store.at(base.config.output)))
+    text = Text.read(here, pinned, runner, root, Store.at(base.config.output))
     if base.manifest:
         _check_same_text(base, text)
         _check_same_sets(base, pin_sets(config, root))

@@ -6,10 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from flows.pipelines.plan import warn_of_room
-from flows.pipelines.publish import (
-    OpenOutput,
-    fetching_to,
-)
+from flows.pipelines.publish import OpenOutput, fetching_to
 from flows.pipelines.stages import (
     DUPLICATES,
     NEAR_DUPLICATES,
@@ -21,7 +18,7 @@ from flows.pipelines.stages import (
     in_turn,
     started_in_order,
 )
-from flows.pipelines.text import Text, files_of, warn_of_separators
+from flows.pipelines.text import Made, Text, files_of, warn_of_separators
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter, SignedDocuments
 from tasks.config import BuildConfig
@@ -35,26 +32,15 @@ from tasks.progress import meter
 from tasks.shards.recipe import Recipe, signature_of
 from tasks.shards.stored import StoredSlices, looked_up
 from tasks.shards.stream import Sink
-from tasks.tokenize.chat import Chat
-from tasks.tokenize.engines import (
-    Tokenizer,
-)
 
 
 def tokenize(
-    config: BuildConfig,
-    text: Text,
-    tokenizer: Tokenizer,
-    chats: tuple[Chat | None, ...],
-    target: Target,
-    runner: Runner,
-    output: OpenOutput,
-    assembler: Assembler,
-    under_way: deque[Started],
+    made: Made, target: Target, runner: Runner, output: OpenOutput, assembler: Assembler, under_way: deque[Started]
 ) -> StoredSlices:
     """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
     which of them were there.
     """
+    config, text, tokenizer, chats, *_ = made
     with fetching_to(config, target.workspace, files_of(text.pinned)) as workspace:
         warn_of_separators(config, text.files)
         recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))

@@ -7,13 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
-from flows.pipelines.publish import OpenOutput, check_apart, fetching_to, layout_of, scratch_of
+from flows.pipelines.publish import OpenOutput, check_apart, fetching_to, layout_of, scratch_of, timed
 from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
 from tasks.config import BuildConfig, Source
 from tasks.download.directories import check_one_format
@@ -22,14 +23,16 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.seal import Provenance, VersionName, keeping, name_of, provenance
+from tasks.finalize.seal import Provenance, VersionName, is_published, keeping, name_of, provenance
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.leases import Workspace
 from tasks.output.paths import SETS
+from tasks.output.versions import read_origin_files
 from tasks.progress import meter
 from tasks.text.files import unused_separators
 from tasks.tokenize.chat import Chat, chats_of
-from tasks.tokenize.engines import Tokenizer
+from tasks.tokenize.engines import Tokenizer, import_ahead, try_fast_engine
+from tasks.tokenize.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +43,23 @@ REMEMBERED_SECONDS = 30.0
 
 
 class Made(NamedTuple):
-    """The version that a text makes: the configuration with the version whose splits it keeps, its provenance, how conversations
-    become tokens, and its name.
+    """The version that a text makes: the configuration with the version whose splits it keeps, the text, the tokenizer, how
+    conversations become tokens, its provenance, and its name.
     """
 
     config: BuildConfig
-    of: Provenance
+    text: Text
+    tokenizer: Tokenizer
     chats: tuple[Chat | None, ...]
+    of: Provenance
     named: VersionName
 
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a version: where its sources are pinned, their files, where these are cut, and their slices, all in order."""
+    """The text of a version: where its sources are pinned, their files, where these are cut, and their slices, all in order.
+    Where a file was not read, whose content is known by the name that its store gives it, none is cut.
+    """
 
     pinned: tuple[PinnedSource, ...]
     files: list[SourceFile]
@@ -60,7 +67,11 @@ class Text:
     slice_bytes: int = 0
 
     @classmethod
-    def of(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], cuts: Sequence[CutFile]) -> Text:
+    def read(cls, config: BuildConfig, pinned: tuple[PinnedSource, ...], runner: Runner, root: Store, *others: Store) -> Text:
+        """The text of all files, as far as the output or one of the *others* does not know them already."""
+        found = files_of(pinned)
+        known = known_files(found, config.sources, config.slice_bytes, (root, *others))
+        cuts = download(config, found, known, runner, root)
         return cls(pinned, [cut.file for cut in cuts], cuts, config.slice_bytes)
 
     @cached_property
@@ -78,7 +89,71 @@ class Text:
         make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats)
         layout = layout_of(config, output.root)
         config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
-        return Made(config, made_of, chats, name_of(output.root, output.forgotten, made_of, layout))
+        return Made(config, self, tokenizer, chats, made_of, name_of(output.root, output.forgotten, made_of, layout))
+
+
+def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
+    """The tokenizer of a build. The first one at an output says before its text is here where it will be a slow one."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    if is_first:
+        try_fast_engine(tokenizer, config.tokenizer.engine, config.processors)
+    return tokenizer
+
+
+def after_trial(loading: Future[Tokenizer], seconds: dict[str, float]) -> Tokenizer:
+    """The tokenizer, whose trial is a stage of its own within the download of a build."""
+    seconds.setdefault("download", 0.0)  # the stage around this one comes first
+    before = seconds.get("trial", 0.0)
+    with timed("trial", seconds):
+        tokenizer = loading.result()
+    seconds["download"] -= seconds["trial"] - before
+    return tokenizer
+
+
+def look_up(config: BuildConfig, runner: Runner, output: OpenOutput, *, reads_much: bool = True) -> Made | None:
+    """Look the sources up, read the files of which neither the output nor their store knows the content, and say what they make
+    now, with a tokenizer that a thread loads. None where there is much to read, or no version yet, unless one *reads_much*.
+    """
+    root, latest, beside = output.root, output.pointer.version, ThreadPoolExecutor(1)
+    with timed("download", output.seconds):
+        loading = beside.submit(tokenizer_of, config, is_first=latest is None)
+        config, pinned = pin_sources(pin_sets(config, root), root)
+        found = files_of(pinned)
+        known = known_files(found, config.sources, config.slice_bytes, [root])
+        uncut = files_of_origin(root, latest) if any(file.immutable for file in unknown(found, known)) else {}
+        needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
+        fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
+        much = is_much(unknown(fresh, cuts))
+        if latest is None or much:
+            if not reads_much:
+                loading.exception()
+                return None
+            beside.submit(import_ahead, loading)
+        beside.shutdown(wait=False)
+        if much:
+            after_trial(loading, output.seconds)  # a wrong tokenizer is an error before so much is fetched
+        cut = dict(zip(needed, download(config, fresh, cuts, runner, root), strict=True))
+        files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
+        text = Text(pinned, files, [*cut.values()] if len(cut) == len(found) else (), config.slice_bytes)
+        return text.makes(config, after_trial(loading, output.seconds), output)
+
+
+def read_whole(made: Made, runner: Runner, output: OpenOutput) -> Made:
+    """The same, with all files read and cut, unless its version is published."""
+    config, text, tokenizer, *_ = made
+    if len(text.cuts) == len(text.files) or is_published(output.root, made.named.version, layout_of(config, output.root)):
+        return made
+    with timed("download", output.seconds):
+        return Text.read(config, text.pinned, runner, output.root).makes(config, tokenizer, output)
+
+
+def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
+    """Files whose content is known from an origin: what their store calls it is what it was called for *version*."""
+    origin = read_origin_files(root, version) if version else None
+    if origin is None:
+        return {}
+    found = files_of(origin.pinned)
+    return {here: file for here, file in zip(found, origin.files, strict=False) if here.immutable}
 
 
 def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:
@@ -92,21 +167,13 @@ def is_much(files: list[FoundFile]) -> bool:
 
 
 def download(
-    config: BuildConfig,
-    found: list[FoundFile],
-    runner: Runner,
-    root: Store,
-    *others: Store,
-    known: Sequence[CutFile | None] | None = None,
+    config: BuildConfig, found: list[FoundFile], known: Sequence[CutFile | None], runner: Runner, root: Store
 ) -> list[CutFile]:
-    """Stage download: files -> ranges. A file that the output or one of the *others* knows is cut without being read, as long as
-    its store, or its times, say that it is the same. It is fetched where a slice of it has to be tokenized.
-    *known*: what they know, where that has been looked up.
+    """Stage download: files -> ranges. A file that is *known* at an output is cut without being read. It is fetched where a slice
+    of it has to be tokenized.
     """
     begun = time.time_ns()
     meter.begin("download", sum(file.size or 0 for file in found))
-    if known is None:
-        known = known_files(found, config.sources, config.slice_bytes, (root, *others))
     known_bytes = sum(file.size or 0 for file, cut in zip(found, known, strict=True) if cut)
     meter.add("download", known_bytes, stored=known_bytes)
     cuts = list(known)

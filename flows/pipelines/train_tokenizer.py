@@ -23,7 +23,7 @@ from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary
 from flows.pipelines.publish import check_output, fetching_to, scratch_of, timed
 from flows.pipelines.stages import Runner
-from flows.pipelines.text import Text, download, files_of, pin_sets, pin_sources
+from flows.pipelines.text import Text, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig
 from tasks.finalize.seal import with_kept
 from tasks.locations import writable
@@ -97,7 +97,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
         forgotten = read_forgotten(root)
         with timed("download", seconds):
             config, pinned = pin_sources(with_kept(pin_sets(config, root), root, read_pointer(root).version), root)
-            text = Text.of(config, pinned, download(config, files_of(pinned), runner, root))
+            text = Text.read(config, pinned, runner, root)
         sources = [
             {
                 **source.model_dump(
