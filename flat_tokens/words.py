@@ -102,7 +102,7 @@ def words_of(data: UInt8s, offsets: Int64s) -> Words:
     plain = np.zeros(len(raw) + LOADED, np.uint8)  # so that any word's bytes may be loaded eight at a time
     np.take(_ASCII, raw, out=plain[: len(raw)], mode="clip")
     if characters is not None:
-        gone, alone = _other_characters(characters, plain)
+        gone, alone = _other_characters(characters, plain, bounds)
         if len(gone):
             plain = np.delete(plain, gone)
             bounds, alone = (places - np.searchsorted(gone, places) for places in (bounds, alone))
@@ -212,9 +212,9 @@ def _written_out(
     return written, origin, ends[bounds]
 
 
-def _other_characters(characters: _WideCharacters, plain: UInt8s) -> Int64Pair:
+def _other_characters(characters: _WideCharacters, plain: UInt8s, bounds: Int64s) -> Int64Pair:
     """Write the forms of characters outside ASCII to *plain*. Return the bytes that they leave over, and where characters that
-    are words by themselves begin and end.
+    are words by themselves begin and end. *bounds*: where texts begin.
     """
     leads, sizes, points, forms = characters
     alone = np.flatnonzero(forms & ALONE)
@@ -222,7 +222,9 @@ def _other_characters(characters: _WideCharacters, plain: UInt8s) -> Int64Pair:
     second = np.flatnonzero(forms & SECOND)
     forms = forms & ~np.int64(ALONE | SECOND)
     if len(second):
-        _compose(forms, second, np.concatenate([[False], leads[1:] == leads[:-1] + sizes[:-1]]))
+        follows = np.concatenate([[False], leads[1:] == leads[:-1] + sizes[:-1], [False]])
+        follows[np.searchsorted(leads, bounds)] = False
+        _compose(forms, second, follows)
     ends = forms == SEPARATOR
     for k in range(4):
         plain[leads[ends & (sizes > k)] + k] = 0
@@ -243,10 +245,10 @@ def _other_characters(characters: _WideCharacters, plain: UInt8s) -> Int64Pair:
 
 def _compose(forms: Int64s, second: Int64s, follows: Bools) -> None:
     """Write one form for two that are it, such as parts of a syllable: the second one is nothing then. *second*: places that may
-    be a second one; *follows*: whether the character before each place is right before it.
+    be a second one; *follows*: whether the character before each place is right before it, in the same text.
     """
     tables = _tables()
-    second = second[(second > 0) & follows[second]]
+    second = second[follows[second]]
     first = second - 1
     for _ in range(PARTS):
         pairs = forms[first] << 21 | forms[second]
@@ -255,7 +257,7 @@ def _compose(forms: Int64s, second: Int64s, follows: Bools) -> None:
         forms[first[fits]] = tables.composed[found[fits]]
         forms[second[fits]] = NOTHING
         # A third part follows what became nothing.
-        left = ~fits & (forms[first] == NOTHING) & (first > 0)
+        left = ~fits & (forms[first] == NOTHING) & follows[first]
         first, second = first[left] - 1, second[left]
 
 

@@ -46,6 +46,8 @@ def test_words_have_no_case_accents_or_punctuation(text: str, expected: str) -> 
 
 def test_texts_that_touch_share_no_word() -> None:
     assert words("ab", "cd", "", "é", "f") == [["ab"], ["cd"], [], ["e"], ["f"]]
+    first, last = "\ud558\u11ab"  # one syllable, if they are in one text
+    assert words(first, last, f"\u0301{last}", f"{first}x\u0301{last}") == [[first], [last], [last], [f"{first}x{last}"]]
 
 
 @given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀ßﬁᾳ\u1112\u1161\u11ab"), max_size=30), max_size=6))
