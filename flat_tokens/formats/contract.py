@@ -626,19 +626,15 @@ class IndexedDocuments:
         """Which of these tokens count for the loss, 1 or 0, in arrays of some megabytes. An added token counts as the one before
         it does, that of an empty document does not. Of documents that are all closed.
         """
-        last = np.zeros(1, np.uint8)  # of the token before the range, in whose document the range may begin
         for part in token_ranges(partial(checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
             mask = self.split.mask(part.start, part.stop)
             if self.end_of_text is None:
                 yield mask
                 continue
-            ends = (part.ends - np.uint64(part.start)).astype(np.int64)
-            closing = np.where(part.ends > part.begins, np.concatenate([last, mask])[ends], np.uint8(0))
-            at = ends + np.arange(len(ends))
+            at = (part.ends - np.uint64(part.start)).astype(np.int64) + np.arange(len(part.ends))
             out = insert(mask, at, 0, np.dtype(np.uint8))
-            out[at] = closing
+            out[at[part.ends > part.begins]] = mask[part.last]
             yield out
-            last = mask[-1:] if len(mask) else last
 
     @property
     def _must_look(self) -> bool:

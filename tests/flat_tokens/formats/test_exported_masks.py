@@ -246,8 +246,12 @@ def files_of(out: Path, format: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
-def test_a_byte_a_token_says_whether_it_counts(masked: Path, tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("at_a_time", [2, 100])
+def test_a_byte_a_token_says_whether_it_counts(
+    masked: Path, tmp_path: Path, monkeypatch: Any, format: str, at_a_time: int
+) -> None:
     """An end-of-text token counts as the token before it does; that of an empty document does not."""
+    monkeypatch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", at_a_time)
     done = exported(masked, tmp_path / "plain", format)
     assert files_of(tmp_path / "plain" / "train", format)[0].read_bytes() == bytes(MASK)
     assert not done.loses_loss_mask
