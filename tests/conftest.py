@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -59,6 +60,10 @@ if (SHARED / "vocab").exists():
 settings.load_profile(FEW)
 
 gc.disable()  # until all tests are collected: what importing makes stays
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order, to find those that need another")
 
 
 def pytest_collection_finish() -> None:
@@ -192,6 +197,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if missing is not None and not item.get_closest_marker("slow"):
             absent[missing] += 1
     _longest_first(stay)
+    if seed := config.getoption("shuffle"):
+        random.Random(seed).shuffle(stay)
     items[:] = stay
     config.hook.pytest_deselected(items=go)
 

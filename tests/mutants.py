@@ -2,21 +2,25 @@
 
 A mutant is a copy of the code with one small fault: another comparison, boundary or operator, a call or a line dropped.
 --record runs the tests once under coverage, which notes the tests of each line (with --cov-append, more of them). Then the tests
-that reach a mutant's line run until one fails. A mutant is named by its function and its place there: tables of before and after
-have the same rows.
+that reach a mutant's line run until one fails, in a fork of a process that has imported what other projects wrote. A mutant is
+named by its function and its place there: tables of before and after have the same rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import hashlib
+import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +34,8 @@ SWAPPED = {
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
 }  # fmt: skip
+IMPORTED = ("pytest", "hypothesis.strategies", "xdist", "zarr", "pyarrow.parquet", "awkward", "duckdb")
+ALREADY = "ignore:Module already imported so cannot be rewritten"
 DROPPED = (ast.AugAssign, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -77,13 +83,38 @@ def mutated(source: str, mutant: Mutant) -> str:
     return (before + mutant.text.encode() + after).decode()
 
 
-def pytest(place: str, seconds: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(["timeout", "-k", "9", str(seconds), *command], cwd=place, capture_output=True, text=True, check=False)
+def pytest(place: str, seconds: float, *arguments: str) -> tuple[int | None, list[str]]:
+    """Status and printed lines of a run, in a fork of this process. No status if it took longer."""
+    with tempfile.TemporaryFile("w+", dir=place) as said:
+        if (child := os.fork()) == 0:
+            os.setsid()
+            os.chdir(place)
+            os.environ["PYTHONPATH"] = place  # for the processes that tests start
+            sys.path[0], sys.stdout = place, said
+            del sys.modules["tests"]
+            status = run("-q", "--no-header", "-p", "no:cacheprovider", f"-W{ALREADY}", *arguments)
+            said.flush()
+            os._exit(status)
+        ended, until = (0, 0), time.monotonic() + seconds
+        while not ended[0] and time.monotonic() < until:
+            time.sleep(0.02)
+            ended = os.waitpid(child, os.WNOHANG)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        if not ended[0]:
+            os.waitpid(child, 0)
+        said.seek(0)
+        return os.waitstatus_to_exitcode(ended[1]) if ended[0] else None, said.read().splitlines()
+
+
+def run(*arguments: str) -> int:
+    import pytest
+
+    return int(pytest.main(list(arguments)))
 
 
 def tests_of(data: object, mutant: Mutant) -> list[str]:
-    """Names of the tests that reach the mutant's line, those in the folder of the same name first."""
+    """Names of the tests that reach the mutant's line. First are those in the folder of the same name, a file after another."""
     measured = [file for file in data.measured_files() if file.endswith("/" + mutant.path)]
     contexts = (one for file in measured for one in data.contexts_by_lineno(file).get(mutant.node.lineno, ()))
     found = {context.rpartition("|")[0] for context in contexts}
@@ -98,6 +129,8 @@ def main() -> None:
     )
     options.add_argument("--count", type=int, default=300)
     options.add_argument("--seed", default="0")
+    options.add_argument("--named", nargs="*", help="these mutants alone")
+    options.add_argument("--places", nargs="*", help="folders of the code, if not all of the table's")
     options.add_argument("--seconds", type=int, default=120, help="for the tests of one mutant")
     options.add_argument("--most", type=int, default=150, help="tests that are tried for one mutant")
     given = options.parse_args()
@@ -115,7 +148,7 @@ def main() -> None:
 def record(place: str, options: list[str]) -> None:
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(RECORD)
-    print(pytest(place, 7200, "--cov=tasks", "--cov=flat_tokens", "--cov-context=test", "--cov-report=", *options).stdout)
+    print("\n".join(pytest(place, 7200, "--cov=tasks", "--cov=flat_tokens", "--cov-context=test", "--cov-report=", *options)[1]))
 
 
 def try_all(place: str, options: argparse.Namespace) -> None:
@@ -123,10 +156,14 @@ def try_all(place: str, options: argparse.Namespace) -> None:
 
     data = CoverageData(str(RECORD))
     data.read()
-    paths = [path.relative_to(ROOT).as_posix() for floor in PLACES for path in sorted((ROOT / floor).rglob("*.py"))]
-    every = [mutant for path in paths for mutant in mutants_of(path)]
+    paths = [
+        path.relative_to(ROOT).as_posix() for floor in options.places or PLACES for path in sorted((ROOT / floor).rglob("*.py"))
+    ]
+    every = [mutant for path in paths for mutant in mutants_of(path) if mutant.name in (options.named or [mutant.name])]
     every.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.name}".encode()).digest())
-    there = set(pytest(place, 600, "--collect-only").stdout.splitlines())
+    there = set(pytest(place, 600, "--collect-only")[1])
+    for name in IMPORTED:
+        importlib.import_module(name)
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
     counts = dict.fromkeys(("killed", "survived", "not reached", "out of time"), 0)
     for number, mutant in enumerate(every[: options.count]):
@@ -139,10 +176,9 @@ def try_all(place: str, options: argparse.Namespace) -> None:
         if tests:
             names = Path(place) / "chosen"
             names.write_text("\n".join(tests), "utf-8")
-            done = pytest(place, options.seconds, "-x", "--tb=no", f"@{names}")
-            killers = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            fate = f"killed by {killers[0].split()[1] if killers else done.returncode}"
-            fate = {0: "survived", 124: "out of time"}.get(done.returncode, fate)
+            status, lines = pytest(place, options.seconds, "-x", "--tb=no", f"@{names}")
+            killers = [line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
+            fate = {0: "survived", None: "out of time"}.get(status, f"killed by {killers[0] if killers else status}")
         path.write_text(source, "utf-8")
         counts[fate if fate in counts else "killed"] += 1
         instead = mutant.text.replace("|", "\\|")
