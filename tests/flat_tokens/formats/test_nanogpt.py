@@ -6,6 +6,7 @@ import io
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,49 +37,43 @@ def written(directory: Path) -> dict[str, list[int]]:
 TRAIN, VALIDATION = [[1, 2, 3], [], [4], [5, 6, 7, 8, 1, 2, 3, 4, 5]], [[7, 7], [8]]
 
 
-def test_nanogpt_has_a_file_a_split_and_closes_each_document(tmp_path: Path) -> None:
-    export("nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, Stream(END))
-    assert written(tmp_path) == {"train.bin": [1, 2, 3, 9, 9, 4, 9, 5, 6, 7, 8, 1, 2, 3, 4, 5, 9], "val.bin": [7, 7, 9, 8, 9]}
+OPENED = [9, 1, 2, 3, 9, 9, 4, 9, 5, 6, 7, 8, 1, 2, 3, 4, 5]
 
 
-def test_build_nanogpt_has_validation_in_shard_0_and_opens_each_document(tmp_path: Path) -> None:
-    export("build-nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=6))
-    assert written(tmp_path) == {
-        "edufineweb_train_000001.npy": [9, 1, 2, 3, 9, 9],
-        "edufineweb_train_000002.npy": [4, 9, 5, 6, 7, 8],
-        "edufineweb_train_000003.npy": [1, 2, 3, 4, 5],
-        "edufineweb_val_000000.npy": [9, 7, 7, 9, 8],
-    }
-    assert np.load(tmp_path / "edufineweb_val_000000.npy").dtype == np.uint16
-
-
-def test_more_validation_than_a_shard_moves_train_on(tmp_path: Path) -> None:
-    export("build-nanogpt", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=3, name="fw"))
-    assert list(written(tmp_path))[:2] == ["fw_train_000002.npy", "fw_train_000003.npy"]
-    assert list(written(tmp_path))[-2:] == ["fw_val_000000.npy", "fw_val_000001.npy"]
-
-
-def test_without_validation_shard_0_is_left_to_it(tmp_path: Path) -> None:
-    export("build-nanogpt", splits_of([[1]]), tmp_path, NamedShards(END))
-    assert list(written(tmp_path)) == ["edufineweb_train_000001.npy"]
-
-
-def test_jaxformer_counts_from_0_in_each_split_and_has_four_bytes(tmp_path: Path) -> None:
-    export("jaxformer", splits_of(TRAIN, VALIDATION), tmp_path, Shards(END, tokens_per_shard=6))
-    assert written(tmp_path) == {
-        "test_0000.npy": [9, 7, 7, 9, 8],
-        "train_0000.npy": [9, 1, 2, 3, 9, 9],
-        "train_0001.npy": [4, 9, 5, 6, 7, 8],
-        "train_0002.npy": [1, 2, 3, 4, 5],
-    }
-    assert np.load(tmp_path / "test_0000.npy").dtype == np.uint32
-
-
-def test_llmc_has_its_header(tmp_path: Path) -> None:
-    export("llm.c", splits_of(TRAIN, VALIDATION), tmp_path, NamedShards(END, tokens_per_shard=6, name="fineweb"))
-    assert written(tmp_path)["fineweb_train_000001.bin"] == [9, 1, 2, 3, 9, 9]
-    data = (tmp_path / "fineweb_val_000000.bin").read_bytes()
-    assert data == struct.pack("<256i", 20240520, 1, 5, *[0] * 253) + struct.pack("<5H", 9, 7, 7, 9, 8)
+@pytest.mark.parametrize(
+    ("name", "options", "train", "validation"),
+    [
+        ("nanogpt", Stream(END), {"train.bin": [*OPENED[1:], 9]}, {"val.bin": [7, 7, 9, 8, 9]}),
+        ("build-nanogpt", NamedShards(END), {"edufineweb_train_000001.npy": OPENED}, {}),
+        (
+            "build-nanogpt",
+            NamedShards(END, tokens_per_shard=9),
+            {"edufineweb_train_000001.npy": OPENED[:9], "edufineweb_train_000002.npy": OPENED[9:]},
+            {"edufineweb_val_000000.npy": [9, 7, 7, 9, 8]},
+        ),
+        (  # more validation than a shard moves train on
+            "build-nanogpt",
+            NamedShards(END, tokens_per_shard=3, name="fw"),
+            {f"fw_train_{i:06}.npy": OPENED[i * 3 - 6 : i * 3 - 3] for i in range(2, 8)},
+            {"fw_val_000000.npy": [9, 7, 7], "fw_val_000001.npy": [9, 8]},
+        ),
+        (
+            "jaxformer",
+            Shards(END, tokens_per_shard=9),
+            {"train_0000.npy": OPENED[:9], "train_0001.npy": OPENED[9:]},
+            {"test_0000.npy": [9, 7, 7, 9, 8]},
+        ),
+        ("llm.c", NamedShards(END, name="x"), {"x_train_000001.bin": OPENED}, {"x_val_000000.bin": [9, 7, 7, 9, 8]}),
+    ],
+)
+def test_files_have_the_stream_cut_into_shards(tmp_path: Path, name: str, options: Stream, train: Any, validation: Any) -> None:
+    """Documents are closed or opened. Shard 0 is left to validation, or shards count from 0 in each split."""
+    export(name, splits_of(TRAIN, VALIDATION if validation else []), tmp_path, options)
+    assert written(tmp_path) == {**train, **validation}
+    for path in tmp_path.glob("*.npy"):
+        assert np.load(path).dtype == (np.uint32 if name == "jaxformer" else np.uint16)
+    for path in tmp_path.glob("x_val_*.bin"):
+        assert path.read_bytes()[:1024] == struct.pack("<256i", 20240520, 1, 5, *[0] * 253)
 
 
 def test_llmc_has_another_header_for_wide_tokens(tmp_path: Path) -> None:

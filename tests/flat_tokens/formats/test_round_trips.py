@@ -98,13 +98,6 @@ def test_a_round_trip_gives_the_same_sequences(name: str, options: object, large
 
 
 @pytest.mark.parametrize(("name", "options", "largest"), EXPORTS)
-def test_nothing_to_export_is_no_error(name: str, options: object, largest: int) -> None:
-    """An empty shard stops no pipeline."""
-    assert FORMATS[name].plan(splits_of([]), options) == []
-    export(name, splits_of([]), f"memory://round-trip-{next(_numbers)}", options)
-
-
-@pytest.mark.parametrize(("name", "options", "largest"), EXPORTS)
 def test_what_was_written_is_listed_and_written_again_it_is_the_same(
     tmp_path: Path, name: str, options: object, largest: int
 ) -> None:

@@ -20,17 +20,13 @@ def objects(path: str) -> dict[str, str]:
     return {o["key"]: o["blake3"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
 
 
-def test_the_run_record_says_when_and_where_and_the_manifest_does_not(tmp_path: Path) -> None:
-    result = make(tmp_path / "out", sources=demo_sources())
+def test_the_card_says_what_the_dataset_is_made_of_and_the_run_record_alone_when_and_where(tmp_path: Path) -> None:
+    result = make(tmp_path / "out", sources=demo_sources(), name="cards")
     (record,) = (tmp_path / "out" / "runs").iterdir()
     assert json.loads(record.read_text())["host"]
     manifest = (Path(result.path) / "manifest.json").read_text()
     assert str(tmp_path) not in manifest
     assert "At " not in manifest
-
-
-def test_the_card_says_what_the_dataset_is_made_of(tmp_path: Path) -> None:
-    result = make(tmp_path / "out", sources=demo_sources(), name="cards")
     card = (Path(result.path) / "README.md").read_text()
     for words in ("# cards", "stories.parquet", "notes.jsonl", "`bytes`", "330 read, 330 written", "flat_tokens.open"):
         assert words in card

@@ -355,22 +355,16 @@ def test_a_lost_or_foreign_link_is_mended(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "latest") == "versions/one"
 
 
-def test_half_written_notes_of_exports_are_removed(tmp_path: Path) -> None:
+def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path: Path) -> None:
     root = Store.at(tmp_path)
     root.put("versions/one/manifest.json", b"one")
     root.put("exports/0123-one.json", b"{}")
     root.put("exports/.0123-one.json.4567.part", b"{")
-    publish(root, "one", 0)
-    assert os.listdir(tmp_path / "exports") == ["0123-one.json"]
-
-
-def test_half_written_pointers_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    root = Store.at(tmp_path)
-    root.put("versions/one/manifest.json", b"one")
     (tmp_path / ".latest.json.0123.part").write_bytes(b"{")
     (tmp_path / ".latest.fresh").symlink_to("versions/old")
     publish(root, "one", 0)
-    assert sorted(os.listdir(tmp_path)) == [".latest.lock", "latest", "latest.json", "versions"]
+    assert sorted(os.listdir(tmp_path)) == [".latest.lock", "exports", "latest", "latest.json", "versions"]
+    assert os.listdir(tmp_path / "exports") == ["0123-one.json"]
 
 
 def test_a_build_id_is_sixteen_hexadecimal_digits_of_provenance_and_layout(reference_build: BuildResult) -> None:
