@@ -102,7 +102,7 @@ def fault_of_run(body: bytes) -> str | None:
     """The fault of a request for a run of a build or refresh, as far as it is known before there is a run: a setting, a path, a
     tokenizer's name. None if there is none, or it is a request of another kind.
     """
-    from flows.pipelines.early import fault_of_config
+    from tasks.download.sources import fault_of_config
 
     try:
         config = json.loads(body)["parameters"]["config"]

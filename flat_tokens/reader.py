@@ -47,6 +47,7 @@ from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.packing_index import Fit, OnCrop, TooLong
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, read_starts
 from flat_tokens.rows.virtual import FillInMiddle, selected, with_ends, with_middle
+from flat_tokens.rows.where import parse
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
@@ -54,7 +55,6 @@ from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
-from flat_tokens.where import parse
 
 ROOTS = ("zarr.json", ".zgroup")
 DEPTH, DIRECTORIES = 4, 1000

@@ -22,8 +22,8 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
 from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import BESIDE, CLUSTER, dataset_of, manifest_of, splits_of
+from flat_tokens.rows.where import Where, pa
 from flat_tokens.stores.store import Store
-from flat_tokens.where import Where, pa
 
 if TYPE_CHECKING:
     from flat_tokens.arrays.stored import StoredArray

@@ -16,9 +16,9 @@ from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import ranges, running_sums
 from flat_tokens.steps.contract import Outcome, TextMatch
+from flat_tokens.steps.words import Words, run_hashes, words_of
 from flat_tokens.stores.store import NO_OBJECT, Store
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.words import Words, run_hashes, words_of
 
 WINDOW_BYTES = 1 << 19
 """Text that is looked through at a time: what is made of it fits in a processor's cache."""

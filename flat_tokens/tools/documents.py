@@ -11,10 +11,10 @@ from flat_tokens.annotations import JsonObject
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.reader import left_out_at
 from flat_tokens.rows.documents import DocumentTable
+from flat_tokens.rows.where import pa, parse
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import open_corpus
-from flat_tokens.where import pa, parse
 
 SUMMARY = "list the documents that a dataset was made of: where each is, and why others are in no split"
 EXAMPLES = """\

@@ -19,12 +19,12 @@ from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.rows.virtual import ends_of
+from flat_tokens.rows.where import parse
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
 from flat_tokens.tools.documents import table_of
 from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, kept_of, places_of, texts_of
 from flat_tokens.vocabulary import Vocabulary
-from flat_tokens.where import parse
 
 SUMMARY = "find the documents that a token, a sequence or a training step comes from"
 EXAMPLES = """\

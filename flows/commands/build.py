@@ -243,7 +243,7 @@ def read_yaml(text: str, what: str) -> Any:
 def checked_config(path: str, settings: list[str]) -> BuildConfig:
     """The same, with what is known at once: local paths, and the tokenizer's name."""
     config = read_config(Path(path), settings)
-    from flows.pipelines.early import check_here
+    from tasks.download.sources import check_here
 
     check_here(config)
     return config
@@ -311,8 +311,8 @@ def read_tokenizer(text: str) -> TokenizerConfig:
     value = read_yaml(text, f"--tokenizer {text}") if text.lstrip().startswith("{") else {"name": text}
     from pydantic import ValidationError
 
-    from flows.pipelines.early import check_tokenizer
     from tasks.config import TokenizerConfig
+    from tasks.download.sources import check_tokenizer
     from tasks.faults import faults_of
 
     try:

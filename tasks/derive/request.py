@@ -10,8 +10,8 @@ from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.formats import FLAT_TOKENS, FORMATS
 from flat_tokens.manifest import SplitName
+from flat_tokens.rows.where import parse
 from flat_tokens.tools.corpus import options_of
-from flat_tokens.where import parse
 from tasks.config import Licence, Share, TokenizerConfig, Whole, Workers
 from tasks.locations import Location, Output, plain_location, writable
 from tasks.models import GivenName, Matching, Model, NonEmpty, Reason

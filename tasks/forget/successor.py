@@ -24,10 +24,10 @@ from flat_tokens.keys import document_keys, strings_by_key
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest, splits_at
 from flat_tokens.reader import check_where, left_out_at, open_split
 from flat_tokens.rows.documents import DocumentTable, matching
+from flat_tokens.rows.where import parse
 from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store, read_json, read_record
-from flat_tokens.where import parse
 from tasks.derive.inputs import Input
 from tasks.derive.provenance import Derived
 from tasks.finalize.seal import Provenance

@@ -28,8 +28,8 @@ from flat_tokens.manifest import CLUSTER, read_manifest, splits_at
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.documents import Recorded, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
+from flat_tokens.rows.where import parse
 from flat_tokens.stores.store import Store
-from flat_tokens.where import parse
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store

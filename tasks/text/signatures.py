@@ -1,7 +1,7 @@
 """Signatures of texts: BYTES bytes each, from which the similarity of any two texts is estimated.
 
-The shingles of a text are its runs of a few words, as ``flat_tokens.words`` has them; of a shorter text all of its words. The
-similarity of two texts is that of their sets of shingles: those that both have, as a share of those that either has (Jaccard).
+The shingles of a text are its runs of a few words, as ``flat_tokens.steps.words`` has them; of a shorter text all of its words.
+The similarity of two texts is that of their sets of shingles: those of both, as a share of those of either (Jaccard).
 
 MinHash of one permutation: a hash throws each shingle into one of BYTES bins, and of each bin the least hash is kept, in seven
 bits. A bin that is empty borrows from the next one that is not, so that every group of bytes can be looked up as a whole, and its
@@ -25,8 +25,8 @@ from blake3 import blake3
 
 from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.keys import mix
+from flat_tokens.steps.words import Words, run_hashes, words_of
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.words import Words, run_hashes, words_of
 
 EDITION = 2
 """Raised when the same text would get another signature."""

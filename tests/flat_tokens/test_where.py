@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.where import parse
+from flat_tokens.rows.where import parse
 from tests.examples import examples
 
 ROWS: dict[str, list[Any]] = {

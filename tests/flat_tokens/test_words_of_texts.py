@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flat_tokens.steps.words import run_hashes, words_of
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.words import run_hashes, words_of
 from tests.examples import examples
 
 WORDS = [

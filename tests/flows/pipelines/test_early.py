@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.pipelines.early import fault_of_config
+from tasks.download.sources import fault_of_config
 
 
 @pytest.mark.parametrize(
