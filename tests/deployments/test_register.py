@@ -486,25 +486,22 @@ def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
     assert list(remarks(None, {}, [paused])) == ["paused"]
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", {"name": "bytes"}, {"name": "x.tiktoken", "pattern": "cl100k_base"}])
-def test_the_form_takes_a_tokenizer_by_name_or_with_settings(tokenizer: str | dict[str, Any]) -> None:
-    config = {"output": "/out", "sources": [{"path": "/in"}], "tokenizer": tokenizer}
-    assert not validate({"config": config}, run_form(build_dataset), preprocess=True)
-    assert validate({"config": {**config, "tokenizer": ""}}, run_form(build_dataset), preprocess=True)
-
-
 @pytest.mark.parametrize(
-    ("source", "is_right"),
+    ("source", "tokenizer", "is_right"),
     [
-        ({}, False),
-        ({"path": None}, False),
-        ({"path": None, "hub": None}, False),
-        ({"path": "/in"}, True),
-        ({"hub": {"path": "a/b"}}, True),
+        ({}, "bytes", False),
+        ({"path": None}, "bytes", False),
+        ({"path": None, "hub": None}, "bytes", False),
+        ({"path": "/in"}, {"name": "bytes"}, True),
+        ({"hub": {"path": "a/b"}}, "bytes", True),
+        ({"path": "/in"}, {"name": "x.tiktoken", "pattern": "cl100k_base"}, True),
+        ({"path": "/in"}, "", False),
     ],
 )
-def test_the_form_refuses_a_source_without_a_place(source: dict[str, Any], is_right: bool) -> None:
+def test_the_form_takes_a_source_with_a_place_and_a_tokenizer_by_name_or_with_settings(
+    source: dict[str, Any], tokenizer: Any, is_right: bool
+) -> None:
     """When it is submitted, as the server does by the schema alone."""
-    config = {"output": "/out", "sources": [source], "tokenizer": {"name": "bytes"}, "slice_bytes": "128 MB"}
+    config = {"output": "/out", "sources": [source], "tokenizer": tokenizer, "slice_bytes": "128 MB"}
     faults = validate({"config": config}, run_form(build_dataset), preprocess=True)
     assert (not faults) is is_right

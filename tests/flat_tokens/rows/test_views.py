@@ -124,6 +124,7 @@ def test_the_types_of_the_fields(tmp_path: Path) -> None:
 @examples(50)
 @example(sequences=[], length=1, overlap=0, layout="mmap")
 @example(sequences=[[LARGEST]], length=1, overlap=0, layout="zarr2")
+@example(sequences=[[1, 2]], length=2, overlap=1, layout="mmap")
 @example(sequences=[[], [0], [], [], [LARGEST, 0]], length=3, overlap=0, layout="compact")
 def test_packed_rows_are_what_the_format_says_token_by_token(
     tmp_path: Path, sequences: list[list[int]], length: int, overlap: int, layout: LayoutName

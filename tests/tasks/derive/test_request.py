@@ -25,26 +25,17 @@ def made(root: Path, name: str, *sources: str) -> Path:
     return root / name
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [(["web"], ["books", "web"], "web-2"), (["web", "web-2"], ["web"], "web-3"), (["web"], ["books"], None)],
+)
 def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, one: list[str], other: list[str], name: str | None
 ) -> None:
-    """Whoever chooses documents by the name of their source would look for it in vain."""
-    a, b = made(tmp_path, "a", "web"), made(tmp_path, "b", "books", "web")
+    """A number that no source has. Whoever chooses documents by the name of their source would look for it in vain."""
     with caplog.at_level(logging.WARNING, "tasks.derive.provenance"):
-        sources = merge(a, b).sources
-    assert [source["name"] for source in sources] == ["web", "books", "web-2"]
-    assert [source.get("renamed_from") for source in sources] == [None, None, "web"]
-    (said,) = caplog.messages
-    assert said.startswith("The source 'web' of b (")
-    assert said.endswith(") is called 'web-2' here: another source has its name")
-
-
-def test_a_number_is_given_that_no_source_has(tmp_path: Path) -> None:
-    sources = merge(made(tmp_path, "a", "web", "web-2"), made(tmp_path, "b", "web")).sources
-    assert [source["name"] for source in sources] == ["web", "web-2", "web-3"]
-
-
-def test_nothing_is_said_of_sources_whose_names_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sources = merge(made(tmp_path, "a", "web"), made(tmp_path, "b", "books")).sources
-    assert ["renamed_from" in source for source in sources] == [False, False]
-    assert caplog.messages == []
+        sources = merge(made(tmp_path, "a", *one), made(tmp_path, "b", *other)).sources
+    assert [source["name"] for source in sources] == [*one, *other[:-1], name or other[-1]]
+    assert [source.get("renamed_from") for source in sources] == [None] * (len(sources) - 1) + ["web" if name else None]
+    said = [message.partition(" (")[0] + message.rpartition(")")[2] for message in caplog.messages]
+    assert said == [f"The source 'web' of b is called '{name}' here: another source has its name"] * (name is not None)

@@ -97,6 +97,11 @@ def test_files_are_those_of_the_split_by_name(stand_in_hub: StandInHub) -> None:
     assert (first.source, first.immutable, first.split) == (3, commit, None)
     assert [file.size for file in pinned.files] == [len(TWO_SPLITS[file.name]) for file in pinned.files]
     assert (pinned.origin, pinned.revision) == ("hf://datasets/org/name (default, train)", commit)
+    both = resolve(validation_split="test").files
+    assert [(file.name, file.split) for file in both] == [
+        ("data/test-00000-of-00001.parquet", "validation"),
+        *((file.name, "train") for file in pinned.files),
+    ]
 
 
 def test_fetched_files_are_whole_and_asked_for_once(stand_in_hub: StandInHub, tmp_path: Path) -> None:
@@ -136,16 +141,6 @@ def test_a_local_directory_of_the_same_name_is_not_the_dataset(
     monkeypatch.chdir(tmp_path)
     stand_in_hub.commit("org/name", {"remote.jsonl": '{"text": "remote"}\n'})
     assert [file.name for file in resolve().files] == ["remote.jsonl"]
-
-
-def test_the_validation_split_comes_along(stand_in_hub: StandInHub) -> None:
-    stand_in_hub.commit("org/name", TWO_SPLITS)
-    splits = {file.name: file.split for file in resolve(validation_split="test").files}
-    assert list(splits.items()) == [
-        ("data/test-00000-of-00001.parquet", "validation"),
-        ("data/train-00000-of-00002.parquet", "train"),
-        ("data/train-00001-of-00002.parquet", "train"),
-    ]
 
 
 def test_a_configuration_has_files_of_its_own(stand_in_hub: StandInHub) -> None:
