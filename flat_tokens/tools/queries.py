@@ -35,6 +35,8 @@ def connection() -> Iterator[Any]:
         }
         with contextlib.closing(duckdb.connect(":memory:", config=settings)) as opened:
             opened.execute("SET disabled_optimizers = 'join_filter_pushdown'")  # it gave wrong results three times
+            # In notebooks and with python -c duckdb writes one to standard output, if a query takes two seconds.
+            opened.execute("SET enable_progress_bar = false")
             try:
                 yield opened
             except (duckdb.OutOfMemoryException, duckdb.IOException) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,3 +239,13 @@ def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_ro
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
     with pytest.raises(OSError, match="has no room for a query"), changes(*sides):
         pass
+
+
+def test_no_query_writes_a_bar_to_standard_output() -> None:
+    """duckdb takes a program without a file for a notebook."""
+    program = """
+from flat_tokens.tools.queries import connection
+with connection() as opened:
+    print(opened.execute("SELECT current_setting('enable_progress_bar')").fetchone())
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "(False,)\n"
