@@ -192,7 +192,7 @@ MAGICS = tuple(magic for row in FORMATS.values() for magic in row.begins)
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are text in UTF-8, as those of a file that was unpacked and kept its name."""
+    """Whether bytes are text in UTF-8: those of a file that was unpacked and kept its name, or that begins with a word of ours."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head, len(head) < HEAD_BYTES)  # else it may end within a character
     except UnicodeDecodeError:
@@ -236,9 +236,12 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     refuse_foreign(head, name)
     if (twice := compression_of(head)) is not None:
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
-    if head.startswith(ENCRYPTED):
+    claimed = named_format(name) if wanted == "auto" else wanted
+    is_text = claimed in ("text", "csv") and _is_text(head)
+    begins = b"" if is_text else head  # a text may begin with PARENTS
+    if begins.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
-    found = next((kind for kind, row in FORMATS.items() if head.startswith(row.begins)), "tar" if is_tar(head) else None)
+    found = next((kind for kind, row in FORMATS.items() if begins.startswith(row.begins)), "tar" if is_tar(head) else None)
     claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
