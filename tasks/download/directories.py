@@ -102,9 +102,8 @@ SAVED_SPLITS = "dataset_dict.json"
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     """ValueError where a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
     names = {file.name for file in files}
-    saved, of_splits = (
-        sorted(name[: -len(of)] for name in names if name.endswith(of) and _base(name) == of) for of in (SAVED[0], SAVED_SPLITS)
-    )
+    beside = [name for name in names if name.endswith((SAVED[0], SAVED_SPLITS))]  # hardly ever any
+    saved, of_splits = (sorted(name[: -len(of)] for name in beside if _base(name) == of) for of in (SAVED[0], SAVED_SPLITS))
     patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
     patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:

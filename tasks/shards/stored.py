@@ -18,10 +18,12 @@ from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.tokenize.chat import chats_by_reference
-from tasks.tokenize.engines import Tokenizer, engine_of, may_use_fast_engine
+from tasks.tokenize.engines import Tokenizer, engine_of, may_use_fast_engine, was_tried
 
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 100_000
+LITTLE_TEXT = 1 << 18
+"""Bytes of text for which the fast engine is not tried: the reference has tokenized them by the time that takes."""
 
 
 class StoredSlices(NamedTuple):
@@ -57,8 +59,12 @@ class StoredSlices(NamedTuple):
 
 def tried(recipe: Recipe, config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
     """The recipe with the engine that a sample of the documents of *slices* allows."""
+    text_bytes = sum(slice_.text_bytes for slice_ in slices)
+    # Where bad documents are left out, the engine may decide which, and the keys of shards name it.
+    if text_bytes <= LITTLE_TEXT and not recipe.chats and config.documents.on_bad == "error" and not was_tried(tokenizer):
+        return recipe.model_copy(update={"fast": False})
     samples = sample_texts(config, workspace, slices)
-    texts, text_bytes = [text for of in samples.values() for text in of], sum(slice_.text_bytes for slice_ in slices)
+    texts = [text for of in samples.values() for text in of]
     is_right = may_use_fast_engine(tokenizer, config.tokenizer.engine, texts, text_bytes, config.processors)
     if is_right != recipe.fast:
         recipe = Recipe.of(config, tokenizer, recipe.chats, recipe.forgotten, is_tried=is_right)

@@ -400,6 +400,11 @@ def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> N
         logger.warning(SLOW, fault, cost.replace("the first documents", "a text in English"))
 
 
+def was_tried(tokenizer: Tokenizer) -> bool:
+    """Whether the fast engine was tried before there was a text."""
+    return (tokenizer.digest, tokenizer.limits) in _faults
+
+
 def may_use_fast_engine(
     tokenizer: Tokenizer, preference: str, samples: Sequence[str], text_bytes: int = 0, processors: int = 1
 ) -> bool:
@@ -408,8 +413,8 @@ def may_use_fast_engine(
     """
     if not _is_wanted(tokenizer, preference):
         return False
-    key = tokenizer.digest, tokenizer.limits
-    fault = _faults.get(key) or _fault_on(tokenizer, [*samples, *(() if key in _faults else defined_texts(tokenizer))])
+    known = _faults.get((tokenizer.digest, tokenizer.limits))
+    fault = known or _fault_on(tokenizer, [*samples, *(() if was_tried(tokenizer) else defined_texts(tokenizer))])
     if fault is None:
         _give_back_memory()
         return True
