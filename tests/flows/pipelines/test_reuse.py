@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import tasks.shards.stored
+import tasks.tokenize.engines
 import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
@@ -189,6 +192,21 @@ def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path: 
     second = check_same(output, source, tmp_path, **more)
     assert second.totals["documents"]["skipped"] == {"unencodable": 6}
     assert second.text_bytes_tokenized < first.text_bytes_tokenized
+
+
+def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, ranks = tmp_path / "in", tmp_path / "own.tiktoken"
+    ranks.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(bytes([byte])), byte) for byte in range(256)))
+    more = {"tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}
+    put(source / "a.jsonl", rows_of("a", 300))
+    built(tmp_path / "out", source, **more)
+    put(source / "a.jsonl", rows_of("a", 301))
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.tokenize.engines, "_faults", {})  # as in another process
+        patch.setattr(tasks.shards.stored, "may_use_fast_engine", None)
+        result = built(tmp_path / "out", source, **more)
+    assert same_bytes(result, built(tmp_path / "anew", source, **more))
+    assert 0 < result.text_bytes_tokenized < 2000
 
 
 def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
