@@ -192,7 +192,7 @@ MAGICS = tuple(magic for row in FORMATS.values() for magic in row.begins)
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are text in UTF-8: those of a file that was unpacked and kept its name, or that begins with a word of ours."""
+    """Whether bytes are text in UTF-8, as those of a file that kept its name when it was unpacked."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head, len(head) < HEAD_BYTES)  # else it may end within a character
     except UnicodeDecodeError:
