@@ -165,7 +165,7 @@ FIXTURES = {
     "streaming": ("torch", "streaming"),
     "litdata": ("torch", "litdata"),
     "packed_dataset": ("torch", "torchtune"),
-    "services": ("bin/docker-compose",),
+    "compose_services": ("bin/docker-compose",),
 }
 """What the fixtures of these names need, as ``@pytest.mark.needs`` says it of a test."""
 

@@ -17,7 +17,7 @@ OURS = {"migrate", "server", "services", "register", "builds", "groups"}
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, Service]:
+def compose_services() -> dict[str, Service]:
     return read_services(SECRETS)
 
 
@@ -42,56 +42,56 @@ def test_no_secret_stands_in_the_files() -> None:
     assert set(re.findall(r"^#?(\w+)=", example, re.MULTILINE)) <= variables
 
 
-def test_no_secret_is_an_argument_of_a_process(services: dict[str, Service]) -> None:
+def test_no_secret_is_an_argument_of_a_process(compose_services: dict[str, Service]) -> None:
     """Every user of the machine, and every log of its processes, sees arguments."""
-    for name, service in services.items():
+    for name, service in compose_services.items():
         shown = str([service.get("command"), service.get("entrypoint"), service.get("healthcheck"), service.get("labels")])
         assert not [secret for secret in SECRETS.values() if secret in shown], name
 
 
-def test_only_the_servers_port_is_published_and_on_loopback(services: dict[str, Service]) -> None:
-    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+def test_only_the_servers_port_is_published_and_on_loopback(compose_services: dict[str, Service]) -> None:
+    published = {name: service["ports"] for name, service in compose_services.items() if "ports" in service}
     assert list(published) == ["server"]
     assert [(port["host_ip"], port["published"], port["target"]) for port in published["server"]] == [("127.0.0.1", "4200", 4200)]
 
 
-def test_server_and_clients_have_the_same_authentication(services: dict[str, Service]) -> None:
+def test_server_and_clients_have_the_same_authentication(compose_services: dict[str, Service]) -> None:
     for name in OURS:
-        environment = services[name]["environment"]
+        environment = compose_services[name]["environment"]
         given = {environment.get("PREFECT_SERVER_API_AUTH_STRING"), environment.get("PREFECT_API_AUTH_STRING")} - {None}
         assert given == {SECRETS["AUTH_STRING"]}, name
 
 
-def test_pages_of_others_may_not_call_the_server(services: dict[str, Service]) -> None:
+def test_pages_of_others_may_not_call_the_server(compose_services: dict[str, Service]) -> None:
     """Without the setting Prefect answers the pages of all origins. Its own page calls it by the name that it was loaded from."""
-    for chosen in (services, read_services({**SECRETS, "PUBLIC_URL": "https://prefect.example"})):
+    for chosen in (compose_services, read_services({**SECRETS, "PUBLIC_URL": "https://prefect.example"})):
         environment = chosen["server"]["environment"]
         assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == ""
         assert environment["PREFECT_SERVER_UI_API_URL"] == "/api"
 
 
-def test_workers_reach_neither_database_nor_redis_nor_their_passwords(services: dict[str, Service]) -> None:
+def test_workers_reach_neither_database_nor_redis_nor_their_passwords(compose_services: dict[str, Service]) -> None:
     """Who writes to Redis runs code in the server; flows run what people ask for."""
     networks = yaml.safe_load(COMPOSE.read_text("utf-8"))["networks"]
     assert networks["database"]["internal"] is True
     for name in ("builds", "groups", "register"):
-        assert list(services[name]["networks"]) == ["workers"]
-        assert SECRETS["POSTGRES_PASSWORD"] not in str(services[name])
-        assert SECRETS["REDIS_PASSWORD"] not in str(services[name])
+        assert list(compose_services[name]["networks"]) == ["workers"]
+        assert SECRETS["POSTGRES_PASSWORD"] not in str(compose_services[name])
+        assert SECRETS["REDIS_PASSWORD"] not in str(compose_services[name])
     for name in ("postgres", "redis"):
-        assert list(services[name]["networks"]) == ["database"]
+        assert list(compose_services[name]["networks"]) == ["database"]
 
 
-def test_runs_read_and_write_where_the_operator_says(services: dict[str, Service]) -> None:
+def test_runs_read_and_write_where_the_operator_says(compose_services: dict[str, Service]) -> None:
     for name in ("builds", "groups"):
-        assert services[name]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "/data"
-        assert "/data" in services[name]["environment"]["FLAT_TOKENS_INPUT_ROOTS"].split(",")
+        assert compose_services[name]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "/data"
+        assert "/data" in compose_services[name]["environment"]["FLAT_TOKENS_INPUT_ROOTS"].split(",")
     chosen = read_services({**SECRETS, "OUTPUT_ROOTS": "gs://bucket/tokens"})
     assert chosen["groups"]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "gs://bucket/tokens"
 
 
-def test_every_container_is_confined(services: dict[str, Service]) -> None:
-    for name, service in services.items():
+def test_every_container_is_confined(compose_services: dict[str, Service]) -> None:
+    for name, service in compose_services.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -100,11 +100,11 @@ def test_every_container_is_confined(services: dict[str, Service]) -> None:
         assert "privileged" not in service, name
         assert {volume["type"] for volume in service.get("volumes", ())} <= {"volume"}, name
     (user,) = [one.value for one in read_stages()[-1].instructions if one.name == "USER"]
-    assert {services[name]["user"] for name in OURS} == {user}
+    assert {compose_services[name]["user"] for name in OURS} == {user}
 
 
-def test_what_runs_on_is_restarted_limited_and_watched(services: dict[str, Service]) -> None:
-    for name, service in services.items():
+def test_what_runs_on_is_restarted_limited_and_watched(compose_services: dict[str, Service]) -> None:
+    for name, service in compose_services.items():
         if name in ONCE:
             assert service["restart"] == "no"
             assert service["healthcheck"] == {"disable": True}
@@ -118,32 +118,32 @@ def test_what_runs_on_is_restarted_limited_and_watched(services: dict[str, Servi
             assert "test" in service.get("healthcheck", {}) or "HEALTH_URL" in service["environment"], name
 
 
-def test_nothing_starts_before_what_it_needs(services: dict[str, Service]) -> None:
+def test_nothing_starts_before_what_it_needs(compose_services: dict[str, Service]) -> None:
     healthy, done = (
         {"condition": "service_healthy", "required": True},
         {"condition": "service_completed_successfully", "required": True},
     )
-    needs: dict[str, Any] = {name: service.get("depends_on", {}) for name, service in services.items()}
+    needs: dict[str, Any] = {name: service.get("depends_on", {}) for name, service in compose_services.items()}
     assert needs["migrate"] == {"postgres": healthy}
     assert needs["server"] == needs["services"] == {"migrate": done, "redis": healthy}
     assert needs["register"] == {"server": healthy}
     assert needs["builds"] == needs["groups"] == {"register": done}
 
 
-def test_pools_and_limits_are_those_of_the_deployments(services: dict[str, Service]) -> None:
+def test_pools_and_limits_are_those_of_the_deployments(compose_services: dict[str, Service]) -> None:
     """A worker for each pool that deployments go to; one group at a time in each worker."""
     listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
-    commands = {name: services[name]["command"] for name in ("builds", "groups")}
+    commands = {name: compose_services[name]["command"] for name in ("builds", "groups")}
     pools = {command[command.index("--pool") + 1] for command in commands.values()}
     assert pools == {one["work_pool"]["name"] for one in listed}
     assert commands["groups"][commands["groups"].index("--limit") + 1] == "1"
 
 
-def test_settings_are_ones_that_this_prefect_knows(services: dict[str, Service]) -> None:
+def test_settings_are_ones_that_this_prefect_knows(compose_services: dict[str, Service]) -> None:
     """A setting with a typing error is ignored without a word."""
     known = names_of_settings()
     for name in OURS:
-        for setting in services[name]["environment"]:
+        for setting in compose_services[name]["environment"]:
             if setting.startswith("PREFECT_"):
                 assert setting.lower() in known or setting in REDIS, setting
 
