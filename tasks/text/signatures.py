@@ -137,11 +137,11 @@ def similarity(one: UInt64s, other: UInt64s) -> tuple[npt.NDArray[np.float64], I
     """The estimated similarity of pairs of texts by their signatures, uint64[n, NUMBERS] each: float64[n], and the bins that it
     goes by: int64[n].
     """
-    a, b = (np.ascontiguousarray(some, "<u8").view(np.uint8).reshape(-1, BYTES) for some in (one, other))
-    mine, theirs = a < BORROWED, b < BORROWED
-    bins = (mine | theirs).sum(axis=1)
-    both = (mine & theirs).sum(axis=1)
-    same = ((a == b) & mine).sum(axis=1)
+    a, b = np.asarray(one), np.asarray(other)
+    # One bit for each bin: the highest bit of its byte.
+    mine_too, differs = ~(a | b) & NO_SHINGLE, ((a ^ b) & ~NO_SHINGLE) + ~NO_SHINGLE
+    bits = ~(a & b) & NO_SHINGLE, mine_too, mine_too & ~differs
+    bins, both, same = (np.bitwise_count(some).sum(axis=1, dtype=np.int64) for some in bits)
     # Of the bins in which the shingles differ, one in 128 has the same seven bits.
     return np.maximum(same - (both - same) / (BORROWED - 1), 0) / np.maximum(bins, 1), bins
 
