@@ -28,7 +28,7 @@ from flows.pipelines.stages import (
 )
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
-from tasks.finalize.seal import Provenance, VersionDraft, card, document_totals, leaving_out, list_left_out, source_totals
+from tasks.finalize.seal import Provenance, VersionDraft, built_totals, card, leaving_out, list_left_out
 from tasks.models import TokenShard, digest_of
 from tasks.output.target import SplitRule
 from tasks.parts.part import ShardPart
@@ -151,5 +151,5 @@ def imported_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) 
     def without_text(facts: JsonObject) -> JsonObject:
         return {name: fact for name, fact in facts.items() if name != "text_bytes"}
 
-    by_source = [without_text(one) for one in source_totals(made_of, parts)]
-    return {**without_text(document_totals(parts, repeated)), "by_source": by_source}
+    found = built_totals(made_of, parts, repeated)
+    return {**without_text(found), "by_source": [*map(without_text, found["by_source"])]}

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 import flows.pipelines.plan
+import tasks.shards.sample
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import Plan, plan
 from flows.runners.processes import Threads
@@ -81,7 +82,7 @@ def test_little_text_is_read_as_a_whole_and_what_is_not_text_is_not_reckoned_as_
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
 def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_BYTES", 1000)
+    monkeypatch.setattr(tasks.shards.sample, "SAMPLED_BYTES", 1000)
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 2000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
     check_estimate(plan(config), built(config), 0.1)
@@ -168,8 +169,8 @@ def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int, layout: str
 ) -> None:
     """Long and short documents, of few and of many tokens a byte, in files that differ."""
-    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(flows.pipelines.plan, "LEAST_BATCH", 500)
+    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
     draw, read = random.Random(7), 0
     kinds = ["the children walked along the river ", "\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17 ", "xq#7 zv@9 "]
     for i in range(4):
@@ -183,7 +184,7 @@ def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
             read += sum(len(text.encode()) for text in documents.texts.to_pylist())
             yield documents
 
-    monkeypatch.setattr(flows.pipelines.plan, "read_documents", count)
+    monkeypatch.setattr(tasks.shards.sample, "read_documents", count)
     made, result = plan(config), built(config)
     tokens = sum(result.totals[split]["token_count"] for split in ("train", "validation"))
     assert read <= 0.05 * result.totals["documents"]["text_bytes"]
@@ -204,7 +205,7 @@ def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path: Pat
 
 
 def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 1000)
+    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
     path = tmp_path / "a.txt"
     path.write_text("word " * 4000)
     made = plan(configured(tmp_path / "out", path))
@@ -212,7 +213,7 @@ def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, mon
 
 
 def test_few_documents_that_are_long_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 1000)
+    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(64, 20_000)))
     made = plan(config)
     assert made.sampled_documents == 8
@@ -225,8 +226,8 @@ def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(
 ) -> None:
     """Here reading takes a microsecond a byte, the tokenizer three, whose first texts take it a hundred times as long."""
     times, encode = threading.local(), Engine.__call__
-    monkeypatch.setattr(flows.pipelines.plan, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(flows.pipelines.plan, "LEAST_BATCH", 500)
+    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
 
     def passing(seconds: float) -> None:
         times.now = clock() + seconds
@@ -245,9 +246,9 @@ def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(
         passing(3e-6 * found.nbytes * (100 if is_first else 1))
         return encode(engine, found)
 
-    for module in (flows.pipelines.plan, flows.pipelines.plan):
+    for module in (flows.pipelines.plan, tasks.shards.sample):
         monkeypatch.setattr(module, "clock", clock)
-    monkeypatch.setattr(flows.pipelines.plan, "read_documents", read)
+    monkeypatch.setattr(tasks.shards.sample, "read_documents", read)
     monkeypatch.setattr(Engine, "__call__", tokenize)
     path = write(tmp_path / "in" / "a.parquet", texts(20_000, 300))
     made = plan(configured(tmp_path / "out", path, workers=workers))

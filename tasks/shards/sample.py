@@ -1,0 +1,315 @@
+"""A sample of a source: pieces from all over it, read and tokenized as a build does; their counts, and the time they take."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flat_tokens.annotations import AnyArray
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
+from flat_tokens.batch import LOSS_MASK, TokenBatch
+from flat_tokens.extras import pa
+from flat_tokens.forgotten import Forgotten
+from tasks.config import Source
+from tasks.download.cut import lent
+from tasks.download.sources import naming
+from tasks.models import FileRange, Slice
+from tasks.output.forgotten import forgotten_at
+from tasks.output.leases import Workspace
+from tasks.parts.stored import document_spec
+from tasks.rows import KEY, ROW, fact
+from tasks.shards.recipe import Recipe
+from tasks.text.documents import Tally, TextBatch, read_documents
+from tasks.text.files import plan_ranges
+from tasks.tokenize.chat import encoder_of
+from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, engine_of, large_string_array, tokens_of
+
+PIECES, TURNS, MIN_PIECES, MOST_CUTS = 128, 8, 5, 4096
+SAMPLED_BYTES, SHARE = 32_000_000, 0.03
+"""Text that is tokenized: of all sources together, and as a share of each, before a batch that goes beyond."""
+TIMED_BYTES, TIMED_SHARE = 8_000_000, 0.005
+"""Text that is read once more, in stretches, to see how long reading takes: opening pieces takes longer than reading them."""
+READ_AS_A_WHOLE = 4 << 20
+"""A source with so little text is tokenized as a whole."""
+LEAST_BATCH = 1 << 14
+BYTES_OF_A_THREAD = 1 << 20
+"""Text that is worth another thread, whose engine takes 45 MB of memory before it has seen any."""
+SURE = 4.0
+"""Half the width of the 99 % interval, in standard errors. Pieces drawn at random, as few as these, would need 2.7. Documents are
+in an order, and on the corpus errors were half as large again.
+"""
+Counts = npt.NDArray[np.float64]
+clock = time.perf_counter
+
+
+@dataclass
+class Sample:
+    """Counts of the pieces that were read of a source with *total* bytes, as ``Slice.text_bytes`` counts them, of which *seen*
+    are theirs: float64[n] each. *text*: after all steps, *before* it was more. *sizes*: bytes that the dataset takes for them.
+    *seconds*: that a byte of *text* takes a thread. *packing*: that a token takes one to be compressed.
+    """
+
+    total: float
+    is_whole: bool
+    seconds: float
+    packing: float
+    sizes: Counts
+    seen: Counts
+    before: Counts
+    text: Counts
+    rows: Counts
+    documents: Counts
+    tokens: Counts
+
+    def _known(self) -> Counts:
+        """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece has it exactly;
+        its share of the rows is less exact, because documents differ in length.
+        """
+        plain = self.before + 4 * self.rows
+        share, error = ratio(plain, self.seen)
+        return plain if abs(share - 1) <= 3 * error + 0.001 else self.seen
+
+    def of_total(self, counts: Counts) -> tuple[float, float]:
+        """An estimate of what all of the source has of something, and by how much it may be off, 99 times in 100."""
+        known = self.seen if self.is_whole else self._known()
+        share, error = ratio(counts, known)
+        return share * self.total, 0.0 if self.is_whole else SURE * error * self.total
+
+
+def ratio(counts: Counts, of: Counts) -> tuple[float, float]:
+    """Sum of *counts* over the sum of *of*, and its standard error where both are of pieces drawn at random."""
+    share = float(counts.sum() / max(of.sum(), 1))
+    n = len(counts)
+    if n < MIN_PIECES:
+        return share, share
+    return share, math.sqrt(n / (n - 1) * float(((counts - share * of) ** 2).sum())) / max(float(of.sum()), 1)
+
+
+class Piece(NamedTuple):
+    """Documents that were read of a part of a source. *seconds*: that reading took, steps left out, for *timed* bytes of it."""
+
+    part: Slice
+    tally: Tally
+    documents: list[TextBatch]
+    seconds: float
+    timed: int
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text after all steps."""
+        return self.tally.text_bytes
+
+    @property
+    def before(self) -> int:
+        """Bytes of text before all steps."""
+        return text_read(self.tally)
+
+
+def text_read(tally: Tally) -> int:
+    """Bytes of text before all steps."""
+    return tally.before_steps or tally.text_bytes
+
+
+def measure(
+    recipe: Recipe,
+    workspace: Workspace,
+    tokenizer: Tokenizer,
+    slices: list[Slice],
+    shares: int,
+    workers: int,
+    layout: LayoutName,
+    counts_of_all: Tally,
+) -> Sample:
+    """Read and tokenize a sample of the slices of a source, one of *shares*, in pieces that are spread over all of them; little
+    text as a whole. As a build does, with several *workers*. *counts_of_all* counts documents along.
+    """
+    pieces, timed, is_whole = _sampled(recipe, workspace, slices, shares, workers)
+    batches, encoding = _tokenized(recipe, tokenizer, pieces, workers)
+    for tally in (piece.tally for piece in pieces):
+        counts_of_all.read += tally.read
+        counts_of_all.skipped.update(tally.skipped)
+        counts_of_all.matches.update(tally.matches)
+    sizes, packing = _sizes(batches, pieces, layout)
+    text, before = sum(piece.text_bytes for piece in pieces), sum(piece.before for piece in pieces)
+    # Reading and steps take their time for each byte that was read, the tokenizer for each byte that steps leave.
+    reading = sum(piece.seconds for piece in timed) / max(sum(piece.timed for piece in timed), 1) * before
+    stepping = sum(piece.tally.step_seconds for piece in pieces)
+    rows = [
+        (min(tally.seen, part.text_bytes), text_read(tally), tally.text_bytes, tally.rows, of.seq_count, of.token_count)
+        for (part, tally, *_), of in zip(pieces, batches, strict=True)
+    ]
+    seen, *others = np.array(rows, np.float64).reshape(len(pieces), 6).T
+    seconds = encoding + (reading + stepping) / max(text, 1)
+    return Sample(_bytes(slices), is_whole, seconds, packing, sizes, seen, *others)
+
+
+def _sampled(
+    recipe: Recipe, workspace: Workspace, slices: list[Slice], shares: int, workers: int
+) -> tuple[list[Piece], list[Piece], bool]:
+    """The pieces of a sample, those that tell how long reading takes, and whether the sample is all of the source."""
+    total, forgotten = _bytes(slices), forgotten_at(workspace.root, recipe.forgotten)
+    with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
+
+        def read(parts: list[Slice], most: int, batch_bytes: int | None = None) -> list[Piece]:
+            return list(pool.map(lambda part: _read(recipe, part, most, batch_bytes, forgotten), parts))
+
+        is_much = total > READ_AS_A_WHOLE
+        if not all(part.ranges[0].file.location for part in slices):
+            # A thread that has files does not wait for the room of more.
+            is_much, slices = is_much or len(slices) > 1, spread(slices, 1)
+        chosen = spread(slices, PIECES) if is_much else slices
+        here = [stack.enter_context(lent(part, recipe.sources, workspace)) for part in chosen]
+        if not is_much:
+            pieces = read(here, total)
+            return pieces, pieces, True
+        limit = min(SAMPLED_BYTES // shares, int(total * SHARE))
+        chosen = spread(_pieces(recipe, here, max(limit // PIECES, total // MOST_CUTS)), PIECES)
+        most, pieces = limit // len(chosen), []
+        # Documents may be larger than pieces should be: so alternately, until enough is read.
+        for turn in range(TURNS):
+            if sum(piece.before for piece in pieces) < 1.1 * limit:
+                pieces += read(chosen[TURNS - 1 - turn :: TURNS], most, max(most // 4, LEAST_BATCH))
+        if sum(min(piece.tally.seen, piece.part.text_bytes) for piece in pieces) >= total:
+            return pieces, pieces, True
+        limit = min(TIMED_BYTES // shares, int(total * TIMED_SHARE))
+        long = _pieces(recipe, here, max(limit // workers, 1))
+        count = max(workers, limit * len(long) // max(_bytes(long), 1))
+        return pieces, read(spread(long, count), limit // count, max(limit // count // 3, LEAST_BATCH)), False
+
+
+def spread(items: list[Slice], count: int) -> list[Slice]:
+    """At most *count* of the items, as far from each other as they can be."""
+    return [items[int((k + 0.5) * len(items) / min(count, len(items)))] for k in range(min(count, len(items)))]
+
+
+def _pieces(recipe: Recipe, slices: list[Slice], size: int) -> list[Slice]:
+    """Slices in pieces of about *size* bytes of text, as far as their formats have such."""
+    ranges = ((part, recipe.source(slice_)) for slice_ in slices for part in slice_.ranges)
+    return [Slice(ranges=(piece,)) for part, source in ranges for piece in _cut(part, source, size)]
+
+
+def _cut(part: FileRange, source: Source, size: int) -> list[FileRange]:
+    if part.rows:
+        return [part]
+    return [one for one in plan_ranges(part.file, source, size) if part.start <= one.start and one.stop <= part.stop]
+
+
+def _bytes(slices: list[Slice]) -> int:
+    return sum(part.text_bytes for part in slices)
+
+
+def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None, forgotten: Forgotten) -> Piece:
+    """Read a part, until *most* bytes of text are there. The time is that after its first batch, where there are several:
+    opening a slice takes a build no time to speak of.
+    """
+    tally, documents, marks = Tally(forgotten=forgotten), list[TextBatch](), [(0, 0.0)]
+    begun = clock()
+    with naming(recipe.sources, part.source):
+        for some in read_documents(part, recipe.source(part), recipe.documents, tally, batch_bytes):
+            documents.append(some)
+            marks.append((text_read(tally), clock() - begun - tally.step_seconds))
+            if text_read(tally) >= most:
+                break
+    (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
+    return Piece(part, tally, documents, late - early, last - first)
+
+
+def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], workers: int) -> tuple[list[TokenBatch], float]:
+    """The tokens of each piece, and the seconds that a byte of text takes a thread. Many pieces go to the engine at once, as many
+    documents do in a build, and the time is that of the later half: an engine is slow until it has seen the frequent words.
+    """
+    engine = engine_of(tokenizer, recipe.fast)
+    threads = min(workers, 1 + sum(piece.text_bytes for piece in pieces) // BYTES_OF_A_THREAD)
+    found, spent = dict[int, TokenBatch](), list[tuple[int, float]]()
+
+    def work(mine: list[int]) -> None:
+        engine(large_string_array("a"))  # loads what each thread has of its own
+        half = len(mine) // 2
+        for batch in filter(None, (mine[:half], mine[half:])):
+            begun = clock()
+            tokens = list(_tokens([pieces[i] for i in batch], recipe, engine))
+            for piece in (pieces[i] for i in batch):
+                for made in recipe.facts_of_texts(piece.part).values():  # for the time that it takes
+                    for some in piece.documents:
+                        made.of(some.texts)
+            took = sum(pieces[i].text_bytes for i in batch), clock() - begun
+            found.update(zip(batch, tokens, strict=True))
+        spent.append(took)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, filter(None, (list(range(len(pieces)))[k::threads] for k in range(threads)))))
+    return [found[i] for i in range(len(pieces))], sum(took for _, took in spent) / max(sum(size for size, _ in spent), 1)
+
+
+def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[TokenBatch]:
+    """The tokens of each of some pieces, which are tokenized together."""
+    part = pieces[0].part
+    source = recipe.source(part)
+    by_reference = part.source in recipe.by_reference
+    encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents, by_reference)
+    texts = [some.texts for piece in pieces for some in piece.documents]
+    try:
+        tokens = encoder(pa.concat_arrays([large_string_array(), *texts]))
+    except UnencodableError:
+        for piece in pieces:
+            yield _one_by_one(piece, recipe, encoder)
+        return
+    ids, offsets = tokens.ids, tokens.offsets
+    counts = (sum(len(some.texts) for some in piece.documents) for piece in pieces)
+    at = 0
+    for end in accumulate(counts):
+        starts = offsets[at : end + 1]
+        batch = TokenBatch.from_flat(ids[starts[0] : starts[-1]].copy(), (starts - starts[0]).astype(np.uint64))
+        yield batch._replace(loss_mask=None if tokens.mask is None else tokens.mask[starts[0] : starts[-1]])
+        at = end
+
+
+def _one_by_one(piece: Piece, recipe: Recipe, encoder: Encoder) -> TokenBatch:
+    """The tokens of a piece of which the engine does not take some document."""
+    source = recipe.source(piece.part)
+    found = [tokens_of(some, piece.part, source, recipe.documents, encoder, piece.tally)[0] for some in piece.documents]
+    starts = np.cumsum(np.concatenate([[0], *(np.diff(some.seq_starts.astype(np.int64)) for some in found)]))
+    tokens = np.concatenate([some.encoded_tokens for some in found])
+    masks = [some.loss_mask for some in found if some.loss_mask is not None]
+    largest = max(some.max_token_id for some in found)
+    return TokenBatch(tokens, starts.astype(np.uint64), largest)._replace(loss_mask=np.concatenate(masks) if masks else None)
+
+
+def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -> tuple[Counts, float]:
+    """Bytes that a dataset takes for each piece: float64[n]. And the seconds that a token takes a thread to be compressed. Pieces
+    are compressed together, as they are in a dataset; alone they tell how much of it each is.
+    """
+    specs, beside = LAYOUTS[layout], document_spec(LAYOUTS[layout])
+    tokens, masks = [of.encoded_tokens for of in batches], [of.loss_mask for of in batches if of.loss_mask is not None]
+    begun = clock()
+    together = _packed(specs.encoded_tokens, tokens) + _packed(specs.token_array(LOSS_MASK), masks)
+    token_count = sum(map(len, tokens))
+    packing = 0.0 if specs.encoded_tokens.zstd_level is None else (clock() - begun) / max(token_count, 1)
+    lengths = [np.diff(of.seq_starts.astype(np.int64)) for of in batches]
+    documents = _packed(specs.seq_starts, [np.cumsum(np.concatenate([[0], *lengths]))])
+    documents += sum(
+        _packed(beside, [fact(some.rows, name) for piece in pieces for some in piece.documents]) for name in (KEY, ROW)
+    )
+    alone = np.array([_packed(specs.encoded_tokens, [some]) for some in tokens], np.float64)
+    counts = np.array([of.seq_count for of in batches], np.float64)
+    return alone * together / max(alone.sum(), 1) + counts * documents / max(counts.sum(), 1), packing
+
+
+def _packed(spec: ArraySpec, arrays: list[AnyArray]) -> int:
+    """Bytes that an array takes, given in parts; 0 if there is none."""
+    items = np.concatenate([np.empty(0, spec.numpy_dtype), *arrays]).astype(spec.numpy_dtype)
+    if spec.zstd_level is None:
+        return items.nbytes
+    chunk_count = -(-len(items) // spec.chunk_length)
+    full = np.full(chunk_count * spec.chunk_length, spec.fill_value, spec.numpy_dtype)
+    full[: len(items)] = items
+    return sum(len(spec.encode_chunk(chunk)) for chunk in full.reshape(-1, spec.chunk_length))
