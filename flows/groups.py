@@ -8,7 +8,6 @@ from prefect import Flow
 
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
-from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import in_order
 from flows.runners.elsewhere import result_as_json, work_of
 from flows.runners.prefect_tasks import PrefectTasks
@@ -19,6 +18,7 @@ from tasks.groups import check_seen, read_group, reporting
 from tasks.locations import Output
 from tasks.models import Digest
 from tasks.output.leases import attempt, building
+from tasks.output.places import scratch_of
 from tasks.progress import meter
 
 logger = logging.getLogger(__name__)

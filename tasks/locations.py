@@ -111,6 +111,7 @@ def _goes_up(url: str) -> bool:
 
 ANSWER_SECONDS = 120.0
 """A server whose answer has not begun by then, headers and all, is given up."""
+CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 CREDENTIALS = "FLAT_TOKENS_CREDENTIALS"
 """Environment variable of the workers: the name of a Secret block of Prefect's, such as secret/buckets (flows/credentials.py)."""
 

@@ -12,12 +12,13 @@ from functools import partial
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import OpenOutput, Published, layout_of, opened, publication, timed
+from flows.pipelines.publish import OpenOutput, Published, opened, publication, timed
 from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, look_up, read_whole
 from tasks.config import BuildConfig
 from tasks.finalize.seal import VersionDraft, built_totals, card, is_published, leaving_out
 from tasks.gates import Gate
+from tasks.output.places import layout_of
 from tasks.output.pointer import read_pointer
 from tasks.output.target import Target
 from tasks.output.versions import remember_origin

@@ -20,7 +20,7 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
-from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
+from flows.pipelines.publish import Published, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
 from tasks.derive.inputs import (
     DOCUMENT_BYTES,
@@ -44,6 +44,7 @@ from tasks.finalize.seal import VersionDraft, leaving_out, list_left_out
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of
 from tasks.output.paths import version_store
+from tasks.output.places import check_apart, layout_of
 from tasks.output.pointer import publish, read_pointer
 from tasks.output.target import Selection, Target
 from tasks.parts.part import BucketPart, InputPart, Part

@@ -13,7 +13,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.export import Exported, ExportRequest
 from flat_tokens.tools.export import export as exported
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import Published, check_apart, layout_of, opened, publication, timed
+from flows.pipelines.publish import Published, opened, publication, timed
 from flows.pipelines.stages import (
     DIGEST,
     EXPORT,
@@ -30,6 +30,7 @@ from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, 
 from tasks.derive.request import ImportRequest
 from tasks.finalize.seal import Provenance, VersionDraft, built_totals, card, leaving_out, list_left_out
 from tasks.models import TokenShard, digest_of
+from tasks.output.places import check_apart, layout_of
 from tasks.output.target import SplitRule
 from tasks.parts.part import ShardPart
 from tasks.progress import meter

@@ -17,7 +17,6 @@ from flat_tokens.forgotten import LIST, NO_KEYS, WINDOW, Forgotten, read_forgott
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import scratch_of
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
 from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
@@ -35,6 +34,7 @@ from tasks.forget.successor import (
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.paths import check_places, version_store
+from tasks.output.places import scratch_of
 from tasks.output.pointer import who
 from tasks.output.versions import list_versions
 from tasks.progress import meter

@@ -4,7 +4,6 @@ a local output, compared with the room that there is.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -19,14 +18,13 @@ from pydantic import Field
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.manifest import TOKEN_BYTES
-from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import size
-from flows.pipelines.publish import OpenOutput, fetching_to, layout_of, scratch_of
+from flows.pipelines.publish import OpenOutput
 from flows.pipelines.text import Text, check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.write import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import copied_bytes, cut_files, is_by_ranges
+from tasks.download.cut import copied_bytes, cut_files, fetching_to, is_by_ranges
 from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
@@ -36,6 +34,7 @@ from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
 from tasks.output.leases import Workspace
+from tasks.output.places import check_writable, layout_of, nearest, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import if_there
 from tasks.parts.stored import document_spec, may_stream
@@ -71,15 +70,9 @@ def bytes_of_objects(spec: ArraySpec, length: int) -> int:
     return (filling if spec.zstd_level is None else 0) + (index if spec.zarr_format == 3 else 0)
 
 
-def existing(root: Store) -> Path:
-    """The output's directory, or the nearest above it that is there."""
-    output = Path(root.root)
-    return next(path for path in (output, *output.parents) if kind_of(path) is not None)
-
-
 def free_space(root: Store) -> int | None:
     """Bytes free where the output is written, if it is a local disk."""
-    return shutil.disk_usage(existing(root)).free if root.is_local else None
+    return shutil.disk_usage(nearest(Path(root.root))).free if root.is_local else None
 
 
 def lack_of_room(root: Store, needed: int, free: int | None) -> str | None:
@@ -443,13 +436,3 @@ def _size(files: Iterable[FoundFile]) -> float:
     sizes = [file.size for file in files]
     known = [size for size in sizes if size is not None]
     return sum(known) * len(sizes) / len(known) if known else float(len(sizes))
-
-
-def check_writable(root: Store) -> None:
-    """ValueError where a build could not write to its output, as far as that is known without writing."""
-    if not root.is_local:
-        return
-    path = existing(root)
-    problem = errno.ENOTDIR if kind_of(path) != "directory" else 0 if os.access(path, os.W_OK | os.X_OK) else errno.EACCES
-    if problem:
-        raise ValueError(f"cannot write to output {root.root}: {path}: {os.strerror(problem)}. Choose another output.")

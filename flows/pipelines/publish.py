@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,26 +17,19 @@ from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
 from flat_tokens.manifest import counts_of, read_manifest
-from flat_tokens.stores.local import kind_of, make_directory
-from flat_tokens.stores.reading import SCRATCH
-from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
-from tasks.config import BuildConfig
-from tasks.download.cut import bytes_to_keep
-from tasks.download.fetch import kept_in, take_room
-from tasks.download.sources import CHECK_ACCESS, NoRoomError
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
 from tasks.finalize.seal import Provenance, VersionName, is_published, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
-from tasks.locations import local_path, plain_location, writable
-from tasks.models import FoundFile, Model
+from tasks.models import Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
 from tasks.output.leases import Workspace, attempt, building, sweep
-from tasks.output.paths import CACHE, PROBE, check_places, version_store
+from tasks.output.paths import version_store
+from tasks.output.places import check_output, removed_if_empty, scratch_of
 from tasks.output.pointer import (
     Candidate,
     Decision,
@@ -55,16 +46,9 @@ from tasks.output.versions import hold
 from tasks.progress import meter
 
 if TYPE_CHECKING:
-    from tasks.derive.request import DeriveRequest, ForgetRequest, ImportRequest
-    from tasks.groups import Group
-
-    Request = BuildConfig | DeriveRequest | ImportRequest
-    """Settings of something that publishes a version."""
+    from tasks.output.places import Request
 
 logger = logging.getLogger(__name__)
-
-FIRST_CONTACT_SECONDS = 10.0
-"""A store that does not answer for this long before any work was done is rather a wrong address than a busy store."""
 
 
 class Published(Model):
@@ -258,7 +242,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     if anyway is not None and not anyway.strip():
         raise ValueError("--publish-anyway needs a reason, for whoever looks at the runs later")
     meter.reset()
-    with told_of(request) as lineage, _removed_if_empty(Store.at(request.output)):
+    with told_of(request) as lineage, removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
         if read_record_of(root) is not None:
@@ -275,19 +259,6 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
         meter.begin("clean up")
         remove_held_shards(root)
         meter.begin("done")
-
-
-@contextmanager
-def _removed_if_empty(root: Store) -> Iterator[None]:
-    """Where the block fails, remove the local directories that it made for an output and left empty."""
-    above = [path for path in (Path(root.root), *Path(root.root).parents) if root.is_local and kind_of(path) is None]
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # the first that is not empty
-            for path in above:
-                path.rmdir()
-        raise
 
 
 @contextmanager
@@ -338,79 +309,3 @@ def timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
     begun = time.monotonic()
     yield
     seconds[name] = round(seconds.get(name, 0) + time.monotonic() - begun, 3)
-
-
-def layout_of(request: Request, root: Store) -> LayoutName:
-    """The layout that is asked for; ``auto`` is mmap on local disks, compact elsewhere."""
-    if request.layout != "auto":
-        return request.layout
-    return "mmap" if root.is_local else "compact"
-
-
-def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
-    """The local directory for downloads, and for staging where the output is remote: this worker's, else the request's."""
-    if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
-        return Path(root.root) / CACHE
-    return scratch_apart(request.scratch)
-
-
-@contextmanager
-def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Iterator[Workspace]:
-    """The workspace with what becomes of fetched files, by their sizes and the room in scratch. That of files to be kept is taken
-    within the block.
-    """
-    if config.keep_files is True:
-        yield workspace
-        return
-    files = Path(workspace.scratch) / "files"
-    there = next(path for path in (files, *files.parents) if kind_of(path) is not None)
-    room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(there).free // 2
-    with ExitStack() as stack:
-        keeps = config.keep_files == "auto"
-        if keeps and (size := bytes_to_keep(found, config.sources, config.slice_bytes, workspace)):
-            keeps = False
-            with suppress(NoRoomError):
-                keeps = take_room(files, size, room, stack, keeps=True) is not None
-        yield workspace._replace(keeps=keeps, room=room)
-
-
-def scratch_apart(wanted: str | None) -> Path:
-    """The local directory, below no output, for what is made on the way: this worker's, else the one that is *wanted*."""
-    if own := os.environ.get(SCRATCH):
-        return Path(own)
-    if wanted is not None:
-        return Path(local_path(writable(plain_location(wanted))) or wanted)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flat-tokens"
-
-
-def check_output(request: Request) -> Store:
-    """The output's root. ValueError, before any work, where nothing can be written there, or to the scratch directory."""
-    root = Store.at(request.output)
-    if root.is_local:
-        _check_directory(Path(root.root), f"output {request.output}")
-    else:
-        store = replace(root, patience=FIRST_CONTACT_SECONDS)
-        try:
-            store.put(PROBE, b"")  # one name for all: what a killed command leaves the next one removes
-            store.remove_object(PROBE)
-        except Exception as error:
-            # Every store has errors of its own, and few of them are an OSError.
-            raise ValueError(f"cannot write to output {request.output} ({brief(error)}). {CHECK_ACCESS}") from error
-    check_places(root)
-    if request.scratch is not None:
-        _check_directory(scratch_of(request, root), f"scratch {request.scratch}")
-    return root
-
-
-def _check_directory(directory: Path, what: str) -> None:
-    try:
-        make_directory(directory)
-        tempfile.TemporaryFile(dir=directory, prefix=".probe-").close()  # without a name, where the file system can
-    except OSError as error:
-        raise ValueError(f"cannot write to {what}: {error.strerror}. Choose another {what.split()[0]}.") from error
-
-
-def check_apart(inner: str, outer: str, message: str) -> None:
-    """Refuse a location within another one, whose *message* names both: the next run would read what this one wrote."""
-    if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/"):
-        raise ValueError(f"{message}. Keep them apart.")

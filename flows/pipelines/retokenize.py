@@ -18,13 +18,14 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.build import BuildResult, build_version
 from flows.pipelines.forget import forget_like
-from flows.pipelines.publish import check_output, opened, scratch_of, timed
+from flows.pipelines.publish import opened, timed
 from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, at_revisions, check_sources_apart, pin_sets, pin_sources
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import sharing
 from tasks.output.paths import origin_key, version_store
+from tasks.output.places import check_output, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import at_dataset, check_distinct, if_there, read_origin
 from tasks.tokenize.tokenizers import load_tokenizer

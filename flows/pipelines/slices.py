@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from flows.pipelines.plan import warn_of_room
-from flows.pipelines.publish import OpenOutput, fetching_to
+from flows.pipelines.publish import OpenOutput
 from flows.pipelines.stages import (
     DUPLICATES,
     NEAR_DUPLICATES,
@@ -22,7 +22,7 @@ from flows.pipelines.text import Made, Text, files_of, warn_of_separators
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter, SignedDocuments
 from tasks.config import BuildConfig
-from tasks.download.cut import fetched_ahead
+from tasks.download.cut import fetched_ahead, fetching_to
 from tasks.finalize.seal import list_left_out
 from tasks.models import TokenShard
 from tasks.output.target import Target

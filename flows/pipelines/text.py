@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
-from flows.pipelines.publish import OpenOutput, check_apart, fetching_to, layout_of, scratch_of, timed
+from flows.pipelines.publish import OpenOutput, timed
 from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
 from tasks.config import BuildConfig, Source
+from tasks.download.cut import fetching_to
 from tasks.download.directories import check_one_format
 from tasks.download.evaluation import with_pinned_sets
 from tasks.download.slices import slices_of
@@ -27,6 +28,7 @@ from tasks.finalize.seal import Provenance, VersionName, is_published, keeping, 
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.leases import Workspace
 from tasks.output.paths import SETS
+from tasks.output.places import check_apart, layout_of, scratch_of
 from tasks.output.versions import read_origin_files
 from tasks.progress import meter
 from tasks.text.files import unused_separators

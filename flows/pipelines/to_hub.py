@@ -17,13 +17,14 @@ from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import export_of, note_export
 from flat_tokens.tools.terminal import plural, size
 from flows.pipelines.exchange import export
-from flows.pipelines.publish import scratch_apart, timed
+from flows.pipelines.publish import timed
 from flows.pipelines.stages import Runner
 from tasks.config import Licence
 from tasks.derive.request import HubRequest, place_on_hub
 from tasks.models import Model, Split
 from tasks.output.leases import attempt
 from tasks.output.paths import version_store
+from tasks.output.places import scratch_apart
 from tasks.output.pointer import MARKERS
 from tasks.output.versions import Origin, at_dataset, read_origin
 from tasks.progress import meter

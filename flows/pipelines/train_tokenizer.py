@@ -21,15 +21,17 @@ from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary
-from flows.pipelines.publish import check_output, fetching_to, scratch_of, timed
+from flows.pipelines.publish import timed
 from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig
+from tasks.download.cut import fetching_to
 from tasks.finalize.seal import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten
 from tasks.output.leases import Workspace, building
+from tasks.output.places import check_output, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.progress import meter
 from tasks.vocabularies.request import VocabularyRequest

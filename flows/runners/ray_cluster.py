@@ -13,13 +13,13 @@ from prefect import task
 
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
-from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import Stage, Started, Step, through
 from flows.runners.elsewhere import group_of, work_of
 from flows.runners.prefect_tasks import RETRIES, UNCACHED, PrefectTasks
 from tasks.config import BuildConfig
 from tasks.groups import Group
 from tasks.output.leases import attempt
+from tasks.output.places import scratch_of
 from tasks.progress import meter
 
 PACKAGES = {name.partition(".")[0] for name in (Store.__module__, Group.__module__, __name__)}

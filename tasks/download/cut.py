@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import platform
+import shutil
 import stat
 import threading
 from collections import defaultdict
@@ -17,8 +18,8 @@ from typing import Any
 from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
-from tasks.config import Source
-from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, count_more, fetch_file, kept_in, note_of, room_taken
+from tasks.config import BuildConfig, Source
+from tasks.download.fetch import MORE_ROOM, UNKNOWN_BYTES, count_more, fetch_file, kept_in, note_of, room_taken, take_room
 from tasks.download.outlines import digest_by_version, fetch_spans, is_whole, outlined, spans_of, version_read
 from tasks.download.small import is_small, read_small
 from tasks.download.sources import NoRoomError, naming
@@ -26,6 +27,7 @@ from tasks.download.table import CutFile, forget_file, known_files
 from tasks.locations import is_within, readable
 from tasks.models import FileRange, FoundFile, Slice, SourceFile, stamp_of
 from tasks.output.leases import Workspace
+from tasks.output.places import nearest
 from tasks.progress import meter
 from tasks.text.files import changed_meanwhile, cuts_of, stamp, with_partitions
 
@@ -404,3 +406,22 @@ def _may_be_read(path: str, workspace: Workspace) -> str | None:
 
         return real if is_within(real, [*filter(None, workspace[1:3]), HF_HUB_CACHE]) else None
     return None
+
+
+@contextlib.contextmanager
+def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Iterator[Workspace]:
+    """The workspace with what becomes of fetched files, by their sizes and the room in scratch. That of files to be kept is taken
+    within the block.
+    """
+    if config.keep_files is True:
+        yield workspace
+        return
+    files = Path(workspace.scratch) / "files"
+    room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(nearest(files)).free // 2
+    with contextlib.ExitStack() as stack:
+        keeps = config.keep_files == "auto"
+        if keeps and (size := bytes_to_keep(found, config.sources, config.slice_bytes, workspace)):
+            keeps = False
+            with contextlib.suppress(NoRoomError):
+                keeps = take_room(files, size, room, stack, keeps=True) is not None
+        yield workspace._replace(keeps=keeps, room=room)

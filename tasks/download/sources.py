@@ -31,7 +31,7 @@ from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import check_requests, resolve_hub
 from tasks.download.tables import resolve_table
 from tasks.faults import faults_of
-from tasks.locations import checked_session, local_path, other_meaning, readable, readable_directory
+from tasks.locations import CHECK_ACCESS, checked_session, local_path, other_meaning, readable, readable_directory
 from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of, version_of
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 ATTEMPTS = 8
 TRIES = Tries(first_wait=1.0, longest_wait=60.0, attempts=ATTEMPTS)
 TIMEOUT = (10, 60)
-CHECK_ACCESS = "Check the address, the network, and the credentials in the environment."
 
 
 def resolve_source(source: Source, index: int) -> PinnedSource:

@@ -395,7 +395,7 @@ class StoreBench:
                 given = {one.name: one.default for one in dataclasses.fields(Store) if one.default is not dataclasses.MISSING}
                 patch.setattr(Store.__init__, "__defaults__", tuple({**given, "patience": patience}.values()))
                 patch.setattr("tasks.output.leases.LEAVING_SECONDS", patience / 10)
-                patch.setattr("flows.pipelines.publish.FIRST_CONTACT_SECONDS", patience / 10)
+                patch.setattr("tasks.output.places.FIRST_CONTACT_SECONDS", patience / 10)
             while wait is not None and not shared.counted:
                 time.sleep(0.001)
             time.sleep(wait or 0)

@@ -196,7 +196,7 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         hurry(monkeypatch)
-        monkeypatch.setattr("flows.pipelines.publish.FIRST_CONTACT_SECONDS", 0.1)
+        monkeypatch.setattr("tasks.output.places.FIRST_CONTACT_SECONDS", 0.1)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")

@@ -22,7 +22,6 @@ import tasks.shards.write
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import derive
-from flows.pipelines.publish import scratch_of
 from flows.pipelines.refresh import refresh
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, read_text, rerun, reruns_of, short_name
 from flows.runners.processes import Threads
@@ -30,6 +29,7 @@ from tasks.config import BuildConfig, TokenizerConfig
 from tasks.derive.request import DeriveRequest
 from tasks.garbage import Policy
 from tasks.output.leases import sharing
+from tasks.output.places import scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
 from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes, write_notes

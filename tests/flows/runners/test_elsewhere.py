@@ -13,7 +13,6 @@ from prefect.exceptions import ParameterTypeError
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, SCRATCH
 from flat_tokens.stores.store import Store, StoredObject
 from flows.groups import tokenize_group
-from flows.pipelines.publish import scratch_of
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from tasks.assemble.assembler import Assembler
@@ -24,6 +23,7 @@ from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.models import SourceFile
 from tasks.output.leases import Workspace, attempt
+from tasks.output.places import scratch_of
 from tasks.output.target import SplitRule, Target
 from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
