@@ -51,23 +51,28 @@ class _OpenSplit(NamedTuple):
 
 
 class _SplitDocuments(NamedTuple):
-    """Its documents: keys, files and rows, uint64[n]; and where each starts, with the end of the last: int64[n + 1]."""
+    """Its documents: keys, files, rows and why the slice left them out, uint64[n]; and where each starts, with the end of the
+    last: int64[n + 1].
+    """
 
     keys: UInt64s
     files: UInt64s
     rows: UInt64s
+    reasons: UInt64s
     starts: Int64s
 
 
 def published_documents(root: Store, shard: TokenShard, location: PublishedLocation) -> Documents:
-    """The documents that a version has of a slice, in all splits, in the order of their files and rows."""
+    """The documents that a version has of a slice, in all splits, in the order that a stored shard has: that of their files and
+    rows, those last that the slice itself left out.
+    """
     opened, version = replace(root, staging=None, read_once=False), location.version
     names: list[Split] = [*splits_at(version_store(opened, version))]
     names += [LEFT_OUT] if location.left_out[1] else []
     splits, runs = [_open_split(opened, version, split) for split in names], list(map(location.of, names))
     found = [_documents_in(opened, location, split, of) for split, of in zip(names, splits, strict=True)]
-    files, rows = (np.concatenate([getattr(some, name) for some in found]) for name in ("files", "rows"))
-    order = np.lexsort((rows, files))
+    keys, files, rows, reasons = map(np.concatenate, list(zip(*found, strict=True))[:-1])
+    order = np.lexsort((rows, files, reasons > 0))
     firsts, counts = np.array(runs, np.int64).T
     before = np.cumsum(counts) - counts
 
@@ -88,12 +93,11 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
         return batch_of({name: together.column(name).combine_chunks().take(pa.array(back)) for name in kept})
 
     # Of all splits one after another, in the documents' order.
-    keys, files, rows = (np.concatenate([getattr(some, name) for some in found])[order] for name in ("keys", "files", "rows"))
-    read_before = {KEY: keys, FILE: files, ROW: rows}
+    read_before = {KEY: keys[order], FILE: files[order], ROW: rows[order], REASON: reasons[order]}
 
     def read(name: str, first: int, stop: int) -> UInt64s:
         if name in read_before or name not in (*shard.facts, *OF_CHOICE):
-            return read_before.get(name, keys)[first:stop]
+            return read_before.get(name, read_before[KEY])[first:stop]
         split_of, numbers = places(order[first:stop])
         found = np.zeros((stop - first, shard.facts.get(name, 1)), np.uint64)
         for number, split in enumerate(names):
@@ -103,8 +107,6 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
                 first_of, end = int(some.min()), int(some.max()) + 1
                 values = read_fact(_open_fact(opened, version, split, name), found.shape[1], first_of, end)
                 found[mine] = values.reshape(-1, found.shape[1])[some - first_of]
-        if name == REASON:  # of the slice, not those that comparing its documents gave
-            found[np.isin(found, COMPARED)] = 0
         return found if found.shape[1] > 1 else found[:, 0]
 
     return Documents(
@@ -126,7 +128,11 @@ def _documents_in(root: Store, location: PublishedLocation, name: Split, split: 
         files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
     else:
         files = _open_fact(root, location.version, name, FILE).read(first, stop) - np.uint64(location.first_file)
-    return _SplitDocuments(split.key.read(first, stop), files, rows, starts)
+    reasons = np.zeros(count, np.uint64)
+    if name == LEFT_OUT:
+        reasons = _open_fact(root, location.version, name, REASON).read(first, stop)
+        reasons[np.isin(reasons, COMPARED)] = 0  # comparing the slice's documents gave those, not the slice
+    return _SplitDocuments(split.key.read(first, stop), files, rows, reasons, starts)
 
 
 @functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)

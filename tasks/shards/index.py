@@ -34,7 +34,7 @@ from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
 from tasks.parts.stored import document_spec
-from tasks.rows import FILE, OF_PLACE, REASON
+from tasks.rows import FILE, OF_PLACE
 from tasks.shards.receipts import load_shard, read_receipt
 from tasks.shards.recipe import Recipe
 from tasks.tokenize.segments import DIGEST_BYTES, NO_DIGEST, STORED, STORED_FILE, Segments
@@ -200,11 +200,6 @@ class _Known(NamedTuple):
         yield from pairwise([0, *(np.flatnonzero(~same) + 1).tolist(), len(numbers)])
 
 
-def _apart(documents: Documents) -> tuple[Documents, Documents]:
-    is_kept = documents.fact(REASON) == 0
-    return documents.those(is_kept), documents.those(~is_kept)
-
-
 class VersionObjects(NamedTuple):
     """The parts of a version's manifest that are wanted here: its layout, its totals, its objects by their keys."""
 
@@ -314,7 +309,10 @@ class StoredTokens:
                 while len(self._open) >= OPEN:
                     del self._open[next(iter(self._open))]
                 whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
-                self._open[shard.key] = _apart(open_shard(self.root, shard)) if whole else None
+                self._open[shard.key] = None
+                if whole:
+                    documents, kept = open_shard(self.root, shard), shard.written
+                    self._open[shard.key] = documents.part(0, kept), documents.part(kept, shard.seq_count)
             return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:

@@ -76,8 +76,10 @@ def version_digests(root: Path, version: str) -> dict[str, str]:
 
 
 def same_bytes(*results: BuildResult | RefreshResult) -> bool:
-    """Whether the versions of all results have the same files."""
-    return len({json.dumps(digests(Path(one.path))) for one in results}) == 1
+    """Whether the versions of all results have the same files, and what each left out, too."""
+    versions = [Path(one.path) for one in results]
+    beside = [version.parents[1] / "_cache/left_out" / version.name for version in versions]
+    return len({json.dumps([*map(digests, places)]) for places in zip(versions, beside, strict=True)}) == 1
 
 
 @contextlib.contextmanager

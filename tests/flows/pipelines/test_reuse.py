@@ -102,6 +102,16 @@ def test_content_that_moves_between_files_costs_its_seams(tmp_path: Path) -> Non
     assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
 
 
+def test_what_is_left_out_is_in_the_same_order(tmp_path: Path) -> None:
+    """A document of a reused slice that now is a copy comes before those that a step had left out of it."""
+    source, copy = tmp_path / "in", "a text that both of them have"
+    more = {"documents": {"duplicates": "drop", "steps": [{"use": "length", "min_characters": 9}]}, "slice_bytes": 140}
+    put(source / "b.jsonl", [("b-0", "short"), ("b-1", copy), ("b-2", "a text of its own")])
+    for texts in (["the first text"], ["the first text", copy]):
+        put(source / "a.jsonl", [(f"a-{i}", text) for i, text in enumerate(texts)])
+        assert check_same(tmp_path / "out", source, tmp_path, **more).slices_reused == len(texts) - 1
+
+
 def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path: Path) -> None:
     """Their key is 0, as that of no document is."""
     rows = rows_of("a", 300)
