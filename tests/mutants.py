@@ -92,9 +92,12 @@ def pytest(place: str, seconds: float, *arguments: str) -> tuple[int | None, lis
             os.environ["PYTHONPATH"] = place  # for the processes that tests start
             sys.path[0], sys.stdout = place, said
             del sys.modules["tests"]
-            status = run("-q", "--no-header", "-p", "no:cacheprovider", f"-W{ALREADY}", *arguments)
-            said.flush()
-            os._exit(status)
+            status = 3
+            try:
+                status = run("-q", "--no-header", "-p", "no:cacheprovider", f"-W{ALREADY}", f"--basetemp={place}/tmp", *arguments)
+                said.flush()
+            finally:
+                os._exit(status)
         ended, until = (0, 0), time.monotonic() + seconds
         while not ended[0] and time.monotonic() < until:
             time.sleep(0.02)
@@ -128,6 +131,7 @@ def main() -> None:
         "--record", nargs=argparse.REMAINDER, metavar="OPTION", help="record instead, with these options of pytest"
     )
     options.add_argument("--count", type=int, default=300)
+    options.add_argument("--skip", type=int, default=0, help="so many of them, which were tried before")
     options.add_argument("--seed", default="0")
     options.add_argument("--named", nargs="*", help="these mutants alone")
     options.add_argument("--places", nargs="*", help="folders of the code, if not all of the table's")
@@ -166,7 +170,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
         importlib.import_module(name)
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
     counts = dict.fromkeys(("killed", "survived", "not reached", "out of time"), 0)
-    for number, mutant in enumerate(every[: options.count]):
+    for number, mutant in enumerate(every[options.skip : options.count]):
         path = Path(place) / mutant.path
         source = path.read_text("utf-8")
         path.write_text(mutated(source, mutant), "utf-8")

@@ -66,6 +66,21 @@ def test_the_samples_of_a_source_are_those_of_its_exact_share(points: list[tuple
     assert np.abs(drawn - np.cumsum(weights / (weights + 2))).max() < 4 + 2 * len(points)
 
 
+def test_a_schedule_by_step_counts_the_steps_of_the_run_after_an_edit() -> None:
+    weight = Schedule([(40, 1), (60, 0)], "step", "constant")
+    edits = [Edit(0, 50, {0: 1, 1: 1}), Edit(20, 10, {0: weight, 1: 1})]
+    mixture = Mixture.of_edits({"a": Numbers(900), "b": Numbers(900)}, [None, None], edits, 1)
+    assert shares(mixture, 20, 60)[0] == pytest.approx(0.5, abs=0.01)
+    assert shares(mixture, 60, 99)[0] == 0
+
+
+def test_stairs_are_whole_blocks_but_for_the_last() -> None:
+    weight = phases.Weight(Schedule([(100, 1), (50_000_000, 3)], "sample"), Fraction(0), Fraction(1))
+    *ends, last = (end for _, end in phases._stairs(100, 50_000_000, [weight]))
+    assert {(end - 100) % phases.MIXTURE_BLOCK for end in ends} == {0}
+    assert (len(ends) > 9, last) == (True, 50_000_000)
+
+
 def test_schedules_that_cannot_be_are_refused() -> None:
     for points, complaint in (
         ([], "places are"),

@@ -236,14 +236,15 @@ def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkey
     settings, _ = given(tuple(features), [tmp_path / "in"], slice_bytes=1 << 20)
     built({**settings, "output": str(tmp_path / "one")})
     assert len(read) == len(paths)
-    read.clear()
-    write_rows(paths[4], some_rows("new", 5))
     paths[7].unlink()
     paths[0].rename(tmp_path / f"in/9.{ending}")
-    result = built({**settings, "output": str(tmp_path / "one")})
-    assert read == [paths[4].name]
-    anew = built({**settings, "output": str(tmp_path / "anew")})
-    assert objects_of(str(tmp_path / "one"), result.version) == objects_of(str(tmp_path / "anew"), anew.version)
+    for count in (5, 6):  # what was taken is taken once more
+        read.clear()
+        write_rows(paths[4], some_rows("new", count))
+        result = built({**settings, "output": str(tmp_path / "one")})
+        assert read == [paths[4].name]
+        anew = built({**settings, "output": str(tmp_path / f"anew-{count}")})
+        assert objects_of(str(tmp_path / "one"), result.version) == objects_of(str(tmp_path / f"anew-{count}"), anew.version)
     for path in (tmp_path / "one/versions" / result.version).rglob("encoded_tokens/**/0"):
         path.write_bytes(bytes(len(path.read_bytes())))
     read.clear()
