@@ -45,16 +45,11 @@ def check_same_tokenizer(vocabulary: Vocabulary, config: TokenizerConfig) -> Non
         assert vocabulary.decode(ids)[0].decode() == text
 
 
-@pytest.mark.parametrize("name", ["bytes", TOKENIZER])
-def test_ids_and_digests_are_those_of_builds(name: str) -> None:
-    check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
-
-
 CL100K = pytest.param("cl100k_base", marks=pytest.mark.needs("bpe_openai"))
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.needs("shared/vocab")), CL100K])
-def test_ids_and_digests_of_real_encodings_are_those_of_builds(name: str) -> None:
+@pytest.mark.parametrize("name", ["bytes", TOKENIZER, pytest.param("gpt2", marks=pytest.mark.needs("shared/vocab")), CL100K])
+def test_ids_and_digests_are_those_of_builds(name: str) -> None:
     check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
 
 

@@ -15,8 +15,8 @@ import pytest
 import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.parquet import Parquet
-from flat_tokens.tools.export import Exported, export_of, write
 from flat_tokens.tools.import_ import import_dataset
+from tests.flat_tokens.tools.test_export import export as exported
 from tests.made import docs_of, publish_docs
 from tests.terminal import Terminal
 
@@ -30,10 +30,6 @@ def masked(tmp_path: Path) -> Path:
     batch = flat_tokens.TokenBatch.from_sequences(SEQUENCES)._replace(loss_mask=np.array(MASK, np.uint8))
     flat_tokens.write_dataset(tmp_path / "masked", [batch])
     return tmp_path / "masked"
-
-
-def exported(dataset: Path, out: Path, format: str, **options: Any) -> Exported:
-    return write(export_of(dataset, format, options), str(out))
 
 
 def test_parquet_has_labels(masked: Path, tmp_path: Path) -> None:

@@ -245,13 +245,12 @@ def test_files_that_lie_are_refused_by_name(tmp_path: Path, name: str, data: byt
         open_any(tmp_path / "liar", name)
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_every_version_of_npy_is_read(tmp_path: Path, version: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("version", "dtype", "options"), [*(((v, 0), "<u2", NamedShards(END)) for v in (1, 2, 3)), ((1, 0), ">u4", Shards(END))]
+)
+def test_every_version_of_npy_and_order_of_bytes_is_read(
+    tmp_path: Path, version: tuple[int, int], dtype: str, options: Stream
+) -> None:
     with (tmp_path / "train.npy").open("wb") as file:
-        np.lib.format.write_array(file, np.array([9, 1, 2], "<u2"), version)
-    assert sequences_in(open_any(tmp_path / "train.npy", options=NamedShards(END)).splits["train"]) == [[1, 2]]
-
-
-def test_big_endian_shards_are_read(tmp_path: Path) -> None:
-    np.save(tmp_path / "train_0000.npy", np.array([9, 1, 2], ">u4"))
-    assert sequences_in(open_any(tmp_path, options=Shards(END)).splits["train"]) == [[1, 2]]
+        np.lib.format.write_array(file, np.array([9, 1, 2], dtype), version)
+    assert sequences_in(open_any(tmp_path / "train.npy", options=options).splits["train"]) == [[1, 2]]

@@ -602,21 +602,16 @@ def test_an_error_is_raised_where_its_batch_is_due_and_asking_again_tries_again(
     assert [batch.number[0] for batch in steps] == [*range(40, 100, 8)]
 
 
-def test_closing_ends_the_threads() -> None:
-    steps = ShuffledLoader(Numbers(1000), 8, epochs=None).steps(prefetch=4, threads=2)
-    next(steps)
-    assert len(prefetching()) == 2
-    steps.close()
-    steps.close()
-    assert prefetching() == []
-    assert list(steps) == []
-
-
-def test_nobody_holding_the_iterator_ends_the_threads() -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_closing_the_iterator_or_letting_it_go_ends_the_threads(is_closed: bool) -> None:
     steps = ShuffledLoader(Numbers(1000), 8, epochs=None).steps(prefetch=4, threads=2)
     next(steps)
     threads = prefetching()
     assert len(threads) == 2
+    if is_closed:
+        steps.close()
+        steps.close()
+        assert prefetching() == list(steps) == []
     del steps
     gc.collect()
     for thread in threads:

@@ -448,19 +448,15 @@ def test_a_tokenizer_has_a_short_name(name: str, short: str) -> None:
     assert short_name(TokenizerConfig(name=name)) == short
 
 
-def test_settings_that_are_not_understood_are_named(settings: Settings) -> None:
-    """With the record that has them, and the value that is wrong."""
+def test_a_dataset_whose_settings_are_not_known_or_understood_needs_its_configuration(settings: Settings) -> None:
+    """The record that has them is named, and the value that is wrong."""
     result = build_here(settings)
     record = Path(settings["output"], "origins", f"{result.version}.json")
     facts = json.loads(record.read_bytes())
     record.write_text(json.dumps({**facts, "config": {**facts["config"], "sources": 7}}))
     with pytest.raises(ValueError, match=rf"{record}: has settings that are not understood here \(sources: .+Give the conf"):
         config_of(Store.at(settings["output"]), result.version)
-
-
-def test_a_dataset_whose_settings_are_not_known_needs_its_configuration(settings: Settings) -> None:
-    result = refresh_here(settings)
-    Path(settings["output"], "origins", f"{result.version}.json").unlink()
+    record.unlink()
     with pytest.raises(ValueError, match=r"is not recorded .* Give its configuration file"):
         base_of(settings["output"])
     assert base_of(BuildConfig.model_validate(settings)).version == result.version
