@@ -66,6 +66,9 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
         assert "now        a build is running" in "\n".join(lines("status", config))
 
     assert lines("gc", output)[0] == "nothing to remove"
+    assert "at least one version is kept" in terminal.errors("gc", output, "--keep", "0")
+    assert "should be 0 or more" in terminal.errors("gc", output, "--days", "nan")
+    assert "'' is not the name of a version" in terminal.errors("pin", output, "")
     dry = lines("gc", output, "--keep", "1", "--days", "0")
     assert dry[0].startswith("may go: 2 things")
     assert dry[0].endswith("--delete removes it.")
@@ -137,28 +140,6 @@ def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: P
     terminal.lines("build", config)
     assert not staged.exists()
     assert "processes that are gone" not in "\n".join(terminal.lines("status", output))
-
-
-def test_mistakes_are_told_in_one_line(config: Path, tmp_path: Path, terminal: Terminal) -> None:
-    terminal.lines("build", config)
-    output = tmp_path / "out"
-    for arguments, words in (
-        (("rollback", output), "no version before"),
-        (("unpin", output, "zzz"), "is not pinned"),
-        (("pin", output, ""), "'' is not the name of a version"),
-        (("gc", output, "--keep", "0"), "at least one version is kept"),
-        (("gc", output, "--days", "nan"), "should be 0 or more"),
-        (("refresh", config, "--days", "3"), "give --keep, too"),
-        (("refresh", output, "--set", "split_seed=1"), "but a dataset is given"),
-        (("retokenize", config, "--tokenizer", "{nam: x}"), "unknown key 'nam'. Did you mean 'name'?"),
-        (("retokenize", config, "--tokenizer", "bytes", "--tokenizer", "bytes"), "would be the output of two"),
-        (("versions", "s3://user:secret@host/x"), "carries credentials"),
-    ):
-        status, out, errors = terminal(*arguments)
-        assert (status, out) == (1 if arguments.count("bytes") == 2 else 2, ""), arguments
-        assert words in errors
-        assert len(errors.strip().splitlines()) == 1
-        assert "secret" not in errors
 
 
 def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: Path, terminal: Terminal) -> None:

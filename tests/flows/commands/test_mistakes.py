@@ -104,6 +104,25 @@ MISTAKES_OF_SERVICE = {
     "forget OUT --ids HERE/kesy --reason x": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
     "forget OUT --reason x": "documents are named by one of keys, ids, where or like",
     "rollback OUT zzz": "no version begins with 'zzz'",
+    "rollback OUT": "no version before",
+    "unpin OUT zzz": "is not pinned",
+    "refresh CONFIG --days 3": "give --keep, too",
+    "refresh OUT --set split_seed=1": "but a dataset is given",
+    'retokenize CONFIG --tokenizer {"nam":x}': "unknown key 'nam'. Did you mean 'name'?",
+    "versions s3://key:secret@host/x": "carries credentials",
+    **{
+        f"build CONFIG --set {setting}": words
+        for setting, words in {
+            "tokenizr=gpt2": "unknown key 'tokenizr'. Did you mean 'tokenizer'?",
+            "source.text_colum=body": "Did you mean 'text_column'?",
+            "validation_fraction=.nan": "validation_fraction",
+            "slice_bytes=-1": "slice_bytes",
+            "tokenizer": "write KEY=VALUE",
+            "sources.7.name=x": "sources",
+            "source.path=s3://key:secret@host/x": "carries credentials",
+            "source.path={s3://key:secret@host:": "--set source.path: the value is not YAML",
+        }.items()
+    },
 }
 
 
@@ -131,6 +150,7 @@ def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None
         assert (status, imported, len(said)) == (2, [], 1), (words, said)
         assert said[0].startswith(f"{program}")
         assert placed(expected) in said[0], words
+        assert "secret" not in said[0]
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,13 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     assert max(seen) <= 2_000_000
     assert left_in(config) == []
     assert built(settings(tmp_path / "local", f"{tmp_path}/*.jsonl.gz"))[1] == documents
-    small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=1_000_000, keep_files=False)
-    with pytest.raises(ValueError, match=r"6\.jsonl\.gz takes more, unpacked, than scratch_bytes leaves"):
-        built(small)
+    for bound, words in (
+        (1_000_000, "more, unpacked, than scratch_bytes leaves"),
+        (1000, r"[\d,]+ bytes, and scratch_bytes is 1,000\."),
+    ):
+        small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=bound, keep_files=False)
+        with pytest.raises(ValueError, match=rf"6\.jsonl\.gz takes {words}"):
+            built(small)
 
 
 def test_kept_files_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
