@@ -9,12 +9,13 @@ import posixpath
 import re
 import reprlib
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,7 @@ from flat_tokens.stores.reading import followed
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, stored_object
 from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
+T = TypeVar("T")
 ROOTS = ("zarr.json", ".zgroup")
 DEPTH, DIRECTORIES = 4, 1000
 """How deep datasets are looked for below a path, and in how many directories."""
@@ -655,3 +657,33 @@ def open_split(store: Store, *, in_order: bool = False) -> FlatTokens:
             "The dataset is damaged or was not written to its end."
         )
     return FlatTokens(store, max_token_id, tokens, starts, mask)
+
+
+def checked_entries(split: FlatTokens, start: int, stop: int) -> UInt64s:
+    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
+    checked_stop(start, stop, split.seq_count, split.store.url)
+    entries = split.seq_starts.read(start, stop + 1)
+    if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
+        raise ValueError(
+            f"{split.store.url}: seq_starts does not increase to the {split.token_count} tokens that there are, between "
+            f"entries {start} and {stop}. The dataset is damaged: run flat_tokens.verify on it."
+        )
+    return entries
+
+
+def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> int:
+    """*stop*, or the end if it is None. IndexError if there are no sequences ``start:stop``."""
+    stop = seq_count if stop is None else stop
+    if not 0 <= start <= stop <= seq_count:
+        raise IndexError(f"{where}: there are no sequences {start} to {stop}; there are {seq_count}")
+    return stop
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, made ahead by a thread, up to two of them."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = deque(thread.submit(next, items, end) for _ in range(2))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, items, end))
+            yield cast(T, item)

@@ -24,14 +24,12 @@ import bisect
 import itertools
 import posixpath
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import PurePosixPath
 from types import NoneType
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -39,7 +37,7 @@ from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, IntPair,
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
-from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, ahead, checked_entries, checked_stop
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, read_json
 
 EXPORT_RECORD = ".export/export.json"
@@ -139,7 +137,6 @@ class Options:
 
 
 O = TypeVar("O")  # noqa: E741 - the options of a format
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -268,14 +265,6 @@ def checked_index(i: int, seq_count: int, where: str) -> int:
     return i % seq_count
 
 
-def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> int:
-    """*stop*, or the end if it is None. IndexError if there are no sequences ``start:stop``."""
-    stop = seq_count if stop is None else stop
-    if not 0 <= start <= stop <= seq_count:
-        raise IndexError(f"{where}: there are no sequences {start} to {stop}; there are {seq_count}")
-    return stop
-
-
 def write_mask(store: Store, key: str, split: FlatTokens, masks: Iterator[UInt8s]) -> list[StoredObject]:
     """Write which tokens count for the loss, a byte a token, if the split has a loss mask: no object or one."""
     if split.loss_mask is None:
@@ -342,28 +331,6 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
                 yield StreamRange(token, token + max_tokens, started, entries[:0], entries[:0])
                 k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
-
-
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, made ahead by a thread, up to two of them."""
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        waiting = deque(thread.submit(next, items, end) for _ in range(2))
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(thread.submit(next, items, end))
-            yield cast(T, item)
-
-
-def checked_entries(split: FlatTokens, start: int, stop: int) -> UInt64s:
-    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
-    checked_stop(start, stop, split.seq_count, split.store.url)
-    entries = split.seq_starts.read(start, stop + 1)
-    if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
-        raise ValueError(
-            f"{split.store.url}: seq_starts does not increase to the {split.token_count} tokens that there are, between "
-            f"entries {start} and {stop}. The dataset is damaged: run flat_tokens.verify on it."
-        )
-    return entries
 
 
 def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[IntPair]:

@@ -42,7 +42,7 @@ from flat_tokens.formats.contract import (
     split_of,
 )
 from flat_tokens.manifest import SplitName
-from flat_tokens.reader import FlatTokens
+from flat_tokens.reader import FlatTokens, ahead, checked_entries, checked_stop
 from flat_tokens.stores.store import Store, StoredObject
 
 Place = Literal["before", "after"]
@@ -228,7 +228,7 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind:
     check(splits, kind, options)
     with store.create(file.key) as writer:
         writer.write(kind.header(file.stop - file.start, kind.dtype))
-        for tokens in contract.ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
+        for tokens in ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
             writer.write(tokens)
     return [writer.stored]
 
@@ -276,7 +276,7 @@ class _Marks:
 
     def _positions(self, first: int, last: int) -> Int64s:
         """Positions of those of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
-        entries = contract.checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
+        entries = checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
         return entries.astype(np.int64) + np.arange(first, last)
 
 
@@ -316,7 +316,7 @@ class StreamReader:
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
         begin, end = 0, self.stored_count
         if (start, stop) != (0, None):
-            stop = contract.checked_stop(start, stop, self.seq_count, self.path)
+            stop = checked_stop(start, stop, self.seq_count, self.path)
             begin, end = int(self._bounds[start]), int(self._bounds[stop])
         yield from self._decode(self._tokens(begin, end, max_tokens))
 

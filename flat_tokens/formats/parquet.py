@@ -24,6 +24,7 @@ from flat_tokens.extras import LazyModule
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
+from flat_tokens.reader import checked_stop
 from flat_tokens.rows.documents import kept_columns
 from flat_tokens.rows.views import IGNORED_LABEL, running_sums
 from flat_tokens.stores.reading import library_path
@@ -237,7 +238,7 @@ class ListRows:
         return np.concatenate([batch.encoded_tokens for batch in self.batches(row, row + 1)]) >> np.uint32(1)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS) -> Iterator[TokenBatch]:
-        done, stop = start, contract.checked_stop(start, stop, self.seq_count, self.path)
+        done, stop = start, checked_stop(start, stop, self.seq_count, self.path)
         for part in self.parts(start, stop, max_tokens):
             low, high = max(start - part.first, 0), min(stop - part.first, len(part.ids))
             if low < high:

@@ -11,10 +11,9 @@ from flat_tokens.annotations import JsonFacts
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FORMATS, STREAMS, Files, Readable
-from flat_tokens.formats.contract import ahead
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.options import one_of
-from flat_tokens.reader import Dataset, open
+from flat_tokens.reader import Dataset, ahead, open
 from flat_tokens.stores.store import PathOrUrl, Store
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, given_options

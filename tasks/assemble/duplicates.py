@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt64s
-from flat_tokens.formats.contract import ahead
 from flat_tokens.keys import mix
+from flat_tokens.reader import ahead
 from tasks.config import NearDuplicates
 from tasks.output.target import Target
 from tasks.parts.opening import open_part, with_repeats

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, UInt64s
 from flat_tokens.arrays.opening import open_array
@@ -22,10 +21,9 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, joined, with_kinds
 from flat_tokens.columns import Part as ColumnsPart
-from flat_tokens.formats.contract import checked_entries
 from flat_tokens.keys import mix
 from flat_tokens.manifest import CLUSTER, read_manifest, splits_at
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import FlatTokens, checked_entries, open_split
 from flat_tokens.rows.documents import Recorded, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
 from flat_tokens.rows.where import parse
@@ -247,13 +245,15 @@ def version_of(part: InputPart) -> str:
 
 def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
     """The columns of documents *numbers*, int64[n], with the names that clusters have from now on."""
+    from pyarrow import compute  # slow to import, and not of use to every build
+
     mine = _renamed(Path(target.workspace.staging) / target.clusters, part.split)
     at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
     is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
     new = mine[at[is_renamed]]
     names = pa.array(new["name"], mask=new["name"] == 0)
     place = columns.schema.get_field_index(CLUSTER)
-    named = pc.replace_with_mask(columns.column(place), pa.array(is_renamed), names)
+    named = compute.replace_with_mask(columns.column(place), pa.array(is_renamed), names)
     return columns.set_column(place, columns.schema.field(place), named)
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Files, open_any, source
-from flat_tokens.formats.contract import Joined, ahead, bounded_batches, sequence_ranges, split_of
+from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
+from flat_tokens.reader import ahead
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter, write_dataset
 from tests.examples import examples
