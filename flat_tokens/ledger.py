@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,14 +12,14 @@ from typing import Any, Self, TypeAlias
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.manifest import check, dataset_of, read_manifest
+from flat_tokens.manifest import check, dataset_of, digest_below
 from flat_tokens.options import at_least, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
 from flat_tokens.rows.views import SplitView
-from flat_tokens.stores.store import PathOrUrl, Store, read_json, stored_object
+from flat_tokens.stores.store import PathOrUrl, Store, read_json
 
 FORMAT, FORMAT_VERSION = "flat-tokens-run", 2
 MAX_LEDGER_BYTES = 1 << 24
@@ -343,11 +344,8 @@ def _described(name: str, view: View, epochs: int | None) -> JsonObject:
 def _dataset(tokens: FlatTokens) -> JsonObject:
     store = dataset_of(tokens.store)
     split = posixpath.basename(tokens.store.root)
-    try:
-        objects = read_manifest(store)["objects"]
-    except FileNotFoundError:  # another writer's dataset: its counts must do
-        objects = []
-    listed = sorted([key, digest] for key, _, digest in map(stored_object, objects) if key.startswith(f"{split}/"))
-    content = hashlib.sha256(json.dumps(listed).encode()).hexdigest() if listed else None
+    content = None
+    with contextlib.suppress(FileNotFoundError):  # another writer's dataset: its counts must do
+        content = digest_below(store, f"{split}/")
     counts = {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
     return {"path": store.url, "split": split, "content": content, **counts}

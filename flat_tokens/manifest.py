@@ -16,7 +16,7 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import LAYOUTS, to_json
 from flat_tokens.batch import TOKENS
 from flat_tokens.stores import signing
-from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, json_object, read_record
+from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, json_object, read_record, stored_object
 
 POINTER = "latest.json"
 VERSIONS = "versions"
@@ -260,13 +260,30 @@ def implausible(value: JsonObject) -> str | None:
 def pointer_digest(value: JsonFacts) -> str:
     """SHA-256 of all other facts of a pointer."""
     facts = {name: fact for name, fact in value.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return json_digest(facts)
 
 
 def history_digest(pointer: JsonFacts) -> str:
     """SHA-256 of the facts that a pointer alone has: its number, and the versions before."""
     state = [pointer.get(name) or None for name in ("sequence", "former", "withdrawn")]
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    return json_digest(state)
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def manifest_digest(dataset: Store) -> str:
+    """SHA-256 of the manifest of a dataset that has one."""
+    return hashlib.sha256(read_record(dataset, MANIFEST)).hexdigest()
+
+
+def digest_below(dataset: Store, prefix: str) -> str | None:
+    """A digest of the objects whose keys begin so, by the manifest. None if it has none; FileNotFoundError without a manifest."""
+    objects = map(stored_object, read_manifest(dataset)["objects"])
+    listed = sorted([key, digest] for key, _, digest in objects if key.startswith(prefix))
+    return json_digest(listed) if listed else None
 
 
 def check_name(version: object, where: str = "") -> str:

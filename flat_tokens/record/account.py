@@ -6,7 +6,6 @@ Documents are counted once, however often they were seen; tokens as often as the
 
 from __future__ import annotations
 
-import hashlib
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,13 +19,13 @@ from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.ledger import Ledger
-from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_of, splits_at
+from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.views import SplitView, read_starts
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, read_record
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 
 FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
 MOST_VALUES = 1000
@@ -276,7 +275,7 @@ def dataset_facts(dataset: Store) -> JsonObject:
         "name": made_of.get("name") or posixpath.basename(output if is_version else dataset.root),
         "path": dataset.url,
         "version": version if is_version else None,
-        "manifest_sha256": hashlib.sha256(read_record(dataset, MANIFEST)).hexdigest() if manifest else None,
+        "manifest_sha256": manifest_digest(dataset) if manifest else None,
         "manifest_bytes": dataset.size(MANIFEST) if manifest else None,
         "licence": _licence_of(Store(output or "/", dataset.fs), version) if is_version else None,
         "tokenizer": {key: (made_of.get("tokenizer") or {}).get(key) for key in ("name", "digest", "revision")},

@@ -5,10 +5,10 @@ It holds no tokens, is made in one pass over ``seq_starts``, and can be kept in 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import io
-import json
 import logging
 import posixpath
 from bisect import bisect_right
@@ -22,9 +22,9 @@ import google_crc32c
 import numpy as np
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair
-from flat_tokens.manifest import dataset_of, read_manifest
+from flat_tokens.manifest import dataset_of, digest_below, json_digest
 from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, spread, walk
-from flat_tokens.stores.store import PathOrUrl, Store, stored_object
+from flat_tokens.stores.store import PathOrUrl, Store
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
@@ -505,8 +505,8 @@ class IndexFile(NamedTuple):
             raise ValueError(f"{store.url}: a packing index is mapped, so it is kept on a local disk. Set cache to a directory.")
         depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan._asdict()}
         depends_on |= {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
-        key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).digest()
-        return cls(store.root, f"{plan.fit}-{plan.length}-{key.hex()[:32]}.npy", key)
+        key = json_digest(depends_on)
+        return cls(store.root, f"{plan.fit}-{plan.length}-{key[:32]}.npy", bytes.fromhex(key))
 
     def load(self) -> list[Int64s] | None:
         """The index's arrays, mapped; None if the file is missing, cut short, or of another index."""
@@ -545,14 +545,10 @@ def _identity(tokens: FlatTokens) -> str:
     documents that are filled in the middle have starts of their own.
     """
     as_stored = tokens.numbers is None and getattr(tokens.encoded_tokens, "fim", None) is None
-    dataset = dataset_of(tokens.store)
     prefix = f"{posixpath.basename(tokens.store.root)}/seq_starts/"
-    try:
-        objects = read_manifest(dataset)["objects"] if as_stored else []
-    except (OSError, ValueError):  # another writer's dataset
-        objects = []
-    if listed := sorted([key, digest] for key, _, digest in map(stored_object, objects) if key.startswith(prefix)):
-        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    with contextlib.suppress(OSError, ValueError):  # another writer's dataset
+        if as_stored and (found := digest_below(dataset_of(tokens.store), prefix)):
+            return found
     sha256 = hashlib.sha256()
     for entries in read_starts(tokens):
         sha256.update(entries.astype("<i8", copy=False).data)

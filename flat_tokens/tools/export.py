@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import posixpath
 import re
@@ -38,6 +37,8 @@ from flat_tokens.manifest import (
     TOKEN_BYTES,
     VERSIONS,
     SplitName,
+    json_digest,
+    manifest_digest,
     manifest_of,
     splits_at,
 )
@@ -52,7 +53,7 @@ from flat_tokens.stores.local import (
     refuse_links,
     remove,
 )
-from flat_tokens.stores.store import PathOrUrl, Store, StoredObject, read_json, read_record
+from flat_tokens.stores.store import PathOrUrl, Store, StoredObject, read_json
 from flat_tokens.tools import arguments, terminal
 from flat_tokens.tools.arguments import READING_ONLY, add_option_flags, given_options
 from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of
@@ -93,7 +94,7 @@ class ExportRequest:
     @property
     def key(self) -> str:
         """A digest of the facts."""
-        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()
+        return json_digest(self.facts())
 
     def source(self) -> Splits:
         opened = source(self.location)
@@ -150,12 +151,12 @@ def export_of(
 
 def _digest(store: Store, watch: Watch | None) -> str:
     if manifest_of(store):
-        return hashlib.sha256(read_record(store, MANIFEST)).hexdigest()
+        return manifest_digest(store)
     stored = sorted((f"{split}/{key}", size) for split in splits_at(store) for key, size in (store / split).listing())
     seen = adding_up(watch, sum(size for _, size in stored))
     with ThreadPoolExecutor(READERS) as readers:
         digests = list(readers.map(lambda one: store.digest(one[0], "sha256", seen), stored))
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    return json_digest(digests)
 
 
 def target(path_or_url: str) -> Store:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import counts_of, read_manifest
+from flat_tokens.manifest import counts_of, manifest_digest, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.finalize.facts import Comparison, Difference
@@ -36,7 +36,6 @@ from tasks.output.pointer import (
     Pointer,
     Refreshed,
     is_dataset,
-    manifest_digest,
     publish,
     put_run,
     read_pointer,
@@ -224,7 +223,7 @@ class Publication:
         changes = self.difference.documents
         return Candidate(
             version=self.name,
-            manifest_sha256=manifest_digest(self.output.root, self.name),
+            manifest_sha256=manifest_digest(version_store(self.output.root, self.name)),
             before=before,
             at=datetime.now(UTC),
             gates=tuple(gates),

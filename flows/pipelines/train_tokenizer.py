@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,9 +13,8 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.ledger import Ledger
-from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, TOKEN_BYTES
+from flat_tokens.manifest import EVERY_SPLIT, TOKEN_BYTES, manifest_digest
 from flat_tokens.rows.views import SplitView
-from flat_tokens.stores.store import read_record
 from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
@@ -255,7 +253,7 @@ def _decodable(path: str, split: Split, tokenizer: str | None, trusted: bool, wa
 
 def _facts(corpus: Corpus, split: Split) -> JsonObject:
     """A split of a version, by the digest of its manifest."""
-    digest = hashlib.sha256(read_record(corpus.store, MANIFEST)).hexdigest()
+    digest = manifest_digest(corpus.store)
     name = corpus.manifest["provenance"].get("name")
     return {"name": name, "version": posixpath.basename(corpus.store.root), "manifest_sha256": digest, "split": split}
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import getpass
-import hashlib
 import json
 import os
 import platform
@@ -38,13 +37,14 @@ from flat_tokens.manifest import (
     check_pointer,
     counts_of,
     history_digest,
+    manifest_digest,
     pointer_digest,
     read_manifest,
 )
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, sync
 from flat_tokens.stores.signing import Kind, Statement
-from flat_tokens.stores.store import Store, json_object, read_json, read_record
+from flat_tokens.stores.store import Store, json_object, read_json
 from tasks.gates import Finding, Gate
 from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
@@ -241,7 +241,7 @@ def publish(root: Store, version: str, since: int, decided: Refreshed | None = N
     """
 
     def after(pointer: Pointer) -> Pointer:
-        digest = manifest_digest(root, version)
+        digest = manifest_digest(version_store(root, version))
         if pointer.version == version:
             if pointer.manifest_sha256 != digest:
                 raise ValueError(
@@ -258,10 +258,6 @@ def publish(root: Store, version: str, since: int, decided: Refreshed | None = N
         return moved.noting(decided) if decided else moved
 
     return change(root, after).sequence
-
-
-def manifest_digest(root: Store, version: str) -> str:
-    return hashlib.sha256(read_record(version_store(root, version), MANIFEST)).hexdigest()
 
 
 def moved_to(root: Store, pointer: Pointer, version: str, manifest_sha256: str) -> Pointer:
@@ -318,7 +314,7 @@ def renamed(root: Store, pointer: Pointer, mapping: Mapping[str, str]) -> Pointe
     }
     facts["candidate"] = pointer.candidate and _renamed(root, pointer.candidate, mapping)
     if (version := mapping.get(pointer.version or "")) is not None:
-        facts |= {"version": version, "manifest_sha256": manifest_digest(root, version)}
+        facts |= {"version": version, "manifest_sha256": manifest_digest(version_store(root, version))}
     now = pointer.model_copy(update=facts)
     is_moved = any(getattr(now, name) != getattr(pointer, name) for name in ("version", "former", "withdrawn"))
     return now.model_copy(update={"sequence": pointer.sequence + is_moved})
@@ -328,7 +324,7 @@ def _renamed(root: Store, candidate: Candidate, mapping: Mapping[str, str]) -> C
     facts: JsonObject = {"before": mapping.get(candidate.before or "", candidate.before)}
     if (version := mapping.get(candidate.version)) is not None:
         totals = read_manifest(version_store(root, version))["totals"]
-        facts |= {"version": version, "manifest_sha256": manifest_digest(root, version), **counts_of(totals)}
+        facts |= {"version": version, "manifest_sha256": manifest_digest(version_store(root, version)), **counts_of(totals)}
     return candidate.model_copy(update=facts)
 
 

@@ -18,7 +18,7 @@ from pydantic import ConfigDict
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import MANIFEST, check_name, counts_of, read_manifest
+from flat_tokens.manifest import MANIFEST, check_name, counts_of, manifest_digest, read_manifest
 from flat_tokens.reader import without_links
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.store import Store, read_record
@@ -36,7 +36,6 @@ from tasks.output.pointer import (
     Refreshed,
     change,
     is_dataset,
-    manifest_digest,
     moved_to,
     pointer_lock,
     put_run,
@@ -239,7 +238,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
             raise ValueError(f"{root.url}: latest moved to {pointer.version} just now. Look again, and run again if need be.")
         if not is_dataset(root, version):
             raise ValueError(f"{root.url}: version {version} has just been removed")
-        digest = manifest_digest(root, version)
+        digest = manifest_digest(version_store(root, version))
         forward = version in pointer.names("withdrawn")
         return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
 
@@ -410,7 +409,7 @@ def approve(root: Store, name: str | None, why: str, by: str | None = None) -> D
         check_without_forgotten(root, found.version)
 
     def moved(pointer: Pointer, candidate: Candidate) -> Pointer:
-        if manifest_digest(root, candidate.version) != candidate.manifest_sha256:
+        if manifest_digest(version_store(root, candidate.version)) != candidate.manifest_sha256:
             raise ValueError(f"{root.url}: version {candidate.version} is not what the gates looked at. Refresh again.")
         return moved_to(root, pointer, candidate.version, candidate.manifest_sha256)
 

@@ -15,11 +15,13 @@ import pytest
 
 import flat_tokens
 import tasks.output.swap
+from flat_tokens.manifest import manifest_digest
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
-from tasks.output.pointer import Candidate, change, manifest_digest, read_history, read_pointer
+from tasks.output.paths import version_store
+from tasks.output.pointer import Candidate, change, read_history, read_pointer
 from tasks.output.swap import Seen
 from tasks.output.versions import approve, hold, list_versions, reject, roll_back
 from tests.faults.support import build_here, settings_of, write_notes
@@ -36,7 +38,11 @@ class At:
         made = [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(3)]
         self.first, self.latest, self.waits = made
         now = read_pointer(self.root)
-        facts = {"version": self.latest, "former": now.former[:1], "manifest_sha256": manifest_digest(self.root, self.latest)}
+        facts = {
+            "version": self.latest,
+            "former": now.former[:1],
+            "manifest_sha256": manifest_digest(version_store(self.root, self.latest)),
+        }
         change(self.root, lambda _: now.model_copy(update=facts))
         self.hold()
 
@@ -44,7 +50,7 @@ class At:
         version, now = version or self.waits, read_pointer(self.root)
         facts = {
             "version": version,
-            "manifest_sha256": manifest_digest(self.root, version),
+            "manifest_sha256": manifest_digest(version_store(self.root, version)),
             "before": now.version,
             "at": datetime.now(UTC),
             "gates": (),
