@@ -223,19 +223,8 @@ def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
     assert "no tokenizer is known to find text with" in tool.errors("inspect", path, "--find", "x")
 
 
-@pytest.mark.parametrize("wrong", ["x", "", "-1", "2147483648", "1.5"])
-def test_ids_that_are_none_are_refused(tmp_path: Path, tool: Terminal, wrong: str) -> None:
-    assert "is not a list of token ids from 0 to 2147483647" in tool.errors("inspect", tmp_path, f"--find-ids={wrong}")
-
-
 def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, tool: Terminal) -> None:
     path = str(reference / "modalities" / "lorem_ipsum.pbin")
     assert "modalities dataset" in tool.out("inspect", path)
     assert "Lorem ipsum" in tool.out("inspect", path, "--sequence", "0", "--tokenizer", "gpt2")
     assert "Lo»rem ips«um" in tool.out("inspect", path, "--find", "rem ips", "--tokenizer", "gpt2", "--limit", "1")
-
-
-def test_a_sequence_that_is_not_there_is_refused(demo: Path, tool: Terminal) -> None:
-    assert re.search(
-        r"there is no sequence 263; there are 263", tool.errors("inspect", "--trust-records", demo, "--sequence", "263")
-    )

@@ -169,22 +169,3 @@ def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, tool: Terminal) -
     step = ["--step", "0", "--batch-size", "1", "--length", "4", "--order", "sequential"]
     (row,) = tool.json("trace", tmp_path / "data", *step, "--trust-records")["rows"]
     assert [(part["sequence"], part["row_tokens"]) for part in row["parts"]] == [(1, [0, 2]), (52, [2, 3]), (53, [3, 4])]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--step", "1"], "--step needs the run's --batch-size and --length"),
-        (["--step", "999999", "--batch-size", "4", "--length", "64"], "there is no step 999999"),
-        (["--step", "0", "--batch-size", "4", "--length", "64", "--row", "4"], "there is no row 4 in step 0; there are 4"),
-        (["--step", "0", "--batch-size", "4", "--length", "64", "--view", "blocks", "--overlap", "1"], "--overlap is of packed"),
-        (["--sequence", "263"], "there is no sequence 263 in train; there are 263"),
-        (["--token", "44912"], "there is no token 44912; there are 44912"),
-        (["--sequence", "0", "--split", "test"], "there is no split 'test'"),
-    ],
-)
-def test_what_is_not_there_is_told(demo: Path, tool: Terminal, arguments: list[str], said: str) -> None:
-    status, out, err = tool("trace", demo, *arguments)
-    assert status == 2
-    assert out == ""
-    assert said in err

@@ -35,6 +35,20 @@ MISTAKES = {
     "import OUTT NEW": "there is nothing here. Did you mean: OUT?",
     **{f"{name} OUTT": "there is nothing here. Did you mean: OUT?" for name in ("inspect", "stats", "verify", "documents")},
     "completion bsh": "there is no 'bsh'. Did you mean 'bash'?",
+    "inspect OUT --sequence 1": "there is no sequence 1; there are 1",
+    **{f"inspect OUT --find-ids={wrong}": "is not a list of token ids from 0 to 2147483647" for wrong in ("x", -1, 1 << 31, 1.5)},
+    "trace OUT --sequence 1": "there is no sequence 1 in train; there are 1",
+    "trace OUT --token 2": "there is no token 2; there are 2",
+    "trace OUT --sequence 0 --split test": "there is no split 'test'",
+    "trace OUT --step 1": "--step needs the run's --batch-size and --length",
+    **{
+        f"trace OUT --batch-size 1 --length 2 --step {more}": words
+        for more, words in {
+            "999999": "there is no step 999999",
+            "0 --row 1": "there is no row 1 in step 0; there are 1",
+            "0 --view blocks --overlap 1": "--overlap is of packed",
+        }.items()
+    },
 }
 MISTAKES_OF_SERVICE = {
     "biuld CONFIG": "there is no 'biuld'. Did you mean 'build'?",
