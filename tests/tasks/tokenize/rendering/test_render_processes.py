@@ -89,6 +89,8 @@ TOO_MUCH = [
 
 @pytest.fixture(autouse=True)
 def _no_process_stays() -> Iterator[None]:
+    """Neither of another file's tests nor of these."""
+    processes._end_all()
     yield
     processes._end_all()
     gc.collect()
