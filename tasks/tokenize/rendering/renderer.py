@@ -80,7 +80,8 @@ class Renderer:
         self._longest = max(map(len, self._begun), default=0)
         self._clean: set[str] = set()
         self._forms: dict[tuple[str, ...], Form | None] = {}
-        self._firsts, self._begins = frozenset(text[0] for text in (END_OF_THOUGHT, *specials)), {text[:2] for text in specials}
+        self._firsts, self._joining = {text[0] for text in specials}, set[tuple[str, ...]]()
+        self._begins = {END_OF_THOUGHT, *(text[:2] for text in specials)}
         self._read = msgspec.json.Decoder(list[dict[str, str]]).decode
         day = date.fromisoformat(settings.day) if settings.day else None
         try:
@@ -159,18 +160,18 @@ class Renderer:
         text = "\0".join([*roles, *contents])
         if not found or "" in roles or any(len(message) != 2 for message in found) or any(one in text for one in UNLIKE):
             return None
-        if any(one in text for one in self._firsts):
-            if END_OF_THOUGHT in text or any(one in text for one in self._begins):
-                return None
-            if not self._firsts.isdisjoint([end for one in contents for end in (one[-1:], one.rstrip()[-1:])]):
-                return None  # a special string may begin there
+        if any(one in text for one in self._begins):
+            return None
         if self.names is not USUAL:
             roles = [roles_here.get(one, one) for one in roles]
             found = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         return Simple(tuple(roles), contents, found, text)
 
     def _formed(self, form: Form, of: Simple) -> Rendered | None:
-        """A conversation with the roles of a form. None if it is not of this form."""
+        """A conversation with the roles of a form. None if it is not of this form, or a special string may begin in a content."""
+        ends = [end for one in of.contents for end in (one[-1:], one.rstrip()[-1:])] if of.roles in self._joining else ()
+        if not self._firsts.isdisjoint(ends):
+            return None
         self.template.prepare(of.text, is_json=False)
         try:
             return form.filled(self.template.render(of.messages, None), of.contents)
@@ -191,7 +192,17 @@ class Renderer:
         form = None if places is None else Form.of(text, places, spans, self._special, self._numbers)
         if form is not None and any(piece.endswith(one) for piece in form.pieces[:-1] for one in self._begun):
             form = None  # a special string may begin there
+        if form is not None and self._may_join(form.pieces[1:]):
+            self._joining.add(roles)
         self._forms[roles] = form
+
+    def _may_join(self, pieces: tuple[str, ...]) -> bool:
+        """Whether the first character of a special string, at the end of a content, may become that with the piece after it."""
+        rests = [text[1:] for text in self._numbers]
+        *inner, last = pieces
+        return any(piece.startswith(rest) for piece in pieces for rest in rests) or any(
+            rest.startswith(piece) for piece in [*inner, *filter(None, [last])] for rest in rests
+        )
 
     def _with_tools(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
         """A conversation without its tools, and these."""

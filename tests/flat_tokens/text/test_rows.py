@@ -132,6 +132,18 @@ def test_values_of_messages_that_json_does_not_have(kind: pa.DataType, value: An
     assert [one and json.loads(one) for one in found] == [[{"role": "user", "more": written}], None, [None]]
 
 
+TALKS = st.lists(st.lists(st.fixed_dictionaries({"role": st.text(max_size=3), "content": st.text(max_size=6)})), max_size=4)
+
+
+@given(TALKS, st.sampled_from([pa.string(), pa.large_string()]), st.integers(0, 2))
+def test_messages_of_texts_are_json(talks: list[list[dict[str, str]]], kind: pa.DataType, start: int) -> None:
+    values = pa.array(talks, pa.list_(pa.struct([("role", kind), ("content", kind)])))
+    with_null = pa.array([*talks, None], values.type)  # its messages are written one by one
+    found = messages_as_json(values[start:]).to_pylist()
+    assert found == messages_as_json(with_null).to_pylist()[start:-1]
+    assert list(map(json.loads, found)) == talks[start:]
+
+
 def test_bytes_of_messages_that_are_not_text_are_seen_later() -> None:
     """They make their own conversation a bad one, in a column of text, too."""
     values = pa.array([b"\xff", b"good"], pa.binary())

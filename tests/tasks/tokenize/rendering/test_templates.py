@@ -217,6 +217,14 @@ def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> No
     assert of((talk % content).encode()).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
 
 
+def test_a_content_may_end_as_a_special_string_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The form is used if what follows the content does not complete the string."""
+    of = renderer("{% for m in messages %}<s>{{ m.content|trim }}\n{% endfor %}")
+    of(user("x"))
+    monkeypatch.setattr(of.turns, "find", None)
+    assert of(user("a < ")).parts == [2, b"a <\n"]
+
+
 def test_space_that_only_python_strips_is_stripped_once_a_form_is_known() -> None:
     of = renderer("{% for m in messages %}<s>{{ m.content|trim }}{% endfor %}")
     of(user("x"))
