@@ -93,6 +93,9 @@ def test_commands_publish_and_say_so_once(datasets: tuple[str, str], tmp_path: P
     assert "  documents  2 of 7, 4 of other sources, 1 too long\n" in said
     mixed = [terminal.json("shuffle", out, tmp_path / name, "--seed", 5, "--workers", 1) for name in ("m", "n")]
     assert digests(Path(mixed[0]["path"])) == digests(Path(mixed[1]["path"]))
+    assert "there is no split 'test'; there are train, validation" in terminal.errors(
+        "shuffle", out, tmp_path / "o", "--split", "test"
+    )
     assert terminal.json("relayout", out, out, "--layout", "compact")["layout"] == "compact"
 
 
@@ -107,23 +110,3 @@ def test_commands_export_and_import(datasets: tuple[str, str], tmp_path: Path, t
     assert (result["format"], result["totals"]["train"]["seq_count"]) == ("jaxformer", 2)
     assert [doc.ids for doc in read_docs(back)["train"]] == [(1, 2), (3,)]
     assert terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")["was_published"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["relayout", "A", "http://host/x", "--layout", "mmap"], "output: nothing can be written to http"),
-        (["export", "A", "OUT", "--to", "nanogpt"], "nanogpt"),
-        (["shuffle", "A", "OUT", "--split", "test"], "there is no split 'test'; there are train, validation"),
-        (["import", "A", "OUT"], "is a flat-tokens dataset already"),
-    ],
-)
-def test_what_cannot_be_meant_is_told_in_a_line(
-    arguments: list[str], problem: str, datasets: tuple[str, str], tmp_path: Path, terminal: Terminal
-) -> None:
-    places = {"A": datasets[0], "OUT": str(tmp_path / "out")}
-    status, out, err = terminal(*(places.get(argument, argument) for argument in arguments))
-    assert (status, out) == (1 if arguments[0] == "export" else 2, "")
-    assert problem in err
-    assert len(err.splitlines()) == 1
-    assert not (tmp_path / "out" / "versions").exists()
