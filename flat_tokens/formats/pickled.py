@@ -27,7 +27,6 @@ MEMOIZE, BINPUT, LONG_BINPUT = 0x94, 0x71, 0x72
 BININT1, BININT2, BININT, LONG1 = 0x4B, 0x4D, 0x4A, 0x8A
 TUPLE2 = 0x86
 
-BLOCK_BYTES = 1 << 20
 LOOKAHEAD = 32
 """The longest pair has 27 bytes: two LONG1 of eight bytes, TUPLE2 and LONG_BINPUT."""
 

@@ -46,7 +46,6 @@ from tasks.shards.index import Index, as_text, check_beside, files_of, segments_
 from tasks.shards.receipts import read_receipt
 from tasks.tokenize.segments import NO_DIGEST
 
-AT_A_TIME = 1 << 20
 
 
 class NamedDocuments(NamedTuple):
