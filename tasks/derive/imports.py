@@ -31,8 +31,9 @@ from tasks.parts.opening import open_shard
 from tasks.progress import meter
 from tasks.rows import KEY, ROW
 from tasks.shards.index import VersionNames, load_or_published
+from tasks.shards.receipts import write_shard
 from tasks.shards.recipe import imported_content
-from tasks.shards.write import staging_shard, write_shard
+from tasks.shards.writers import staging_shard
 from tasks.text.files import stamp
 from tasks.tokenize.engines import Tokenizer
 

@@ -47,7 +47,6 @@ from tasks.shards.receipts import read_receipt
 from tasks.tokenize.segments import NO_DIGEST
 
 
-
 class NamedDocuments(NamedTuple):
     """The documents that somebody names: by *keys*, uint64[n], sorted, by the list of another output, or an expression; all
     without any of them; of one source.

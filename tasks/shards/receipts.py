@@ -1,4 +1,4 @@
-"""Receipts: the proof that a token shard is stored, and the check of its bytes."""
+"""Receipts: the proof that a token shard is stored, storing it, and the check of its bytes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import fcntl
 import json
 import logging
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from flat_tokens.stores.local import make_directory
+from flat_tokens.stores.local import kind_of, make_directory, make_durable, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, json_object, read_record
 from tasks.models import TokenShard, digest_of
+from tasks.output.leases import Workspace
 from tasks.output.paths import QUARANTINE, RECEIPT, receipt_key, shard_key
 from tasks.parts.stored import check_unfinished, digest_all
 
 logger = logging.getLogger(__name__)
 RECEIPTS_AT_ONCE = 1000
+UPLOADERS = 4
+RECEIPT_SECONDS = 0.2
+"""The receipt of a shard that another process writes comes sooner."""
 
 
 def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
@@ -113,3 +120,58 @@ def put_aside(root: Store, key: str) -> None:
         return
     root.remove_object(receipt_key(key))
     root.remove(shard_key(key))
+
+
+def write_shard(draft: TokenShard, workspace: Workspace) -> TokenShard:
+    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same tokens: the one
+    that is stored is returned.
+    """
+    root = workspace.root
+    staged, target = Path(workspace.staging) / draft.key, root / shard_key(draft.key)
+    stored = None
+    if root.is_local:
+        stored = _move(root, staged, Path(target.root), draft)
+    else:
+        with ThreadPoolExecutor(UPLOADERS) as uploaders:
+            list(uploaders.map(lambda stored: target.upload(stored.key, staged / stored.key), draft.objects))
+    if stored is None:
+        target.put(RECEIPT, receipt_json(draft))
+    shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
+    return stored or draft
+
+
+def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenShard | None:
+    """Move a staged shard to its place. Return the one that is stored there already, with its receipt, if another one is."""
+    make_durable(staged)
+    make_directory(target.parent)
+    for attempt in range(3):
+        try:
+            os.rename(staged, target)
+        except OSError:
+            if kind_of(target) is None:
+                raise
+        else:
+            sync(target.parent)
+            return None
+        # Left by a dead process, or being written by another one at this moment.
+        if _is_whole(root / shard_key(draft.key), draft):
+            return None
+        # Another process has its tokens elsewhere: in an unfinished version, or next to them.
+        if (stored := load_shard(root, draft.key)) is not None:
+            return stored
+        if attempt == 0:
+            time.sleep(RECEIPT_SECONDS)
+            continue
+        with repairing(root):
+            # It has no receipt, so nobody counts on it. It is not damaged either: it goes with this attempt's staging.
+            if not _is_whole(root / shard_key(draft.key), draft):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(target, staged.with_name(f"{draft.key}.former-{attempt}"))
+    raise OSError(f"{target}: something else keeps writing there. Run the build again.")
+
+
+def _is_whole(store: Store, shard: TokenShard) -> bool:
+    try:
+        return all(store.now(stored) == stored for stored in shard.objects)
+    except NO_OBJECT:
+        return False

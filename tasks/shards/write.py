@@ -6,18 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import platform
-import shutil
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,22 +18,17 @@ import pyarrow as pa
 
 from flat_tokens.annotations import Int64s
 from flat_tokens.batch import TOKENS, TokenBatch
-from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part, as_arrow, with_kinds
+from flat_tokens.columns import as_arrow, with_kinds
 from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import TOKEN_BYTES
-from flat_tokens.reader import open_split
-from flat_tokens.stores.local import kind_of, make_directory, make_durable, named_errors, sync
-from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store, StoredObject
+from flat_tokens.stores.local import named_errors
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.download.cut import fetched_ahead, lent
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
-from tasks.output.paths import DOCUMENTS, RECEIPT, shard_key
 from tasks.parts.documents import REASONS, Documents
-from tasks.parts.stored import COLUMNS, LENGTH, SHARD_LAYOUT, SPLIT, document_spec, open_facts, write_entries, write_tails
 from tasks.progress import meter
 from tasks.rows import FILE, KEY, REASON, ROW, as_rows, changed, fact, kept_of
 from tasks.shards.index import (
@@ -55,85 +43,16 @@ from tasks.shards.index import (
     unread_slices,
     without_tokens,
 )
-from tasks.shards.receipts import load_shard, receipt_json, repairing, without_receipt
+from tasks.shards.receipts import without_receipt, write_shard
 from tasks.shards.recipe import Recipe
-from tasks.shards.stream import BrokenStreamError, HereOnly, SliceStream
+from tasks.shards.stream import BrokenStreamError, HereOnly
+from tasks.shards.writers import BATCH_TOKENS, Batch, OpenStream, staging_of, stream_staged, writer_of
 from tasks.text.documents import Tally, TextBatch, note_kinds, read_documents
 from tasks.tokenize.chat import encoder_of
 from tasks.tokenize.engines import Encoder, engine_of, tokens_of
 from tasks.tokenize.pool import map_in_order
 from tasks.tokenize.segments import NO_DIGEST, STORED, STORED_FILE, Segments, cut
 from tasks.tokenize.tokenizers import load_tokenizer
-
-FORMER = "documents/columns.former"
-
-
-class ShardColumns:
-    """Writes the kept columns of a shard in a staging directory. What was written is rewritten where a later row shows that a
-    column is of another kind, which happens twice a column at most. ``kinds``: of all rows of the slice, those that were left out
-    among them, so that the kinds of a dataset do not depend on how its sources were cut.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._open: contextlib.ExitStack | None = None
-        self._writer: ColumnsWriter | None = None
-        self._object: ObjectWriter | None = None
-        self.kinds: dict[str, str] = {}
-        self.objects: list[StoredObject] = []
-
-    def append(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> None:
-        """Append rows. *kinds* fit these and all before."""
-        if self._writer is None or self.kinds != kinds:
-            self._widen(dict(kinds))
-        assert self._writer is not None
-        self._writer.append(batch)
-
-    def end(self, kinds: Mapping[str, str]) -> None:
-        """There are no more rows. *kinds* fit all that were read, those that were not appended among them."""
-        self.kinds = dict(kinds)
-
-    def _widen(self, kinds: dict[str, str]) -> None:
-        former, count = self._writer, self._writer.row_count if self._writer else 0
-        self._end()
-        if former is not None:
-            with self._store.create(FORMER) as copy:
-                for block in self._store.blocks(COLUMNS):
-                    copy.write(block)
-        self._open = contextlib.ExitStack()
-        self._object = self._open.enter_context(self._store.create(COLUMNS))
-        self._writer = self._open.enter_context(ColumnsWriter(self._object, kinds))
-        if former is not None:
-            written = Columns(self._store, former.kinds, (Part(FORMER, 0, count),))
-            for start in range(0, count, GROUP_ROWS):
-                self._writer.append(written.take(np.arange(start, min(start + GROUP_ROWS, count)), list(former.kinds)))
-            self._store.remove(FORMER)
-        self.kinds = kinds
-
-    def _end(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = self._writer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None:
-            if self._open is not None:
-                self._open.__exit__(kind, error, trace)
-            return
-        self._end()
-        if self._object is not None:
-            self.objects.append(self._object.stored)
-
-
-class Batch(NamedTuple):
-    """Some documents: their tokens and their rows, whose kept columns are of ``kinds``."""
-
-    tokens: TokenBatch
-    rows: pa.RecordBatch
-    kinds: Mapping[str, str]
 
 
 class Tokenized(NamedTuple):
@@ -274,14 +193,6 @@ def text_length(documents: TextBatch) -> int:
     return int(offsets[-1] - offsets[0])
 
 
-OpenStream = Callable[[], contextlib.AbstractContextManager[SliceStream | None]]
-UPLOADERS = 4
-BATCH_TOKENS = 1 << 20
-"""Tokens of a staged shard that are streamed at a time."""
-RECEIPT_SECONDS = 0.2
-"""The receipt of a shard that another process writes comes sooner."""
-
-
 class Staged(NamedTuple):
     """A token shard in this attempt's staging directory, not stored yet."""
 
@@ -353,132 +264,6 @@ def fetching_ahead(
         yield
 
 
-class ShardWriter(NamedTuple):
-    """The arrays of a token shard while they are written: its tokens, and the facts of its rows."""
-
-    tokens: FlatTokensWriter
-    facts: dict[str, ArrayWriter]
-    columns: ShardColumns
-
-    def append(self, batch: Batch) -> None:
-        """Append documents."""
-        self.tokens.append(batch.tokens)
-        for name, array in self.facts.items():
-            array.append(fact(batch.rows, name).reshape(-1))
-        if (kept := kept_of(batch.rows)) is not None:
-            self.columns.append(kept, batch.kinds)
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        """The facts of the shard that its arrays tell, once they are closed."""
-        beside = [*self.columns.objects, *(stored for array in self.facts.values() for stored in array.objects)]
-        objects = tuple(sorted([*self.tokens.objects, *beside]))
-        counts = {"token_count": self.tokens.token_count, "max_token_id": self.tokens.max_token_id}
-        return {"objects": objects, "token_arrays": self.tokens.token_arrays, "columns": self.columns.kinds, **counts}
-
-
-def staging_of(key: str, workspace: Workspace) -> Store:
-    """Where this attempt writes a shard. What a staging directory holds need not survive a power loss."""
-    return replace(Store.at(Path(workspace.staging) / key), durable=False)
-
-
-@contextlib.contextmanager
-def staging_shard(
-    key: str, workspace: Workspace, facts: Iterable[str], token_arrays: Iterable[str] = (TOKENS,)
-) -> Iterator[ShardWriter]:
-    """Write a token shard into this attempt's staging directory, with these *facts* of its documents and these *token_arrays*.
-    The block appends to it.
-    """
-    store, layout = staging_of(key, workspace), SHARD_LAYOUT
-    with FlatTokensWriter(store, layout, token_arrays) as tokens, contextlib.ExitStack() as stack:
-        spec = document_spec(layout)
-        arrays = {name: stack.enter_context(ArrayWriter(store, f"{DOCUMENTS}/{name}", spec)) for name in facts}
-        yield ShardWriter(tokens, arrays, stack.enter_context(ShardColumns(store)))
-
-
-class StreamedShardWriter:
-    """The tokens of a slice on their way into a version, and the rows of its documents with their *facts*, which go into the
-    *store* of its shard, as do their *columns*.
-    """
-
-    def __init__(self, store: Store, stream: SliceStream, facts: Iterable[str], columns: ShardColumns) -> None:
-        self._store, self._stream, self._facts, self.columns = store, stream, [*facts], columns
-        self._parts = list[pa.RecordBatch]()
-        self._token_count = self._max_token_id = 0
-
-    def append(self, batch: Batch) -> None:
-        """Append documents."""
-        rows = batch.rows.select(self._facts)
-        numbers = self._stream.append(batch.tokens, batch.rows)
-        self._parts.append(changed(rows, as_rows({LENGTH: np.diff(batch.tokens.seq_starts), SPLIT: numbers})))
-        self._token_count += batch.tokens.token_count
-        self._max_token_id = max(self._max_token_id, batch.tokens.max_token_id)
-        if (kept := kept_of(batch.rows)) is not None:
-            self.columns.append(kept, batch.kinds)
-
-    def end(self) -> dict[str, Any]:
-        """Write the entries, and wait for the tokens. Return where all is."""
-        some = [write_entries(self._store, self._parts), *self.columns.objects]
-        location, tails = self._stream.end()
-        tail = [write_tails(self._store, tails)] if any(len(some[TOKENS]) for some in tails) else []
-        return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
-
-    def close(self, token_arrays: Sequence[str]) -> None:
-        """The same, for a shard that has these *token_arrays*: ``stored`` are its facts then."""
-        counts = {"token_count": self._token_count, "max_token_id": self._max_token_id}
-        self.stored = {**self.end(), "token_arrays": token_arrays, "columns": self.columns.kinds, **counts}
-
-
-@contextlib.contextmanager
-def streaming_shard(
-    key: str, workspace: Workspace, stream: SliceStream, facts: Iterable[str], token_arrays: Sequence[str]
-) -> Iterator[StreamedShardWriter]:
-    """Write a streamed shard into this attempt's staging directory, and its tokens into the version. The block appends to it."""
-    store = staging_of(key, workspace)
-    with ShardColumns(store) as columns:
-        writer = StreamedShardWriter(store, stream, facts, columns)
-        yield writer
-    writer.close(token_arrays)
-
-
-def stream_staged(shard: TokenShard, workspace: Workspace, stream: SliceStream) -> TokenShard:
-    """Stream the tokens of a staged shard into the version. They are removed from the staging directory, where nothing has been
-    synced: what the disk has not written yet, it never writes.
-    """
-    store = staging_of(shard.key, workspace)
-    tokens, read = open_split(store), open_facts(store, shard.facts)
-    starts = tokens.seq_starts.read(0, tokens.seq_count + 1)
-    # Documents of about BATCH_TOKENS together: where the batch of each begins.
-    firsts = np.searchsorted(starts[:-1], np.arange(0, shard.token_count, BATCH_TOKENS))
-    borders = np.unique([0, *firsts, shard.written, tokens.seq_count])
-    streamed = StreamedShardWriter(store, stream, shard.facts, columns := ShardColumns(store))
-    for first, stop in itertools.pairwise(borders.tolist()):
-        low, high = int(starts[first]), int(starts[stop])
-        arrays = {name: array.read(low, high) for name, array in tokens.arrays.items()}
-        batch = TokenBatch.of_arrays(arrays, starts[first : stop + 1] - starts[first], shard.max_token_id)
-        rows = as_rows({name: read(name, first, stop) for name in shard.facts})
-        streamed.append(Batch(batch, rows if first < shard.written else changed(rows, as_rows({REASON: starts[first:stop]})), {}))
-    columns.objects = [stored for stored in shard.objects if stored.key in (COLUMNS, REASONS)]
-    made = streamed.end()
-    for stored in shard.objects:
-        if stored.key not in (COLUMNS, REASONS):
-            store.remove(stored.key)
-    return TokenShard.model_validate({**dict(shard), **made})
-
-
-@contextlib.contextmanager
-def writer_of(
-    slice_: Slice, key: str, recipe: Recipe, workspace: Workspace, open_stream: OpenStream | None
-) -> Iterator[ShardWriter | StreamedShardWriter]:
-    """The writer of a slice's shard, by its *key*. What a failed attempt has left of it is removed."""
-    shutil.rmtree(Path(workspace.staging) / key, ignore_errors=True)
-    schema = recipe.facts(slice_), recipe.token_arrays(slice_)
-    with contextlib.nullcontext() if open_stream is None else open_stream() as stream:
-        written = staging_shard(key, workspace, *schema) if stream is None else streaming_shard(key, workspace, stream, *schema)
-        with written as writer:
-            yield writer
-
-
 def tokenize_slice(
     slice_: Slice,
     recipe: Recipe,
@@ -546,58 +331,3 @@ def tokenize_slice(
         facts=recipe.facts(slice_),
         **writer.stored,
     )
-
-
-def write_shard(draft: TokenShard, workspace: Workspace) -> TokenShard:
-    """Put a tokenized slice under its content's name, the receipt last. Whoever else did the same wrote the same tokens: the one
-    that is stored is returned.
-    """
-    root = workspace.root
-    staged, target = Path(workspace.staging) / draft.key, root / shard_key(draft.key)
-    stored = None
-    if root.is_local:
-        stored = _move(root, staged, Path(target.root), draft)
-    else:
-        with ThreadPoolExecutor(UPLOADERS) as uploaders:
-            list(uploaders.map(lambda stored: target.upload(stored.key, staged / stored.key), draft.objects))
-    if stored is None:
-        target.put(RECEIPT, receipt_json(draft))
-    shutil.rmtree(staged, ignore_errors=True)  # last, so that all of this can be done again
-    return stored or draft
-
-
-def _move(root: Store, staged: Path, target: Path, draft: TokenShard) -> TokenShard | None:
-    """Move a staged shard to its place. Return the one that is stored there already, with its receipt, if another one is."""
-    make_durable(staged)
-    make_directory(target.parent)
-    for attempt in range(3):
-        try:
-            os.rename(staged, target)
-        except OSError:
-            if kind_of(target) is None:
-                raise
-        else:
-            sync(target.parent)
-            return None
-        # Left by a dead process, or being written by another one at this moment.
-        if _is_whole(root / shard_key(draft.key), draft):
-            return None
-        # Another process has its tokens elsewhere: in an unfinished version, or next to them.
-        if (stored := load_shard(root, draft.key)) is not None:
-            return stored
-        if attempt == 0:
-            time.sleep(RECEIPT_SECONDS)
-            continue
-        with repairing(root):
-            # It has no receipt, so nobody counts on it. It is not damaged either: it goes with this attempt's staging.
-            if not _is_whole(root / shard_key(draft.key), draft):
-                with contextlib.suppress(FileNotFoundError):
-                    os.rename(target, staged.with_name(f"{draft.key}.former-{attempt}"))
-    raise OSError(f"{target}: something else keeps writing there. Run the build again.")
-
-
-def _is_whole(store: Store, shard: TokenShard) -> bool:
-    try:
-        return all(store.now(stored) == stored for stored in shard.objects)
-    except NO_OBJECT:
-        return False

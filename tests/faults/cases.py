@@ -20,7 +20,7 @@ import flows.runners.processes
 import tasks.assemble.write
 import tasks.output.target
 import tasks.parts.stored
-import tasks.shards.write
+import tasks.shards.writers
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flows.pipelines.stages import OF_A_BUILD, Step, do
@@ -153,7 +153,7 @@ def small_objects() -> None:
     flat_tokens.text.limits.BATCH_BYTES = 120
     tasks.assemble.write.SPAN_TOKENS, tasks.assemble.write.SPAN_DOCUMENTS = 2 * OBJECT_TOKENS, 16
     tasks.assemble.write.SMALL_TOKENS = 1
-    for module in (tasks.parts.stored, tasks.shards.write):
+    for module in (tasks.parts.stored, tasks.shards.writers):
         module.SHARD_LAYOUT = LAYOUTS["mmap"]  # type: ignore[attr-defined]
     tasks.output.target.LEFT_OUT_TOKENS = replace(LAYOUTS["mmap"].encoded_tokens, zstd_level=1)
     tasks.assemble.write.ARRAYS_WAITING = tasks.assemble.write.MARKS_TOGETHER = 2

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import flat_tokens
 import tasks.derive.imports
-import tasks.shards.write
+import tasks.shards.writers
 import tasks.tokenize.tokenizers
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
@@ -176,8 +176,8 @@ def made_from_now_on() -> list[str]:
 
 
 WRITERS = (
-    (tasks.shards.write, "staging_shard"),
-    (tasks.shards.write, "streaming_shard"),
+    (tasks.shards.writers, "staging_shard"),
+    (tasks.shards.writers, "streaming_shard"),
     (tasks.derive.imports, "staging_shard"),
 )
 

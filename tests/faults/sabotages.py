@@ -121,14 +121,14 @@ SABOTAGES = (
     ),
     Sabotage(
         "the receipt is stored before the objects",
-        "tasks/shards/write.py",
+        "tasks/shards/receipts.py",
         "        with ThreadPoolExecutor(UPLOADERS) as uploaders:\n",
         "        target.put(RECEIPT, receipt_json(draft))\n        with ThreadPoolExecutor(UPLOADERS) as uploaders:\n",
         "tests/tasks/shards/test_shards.py::test_an_object_store_gets_the_receipt_last",
     ),
     Sabotage(
         "a shard gets its name before its files are durable",
-        "tasks/shards/write.py",
+        "tasks/shards/receipts.py",
         "    make_durable(staged)\n    make_directory(target.parent)\n",
         "    make_directory(target.parent)\n",
         "tests/tasks/shards/test_shards.py::test_a_shard_survives_a_power_loss_before_it_gets_its_name",

@@ -22,7 +22,7 @@ from tasks.assemble.write import Span
 from tasks.config import BuildConfig
 from tasks.models import TokenShard
 from tasks.progress import meter
-from tasks.shards.write import stream_staged
+from tasks.shards.writers import stream_staged
 from tasks.tokenize import engines
 from tests.examples import first_fast
 from tests.faults.support import receipts, same_bytes, settings_of, staged, write_notes

@@ -39,7 +39,7 @@ from flows.watch.words import describe, percent, slug, tags_of, what_was_done
 from tasks.config import BuildConfig
 from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Pace, Progress, meter
-from tasks.shards.write import write_shard
+from tasks.shards.receipts import write_shard
 from tests.flows.asked import ask
 from tests.made import docs_of, publish_docs
 from tests.processes import until

@@ -14,6 +14,7 @@ import pytest
 
 import tasks.parts.stored
 import tasks.shards.write
+import tasks.shards.writers
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
 from flat_tokens.reader import open_split
@@ -26,9 +27,9 @@ from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import CACHE, QUARANTINE, STAGING, shard_key
 from tasks.parts.opening import open_shard
 from tasks.rows import KEY, ROW
-from tasks.shards.receipts import load_shard
+from tasks.shards.receipts import load_shard, write_shard
 from tasks.shards.recipe import Recipe
-from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice, write_shard
+from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import slices_of
 
@@ -38,7 +39,7 @@ SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec(
 @pytest.fixture(autouse=True)
 def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few documents make many stored objects."""
-    for module in (tasks.parts.stored, tasks.shards.write):
+    for module in (tasks.parts.stored, tasks.shards.writers):
         monkeypatch.setattr(module, "SHARD_LAYOUT", SMALL)
 
 
