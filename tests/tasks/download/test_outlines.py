@@ -177,6 +177,7 @@ def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stan
         pass
 
 
+@pytest.mark.slow
 def test_files_that_are_not_kept_never_take_more_than_the_bound(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
