@@ -108,7 +108,6 @@ MISTAKES_OF_SERVICE = {
     "relayout OUT NEW --layout mmapp": "there is no 'mmapp'. Did you mean 'mmap'?",
     "relayout OUT NEW": "relayout needs a layout",
     "relayout OUT http://host/x --layout mmap": "output: nothing can be written to http",
-    "import OUT NEW": "is a flat-tokens dataset already",
     "merge OUT s3://key:secret@host/x": "carries credentials",
     "export OUT NEW --to megatrn": "there is no 'megatrn'. Did you mean 'megatron'?",
     "publish OUT --to hub x": "repo: should be ORG/NAME",
