@@ -178,18 +178,43 @@ def has_separator(file: TextFile) -> bool:
 
 def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryArray:
     """The documents of a block, each ended by a separator but perhaps the last. *crlf*: its line feeds may be CR LF."""
-    if not separator:
-        ends = np.array([0, len(block)], np.int64)  # pa.array would import pandas first
-        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(block)])
     data = np.frombuffer(block, np.uint8)
     if crlf and b"\n" in separator and b"\r" not in separator and b"\r\n" in block:
         return _split_crlf(data, separator)
-    found = places_of(data, separator)
-    keep = np.ones(len(data), bool)
-    for k in range(len(separator)):
-        keep[found + k] = False
-    ends = found - len(separator) * np.arange(len(found))
-    return _texts(data[keep], ends, len(data) > (found[-1] + len(separator) if len(found) else 0))
+    return plain_texts(data, np.array([len(block)]), separator)[0]
+
+
+def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeBinaryArray, Int64s]:
+    """The documents of m files of plain text, which end at *ends* in *data*: int64[m]; and how many each has: int64[m]. No copy
+    if there is no separator.
+    """
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    found = _separators(data, ends, separator)
+    # A file's text after its last separator is a document, too.
+    behind = np.searchsorted(found, ends)
+    last = np.where(behind > 0, found[behind - 1] + len(separator), 0) if len(found) else np.zeros(len(ends), np.int64)
+    has_tail = ends > np.maximum(last, starts)
+    stops = np.concatenate([found, ends[has_tail]])
+    order = np.argsort(stops, kind="stable")
+    counts = np.diff(np.searchsorted(found, ends), prepend=0) + has_tail
+    kept = data
+    if len(found):
+        keep = np.ones(len(data), bool)
+        for k in range(len(separator)):
+            keep[found + k] = False
+        kept = data[keep]
+    # (data, byte) -> (kept, byte)
+    offsets = stops[order] - len(separator) * np.searchsorted(found, stops[order])
+    return _texts(kept, offsets), counts
+
+
+def _separators(data: UInt8s, ends: Int64s, separator: bytes) -> Int64s:
+    """Where separators begin, none of which goes over the end of a file. They are counted from left to right: in "---" the first
+    "--" is one.
+    """
+    if not separator or len(data) < len(separator):
+        return np.empty(0, np.int64)
+    return places_of(data, separator, lambda found: found + len(separator) <= ends[np.searchsorted(ends, found, "right")])
 
 
 def places_of(
@@ -224,12 +249,13 @@ def _split_crlf(data: UInt8s, separator: bytes) -> pa.LargeBinaryArray:
             removed += returns
     stops = there[found + len(separator) - 1] + 1 if len(found) else np.zeros(0, np.int64)
     ends = stops - np.cumsum(removed)
-    return _texts(data[keep], ends, len(data) > (stops[-1] if len(stops) else 0))
+    if len(data) > (stops[-1] if len(stops) else 0):
+        ends = np.append(ends, keep.sum())
+    return _texts(data[keep], ends)
 
 
-def _texts(data: UInt8s, ends: Int64s, has_rest: bool) -> pa.LargeBinaryArray:
-    """Texts in order that end at *ends*; *has_rest*: one more has no separator."""
-    ends = np.append(ends, len(data)) if has_rest else ends
+def _texts(data: UInt8s, ends: Int64s) -> pa.LargeBinaryArray:
+    """Texts in order that end at *ends*."""
     offsets = np.concatenate([[0], ends]).astype(np.int64)
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 

@@ -15,7 +15,7 @@ from flat_tokens.stores.local import named_errors
 from flat_tokens.stores.reading import descriptor
 from flat_tokens.text import limits
 from flat_tokens.text.jsonl import parse_block, parse_together
-from flat_tokens.text.plain import BOM, places_of, split
+from flat_tokens.text.plain import BOM, plain_texts, split
 from flat_tokens.text.rows import Rows, neighbours
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, stamp_of
@@ -197,40 +197,6 @@ def _read_into(view: memoryview, part: FileRange) -> int:
 
 
 NEWLINE = ord("\n")
-
-
-def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeBinaryArray, Int64s]:
-    """The documents of m files of plain text, which end at *ends* in *data*: int64[m]; and how many each has: int64[m]. No copy
-    if there is no separator.
-    """
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    found = _separators(data, ends, separator)
-    # A file's text after its last separator is a document, too.
-    behind = np.searchsorted(found, ends)
-    last = np.where(behind > 0, found[behind - 1] + len(separator), 0) if len(found) else np.zeros(len(ends), np.int64)
-    has_tail = ends > np.maximum(last, starts)
-    stops = np.concatenate([found, ends[has_tail]])
-    order = np.argsort(stops, kind="stable")
-    counts = np.diff(np.searchsorted(found, ends), prepend=0) + has_tail
-    kept = data
-    if len(found):
-        keep = np.ones(len(data), bool)
-        for k in range(len(separator)):
-            keep[found + k] = False
-        kept = data[keep]
-    # (data, byte) -> (kept, byte)
-    offsets = stops[order] - len(separator) * np.searchsorted(found, stops[order])
-    buffers = [None, pa.py_buffer(np.concatenate([[0], offsets]).astype(np.int64)), pa.py_buffer(kept)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets), buffers), counts
-
-
-def _separators(data: UInt8s, ends: Int64s, separator: bytes) -> Int64s:
-    """Where separators begin, none of which goes over the end of a file. They are counted from left to right: in "---" the first
-    "--" is one.
-    """
-    if not separator or len(data) < len(separator):
-        return np.empty(0, np.int64)
-    return places_of(data, separator, lambda found: found + len(separator) <= ends[np.searchsorted(ends, found, "right")])
 
 
 def line_counts(data: UInt8s, ends: Int64s) -> Int64s:

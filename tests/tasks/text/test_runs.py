@@ -18,12 +18,12 @@ import tasks.text.runs
 from flat_tokens.columns import joined, merged
 from flat_tokens.text import limits, plain
 from flat_tokens.text.formats import FileFormat
+from flat_tokens.text.plain import plain_texts
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice, SourceFile
 from tasks.rows import ROW, fact, kept_of
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges, stamp
-from tasks.text.runs import plain_texts
 from tests.examples import examples
 from tests.tasks.text.test_slices import WRITERS
 
