@@ -294,6 +294,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
             base = path[: min(map(path.index, found))].rpartition("/")[0]
             infos = [info for info in store.ask("glob", detail=True).values() if info["type"] == "file"]
             hidden_too = HIDDEN.search(path[len(base) :]) is not None
+            base = unquote(urlsplit(base).path)
         elif magic & set(path) and not store.exists(""):
             base, pattern = _remote_pattern_base(store)
             matches = replace(store, root=f"{glob.escape(base)}/{pattern}").ask("glob", detail=True)

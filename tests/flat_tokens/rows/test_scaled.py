@@ -55,6 +55,7 @@ def test_a_larger_budget_has_the_rows_of_a_smaller_one() -> None:
 
 
 def test_schedules_and_limits_are_compressed() -> None:
+    assert list(Schedule([(0, 1), (15, 2), (1000, 3)]).scaled(1, 10).points) == [(0, 1), (2, 2), (100, 3)]
     sources = {"a": (Numbers(1000), Schedule([(0, 1), (1000, 3)])), "b": (Numbers(600), 1, 2)}
     small = Mixture(sources, 16, 0).scaled(budget=100 * 32, target=1000 * 32)
     large = Mixture(sources, 16, 0)

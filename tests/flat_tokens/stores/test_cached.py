@@ -207,6 +207,7 @@ def test_a_request_that_takes_too_long_is_made_once_more(root: Path, tmp_path: P
     assert np.array_equal(view[0].targets, ROWS[0])
     assert len(SlowStore.requests) == 2
     assert SlowStore.requests[0] == SlowStore.requests[1]
+    assert cast("Any", view.tokens.encoded_tokens).store.units.asked_again == 1
     released.set()
 
 

@@ -308,6 +308,11 @@ def test_a_server_that_does_not_know_head_or_sizes_is_enough(server: Server, tmp
     assert is_whole(fetch(found, tmp_path))
 
 
+def test_a_pattern_finds_the_files_to_which_a_page_leads(server: Server) -> None:
+    server.body = b"".join(b'<a href="/files/%s">x</a>' % name for name in (b"a.jsonl", b"b.jsonl/", b"c.txt"))
+    assert [found.name for found in resolve(server.url("*.jsonl"))] == ["a.jsonl"]
+
+
 HEAD = "200 OK\r\nConnection: close"
 GZIP = f"{HEAD}\r\nContent-Encoding: GZIP"
 
