@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flat_tokens import __version__
+from flat_tokens.arrays.layouts import to_json
 from flat_tokens.forgotten import DIRECTORY, STEP, WINDOW, Forgotten
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.formats.contract import EXPORT_RECORD
@@ -208,7 +208,7 @@ def certificate_of(pending: Pending, forgotten: Forgotten, facts: dict[str, Any]
 def write_certificate(root: Store, certificate: dict[str, Any]) -> None:
     """Write a certificate and its page, signed where a key is set. A second time, it replaces what was there."""
     key = certificate_key(certificate["id"])
-    data = (json.dumps(certificate, indent=2, ensure_ascii=False) + "\n").encode()
+    data = to_json(certificate)
     root.put(key.removesuffix(".json") + ".html", page(certificate, hashlib.sha256(data).hexdigest()).encode())
     root.put(key, data)
 

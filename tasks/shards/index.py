@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata, to_json
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
@@ -113,7 +112,7 @@ def write_index(root: Store, version: Name, shards: Sequence[TokenShard], beside
     """Write the index of a version that holds *shards*, and of the objects next to it."""
     facts: dict[str, Any] = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
     facts |= {"beside": [stored.described() for stored in beside]} if beside else {}
-    root.put(index_key(version), (json.dumps({"sha256": digest_of(facts), **facts}, ensure_ascii=False) + "\n").encode())
+    root.put(index_key(version), to_json({"sha256": digest_of(facts), **facts}, None))
 
 
 class Index(NamedTuple):

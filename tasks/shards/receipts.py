@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from flat_tokens.arrays.layouts import to_json
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, json_object, read_record
 from tasks.models import TokenShard, digest_of
@@ -50,7 +50,7 @@ def receipt_json(shard: TokenShard) -> bytes:
     facts = shard.model_dump(mode="json", exclude=unused)
     if shard.unfinished is not None and shard.unfinished.test is None:
         del facts["unfinished"]["test"]
-    return (json.dumps({"sha256": digest_of(facts), **facts}, indent=1, ensure_ascii=False) + "\n").encode()
+    return to_json({"sha256": digest_of(facts), **facts}, 1)
 
 
 def read_receipt(data: bytes) -> TokenShard:

@@ -300,7 +300,7 @@ def definition_of(merges: Merges, pattern: str, special_tokens: Sequence[str]) -
             "merges": [list(pair) for pair in merges.pairs],
         },
     }
-    return (json.dumps(definition, ensure_ascii=False, indent=1) + "\n").encode()
+    return to_json(definition, 1)
 
 
 TOKENIZER, TRAINING = "tokenizer.json", "training.json"
