@@ -97,6 +97,7 @@ def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_dat
         (["README.md", "data/train-0.parquet"], "**/*.parquet"),
         (["README.md", "train-0.parquet"], "*.parquet"),
         (["README.md", "a.jsonl.zst", "b.jsonl.zst"], "*.jsonl.zst"),
+        (["README.md", "a.jsonl", "b.jsonl.zst", "c.jsonl"], "*.jsonl"),
         (["README.md", "dataset_infos.json", "a.txt"], "*.txt"),
         (["dataset_infos.json", "data/a.csv", "notes.md"], "**/*.csv"),
         (["train.parquet", "train.tsv", "z.tsv"], "*.parquet"),
