@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import tasks.parts.stored
@@ -17,6 +18,7 @@ import tasks.shards.write
 import tasks.shards.writers
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.checker import check_split
+from flat_tokens.columns import Columns, Part
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
@@ -30,6 +32,7 @@ from tasks.rows import KEY, ROW
 from tasks.shards.receipts import load_shard, write_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice
+from tasks.shards.writers import ShardColumns
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.slices import slices_of
 
@@ -245,3 +248,13 @@ def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[S
         fetching_ahead([part], there, place, ()),
     ):
         pass
+
+
+def test_kept_columns_are_rewritten_if_a_later_row_is_of_another_kind(tmp_path: Path) -> None:
+    store, values = Store.at(tmp_path), [1, None, 0.5]
+    with ShardColumns(store) as columns:
+        for value, kind in zip(values, ("int64", "int64", "float64"), strict=True):
+            columns.append(pa.record_batch({"n": [value]}), {"n": kind})
+    assert [stored.key for stored in columns.objects] == [tasks.parts.stored.COLUMNS]
+    part = Part(tasks.parts.stored.COLUMNS, 0, 3)
+    assert Columns(store, {"n": "float64"}, (part,)).take(np.arange(3), ["n"]).column(0).to_pylist() == values
