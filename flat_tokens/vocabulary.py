@@ -374,7 +374,7 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
         raise ValueError(
             f"the tokenizer {name} is none of tokenizer.json, tekken.json, .tiktoken and .model. {_conversion(path.parent)}"
         )
-    if _is_repository(name):
+    if is_repository(name):
         data, file, revision = _hub_file(name, revision, pin)
         return _of_data(name, file, data, pattern, revision)
     tiktoken = check_encoding(name)
@@ -473,7 +473,7 @@ def definition_file(name: str, revision: str | None = None) -> tuple[bytes, str,
     """The file that defines a published tokenizer, how a configuration names the copy that is at ``{}``, and the ending by which
     builds know what it is. ValueError if it cannot be had, and for names of neither tiktoken's encodings nor the hub.
     """
-    if _is_repository(name):
+    if is_repository(name):
         data, file, _ = _hub_file(name, revision, pin=False)
         return data, "{}", Path(file).suffix
     definition = resolve(name, revision=revision)
@@ -586,7 +586,7 @@ def _sentence_pieces(name: str, data: bytes, revision: str | None) -> SentencePi
         raise ValueError(f"{name} is not a model of SentencePiece: {error}. {_conversion(Path(name).parent)}") from error
 
 
-def _is_repository(name: str) -> bool:
+def is_repository(name: str) -> bool:
     """Whether a name that is nothing on this machine is that of a hub repository."""
     path = Path(name)
     return name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts and not is_file_name(name)
@@ -627,7 +627,7 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
     if path.name in FILES or kind_of(path) == "directory":
         found = path / file if kind_of(path) == "directory" else path.with_name(file)
         return _read(found) if kind_of(found) == "file" else None
-    if path.suffix or not _is_repository(name):
+    if path.suffix or not is_repository(name):
         return None
     hub = extra("huggingface_hub", f"the tokenizer {name} of the hub")
     try:

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -25,7 +25,7 @@ from flat_tokens.stores.local import MAGIC, kind_of, pattern_base, real_path
 from flat_tokens.stores.retry import Tries, brief, retry, retry_after, status_of, teller
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import one_line
-from flat_tokens.vocabulary import check_encoding, is_file_name, nearest_file
+from flat_tokens.vocabulary import check_encoding, is_file_name, is_repository, resolve
 from tasks.config import BuildConfig, Source
 from tasks.download.directories import check_names, refuse_saved, refuse_tables
 from tasks.download.hub import check_requests, resolve_hub
@@ -420,7 +420,6 @@ def check_tokenizer(name: str) -> None:
     if name == "bytes" or kind_of(name) is not None:
         return
     if is_file_name(name):
-        raise FileNotFoundError(f"cannot read the tokenizer {name}: No such file or directory.{nearest_file(Path(name))}")
-    path = PurePath(name)
-    if name.count("/") != 1 or path.is_absolute() or ".." in path.parts:
+        resolve(name)  # it says what is there instead
+    elif not is_repository(name):
         check_encoding(name)
