@@ -757,6 +757,11 @@ class BuildConfig(Model):
         """Whether near-duplicates go to one split."""
         return self.documents.keeps_clusters and self.split.by == CLUSTER
 
+    @property
+    def waits_for_clusters(self) -> bool:
+        """Whether the splits of documents are known when their near-duplicates are."""
+        return self.documents.near_duplicates is not None and (self.splits_clusters or not self.documents.keeps_clusters)
+
     def keeping(self, version: str | None) -> BuildConfig:
         """With a version, by its URL, whose train split is kept; None: with none."""
         if version == self.split.keep:

@@ -88,7 +88,7 @@ def lack_of_room(root: Store, needed: int, free: int | None) -> str | None:
 def room_for(config: BuildConfig, root: Store, whole: Sums, recipe: Recipe, slices: Sequence[Slice]) -> tuple[float, int]:
     """Bytes of the dataset, and bytes that its build needs at the output."""
     dataset_bytes = whole.dataset_bytes + beside_items(layout_of(config, root), whole, config)
-    streamed = may_stream(root, config.documents, here=config.runner == "threads")
+    streamed = may_stream(root, config, here=config.runner == "threads")
     of_texts = recipe.facts_of_texts(slices[0]) if slices else {}
     beside = BESIDE_BYTES + 8 * sum(made.numbers for made in of_texts.values())
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside

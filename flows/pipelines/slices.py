@@ -48,7 +48,7 @@ def tokenize(
         if stored.unread:
             warn_of_room(config, workspace, text.slices, recipe, tokenizer)
         duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
-        sink = open_sink(assembler, target, text, stored.keys, recipe, runner, duplicates)
+        sink = open_sink(assembler, target, text, stored.keys, config, runner, duplicates)
         with fetched_ahead(stored.unread if runner.workers != "machines" else [], config.sources, workspace):
             shards = started_in_order(
                 runner,
@@ -58,7 +58,7 @@ def tokenize(
                 SHARD_WRITE.given(workspace, sink),  # staged -> stored under its key, the receipt last
             )
             parts = without_duplicates(duplicates, runner, place_shards(text, stored.keys, shards), output)
-            for part in with_near_duplicates(config, target, runner, parts, output):
+            for part in with_near_duplicates(config, target, runner, parts, output, assembler):
                 assembler.add(part)
     return stored
 
@@ -68,7 +68,7 @@ def open_sink(
     target: Target,
     text: Text,
     keys: Sequence[str],
-    recipe: Recipe,
+    config: BuildConfig,
     runner: Runner,
     duplicates: DuplicateFilter | None,
 ) -> Sink | None:
@@ -78,7 +78,7 @@ def open_sink(
         return None
     numbered = reversed([*enumerate(zip(keys, text.slices, strict=True))])  # the first of equal slices counts
     order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
-    streams = may_stream(target.root, recipe.documents, here=here)
+    streams = may_stream(target.root, config, here=here)
     return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads", duplicates=duplicates)
 
 
@@ -99,15 +99,23 @@ def without_duplicates(
 
 
 def with_near_duplicates(
-    config: BuildConfig, target: Target, runner: Runner, parts: Iterator[ShardPart], output: OpenOutput
+    config: BuildConfig,
+    target: Target,
+    runner: Runner,
+    parts: Iterator[ShardPart],
+    output: OpenOutput,
+    assembler: Assembler,
 ) -> Iterator[ShardPart]:
-    """The parts, with their near-duplicates, where the configuration says so: when all of them have arrived."""
+    """The parts, with their near-duplicates, where the configuration says so: when all of them have arrived. The assembler takes
+    their tokens before, unless these wait for clusters.
+    """
     if config.documents.near_duplicates is None:
         yield from parts
         return
     near = config.documents.near_duplicates
     signed = SignedDocuments(target, signature_of(near), near, together=config.splits_clusters)
-    waiting = list(in_turn(runner, parts, SIGNATURES.given(signed)))
+    placed = parts if config.waits_for_clusters else map(assembler.place, parts)
+    waiting = list(in_turn(runner, placed, SIGNATURES.given(signed)))
     meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
     yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))
     output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 from flat_tokens.columns import common, in_manifest
 from flat_tokens.stores.local import remove_empty
@@ -31,6 +31,7 @@ class Writing(Protocol):
 
 
 CountedPart = tuple[Part, SplitCounts]
+T = TypeVar("T", bound=Part)
 
 
 class Assembled(NamedTuple):
@@ -78,6 +79,7 @@ class Assembler:
         self._spans: list[Span] = []
         self._writing: list[Writing] = []
         self._parts: list[CountedPart] = []
+        self._counts: list[SplitCounts] = []  # of parts whose tokens have been taken
         self._writers: dict[Split, SpanWriter] = {}
         self._sink: VersionSink | None = None
 
@@ -106,14 +108,22 @@ class Assembler:
             self._sink.stop()
         return self._sink
 
-    def add(self, part: Part) -> None:
-        """The next part. Spans that end within it are handed out."""
+    def place(self, part: T) -> T:
+        """Take the tokens of the next part. It is added later, when nothing of its tokens has changed. Return the part."""
         if isinstance(part, ShardPart):
             self._types.check(part)
         counts = count_part(part, self._target)
-        self._parts.append((part, counts))
+        self._counts.append(counts)
         if self._sink is not None and isinstance(part, ShardPart):
             self._sink.add(part, {split: counts[split][1] for split in self._target.every_split})
+        return part
+
+    def add(self, part: Part) -> None:
+        """The next part. Spans that end within it are handed out."""
+        if len(self._counts) == len(self._parts):
+            self.place(part)
+        counts = self._counts[len(self._parts)]
+        self._parts.append((part, counts))
         for span in self._layout.add(part, counts):
             self._hand_out(span)
 

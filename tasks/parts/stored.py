@@ -38,7 +38,7 @@ from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import BLAKE3, NO_OBJECT, DigestKind, Store, StoredObject, content_digest
-from tasks.config import DocumentPolicy
+from tasks.config import BuildConfig
 from tasks.models import ALL_SPLITS, Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import DOCUMENTS, home_key, shard_key, unfinished_key
 from tasks.output.target import layout_of
@@ -234,14 +234,14 @@ TAILS = "tails"
 """Below a streamed shard: of each of its token arrays the tail in each split."""
 
 
-def may_stream(root: Store, documents: DocumentPolicy, *, here: bool) -> bool:
+def may_stream(root: Store, config: BuildConfig, *, here: bool) -> bool:
     """Whether tokens go straight into the version, so that slices have no shards of their own. Not where
 
     - other machines tokenize, rather than this one (*here*);
     - the output is remote: a killed build would lose what an object has before it is complete;
-    - near-duplicates are looked for: which documents stay is known when all have been read.
+    - near-duplicates are left out, or go to one split: where documents go is known when all have been read.
     """
-    return here and root.is_local and documents.near_duplicates is None
+    return here and root.is_local and not config.waits_for_clusters
 
 
 Tail = TokenArrays

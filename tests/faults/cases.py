@@ -237,8 +237,16 @@ def prepare_many_files(here: Path, command: Command) -> None:
 
 
 LOSS_MASKS = "build, streamed, loss masks"
+OF_ROWS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", duplicates dropped": {"documents": {"duplicates": "drop"}},
+    ", near-duplicates dropped": {"documents": {"near_duplicates": {"threshold": 0.8}}},
+    ", near-duplicates kept": {"documents": {"near_duplicates": {"action": "keep"}}},
+    ", kept columns": {"source": {"keep_columns": ["n"]}},
+    ", three splits": {"source": {"keep_columns": ["n"]}, "split": {"by": "n"}, "test_fraction": 0.3},
+    ", compact": {"layout": "compact"},
+}
 STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] = {
-    "build, streamed": (functools.partial(prepare_streamed, made=rows_of), small_objects),
     LOSS_MASKS: (
         functools.partial(
             prepare_streamed,
@@ -247,23 +255,10 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
         ),
         small_objects,
     ),
-    "build, streamed, duplicates dropped": (
-        functools.partial(prepare_streamed, made=rows_of, documents={"duplicates": "drop"}),
-        small_objects,
-    ),
-    "build, streamed, near-duplicates dropped": (
-        functools.partial(prepare_streamed, made=rows_of, documents={"near_duplicates": {"threshold": 0.8}}),
-        small_objects,
-    ),
-    "build, streamed, kept columns": (
-        functools.partial(prepare_streamed, made=rows_of, source={"keep_columns": ["n"]}),
-        small_objects,
-    ),
-    "build, streamed, three splits": (
-        functools.partial(prepare_streamed, made=rows_of, source={"keep_columns": ["n"]}, split={"by": "n"}, test_fraction=0.3),
-        small_objects,
-    ),
-    "build, streamed, compact": (functools.partial(prepare_streamed, made=rows_of, layout="compact"), small_objects),
+    **{
+        f"build, streamed{name}": (functools.partial(prepare_streamed, made=rows_of, **settings), small_objects)
+        for name, settings in OF_ROWS.items()
+    },
     "build, streamed, processes": (functools.partial(prepare_streamed, made=rows_of), small_objects_by_processes),
     "build, streamed, many small files": (prepare_many_files, small_objects),
 }

@@ -26,7 +26,6 @@ from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
-from tasks.config import DocumentPolicy, NearDuplicates
 from tasks.models import TokenShard
 from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import UNFINISHED, shard_key
@@ -59,6 +58,7 @@ from tests.tasks.assemble.test_spans import (
     store_shard,
     target_of,
 )
+from tests.tasks.test_config import config
 
 VERSION = "v"
 HALF = SplitRule(fraction=0.5, seed=1)
@@ -98,8 +98,7 @@ def opened(target: Target, shards: list[Shard] | None = None) -> Iterator[tuple[
     splits = [shard.all_in for shard in shards] if shards is not None else [None] * SLICES
     with Assembler(target) as assembler:
         assembler.write_with(lambda span: OnRequest(span, target, assembler))
-        streams = may_stream(target.root, DocumentPolicy(), here=True)
-        sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=streams)
+        sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=True)
         assert sink is not None
         yield assembler, sink
 
@@ -337,19 +336,23 @@ def test_a_slice_waits_for_the_one_that_its_thread_had_before(place: Workspace) 
         adding.join()
 
 
+KEPT = {"near_duplicates": {"action": "keep"}}
+
+
 @pytest.mark.parametrize(
     ("changed", "streams"),
     [
         ({}, True),
         ({"here": False}, False),
         ({"root": Store.at("memory://there")}, False),
-        ({"documents": DocumentPolicy(duplicates="drop")}, True),
-        ({"documents": DocumentPolicy(near_duplicates=NearDuplicates())}, False),
+        ({"config": config(documents={"duplicates": "drop"})}, True),
+        ({"config": config(documents={"near_duplicates": {}})}, False),
+        ({"config": config(documents=KEPT)}, True),
+        ({"config": config(documents=KEPT, split={"by": "cluster"})}, False),
     ],
-    ids=["plain", "other machines", "remote", "duplicates", "near-duplicates"],
 )
 def test_where_tokens_go_straight_into_the_version(place: Workspace, changed: dict[str, Any], streams: bool) -> None:
-    usual = {"root": place.root, "documents": DocumentPolicy(), "here": True}
+    usual = {"root": place.root, "config": config(), "here": True}
     assert may_stream(**{**usual, **changed}) == streams
 
 
