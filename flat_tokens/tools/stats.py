@@ -251,10 +251,13 @@ def histogram(lengths: Counts) -> list[dict[str, int]]:
     at = np.searchsorted(edges, lengths.values, side="right") - 1
     sequences = np.bincount(at, lengths.counts, len(edges) - 1).astype(np.int64)
     tokens = np.bincount(at, lengths.counts * lengths.values, len(edges) - 1).astype(np.int64)
-    return [
-        {"from": int(low), "to": int(high) - 1, "seq_count": int(s), "token_count": int(t)}
-        for low, high, s, t in zip(edges[:-1], edges[1:], sequences, tokens, strict=True)
-    ]
+    return _by_range(edges, seq_count=sequences, token_count=tokens)
+
+
+def _by_range(edges: Int64s, **counts: Int64s) -> list[JsonObject]:
+    """Counts of each range of whole numbers between two edges."""
+    columns = {"from": edges[:-1], "to": edges[1:] - 1, **counts}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(values.tolist() for values in columns.values()), strict=True)]
 
 
 def _top(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[JsonObject]:
@@ -293,10 +296,7 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject
         "unused": len(unused),
         "outside": int((~np.isin(ids.values, np.flatnonzero(is_token))).sum()),
         "unused_examples": [{"id": i, "text": _piece(vocabulary, i)} for i in examples.tolist()],
-        "by_id": [
-            {"from": int(low), "to": int(high) - 1, "size": int(n), "used": int(u)}
-            for low, high, n, u in zip(edges[:-1], edges[1:], size, used, strict=True)
-        ],
+        "by_id": _by_range(edges, size=size, used=used),
     }
 
 
