@@ -29,7 +29,6 @@ def test_the_worked_example_byte_for_byte() -> None:
         "03000000 04000000 07000000 08000000 0a000000 0d000000 0e000000 10000000"
     )
     assert batch.seq_starts.tobytes() == bytes.fromhex("0000000000000000 0200000000000000 0500000000000000 0800000000000000")
-    assert batch.max_token_id == 8
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,6 @@ def test_flat_tokens_are_encoded_in_place() -> None:
 def test_arrays_of_any_integer_type_are_sequences(dtype: type) -> None:
     batch = TokenBatch.from_sequences([np.array([1, 127], dtype), [2**31 - 1], np.array([], dtype)])
     assert batch.encoded_tokens.tolist() == [3, 254, 2**32 - 1]
-    assert batch.seq_starts.tolist() == [0, 2, 3, 3]
 
 
 @given(ragged)
