@@ -165,18 +165,17 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: 
 
 def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    for arguments, begins in ((["refresh", str(config), "--quiet"], "published "), (["versions", str(config)], "version ")):
-        done = subprocess.run(
-            [sys.executable, "-m", "flows", *arguments],
-            cwd=ROOT,
-            env={**clean, "PREFECT_HOME": "/nonexistent"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(begins)
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", "refresh", str(config), "--quiet"],
+        cwd=ROOT,
+        env={**clean, "PREFECT_HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("published ")
 
 
 def test_a_datasets_own_record_is_read_with_consent_or_below_roots(
