@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.manifest import check, dataset_of, digest_below
+from flat_tokens.manifest import check, check_format, dataset_of, digest_below
 from flat_tokens.options import at_least, true_or_false
 from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.loader import View, checked_seed
@@ -108,9 +108,7 @@ class Ledger:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.path}: there is no ledger. Begin one with Ledger.create") from error
         try:
-            version = content.get("format_version")
-            if content.get("format") != FORMAT or isinstance(version, bool) or version != FORMAT_VERSION:
-                raise ValueError(f"format {content.get('format')!r}, version {version!r}")
+            check_format(content, FORMAT, FORMAT_VERSION)
             named = (name.rstrip("?") for name in SHAPE)
             self._content = {name: content[name] for name in named if name in content}
             check(self._content, SHAPE, "it")

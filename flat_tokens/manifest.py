@@ -143,12 +143,18 @@ def read_manifest(store: Store) -> JsonObject:
     return _parse(read_record(store, MANIFEST), store.path(MANIFEST))
 
 
+def check_format(record: JsonFacts, name: str, version: int) -> None:
+    """ValueError for a record of another format, or another version of it."""
+    found, its = (record.get(fact) for fact in ("format", "format_version"))
+    if found != name or isinstance(its, bool) or its != version:
+        raise ValueError(f"format {found!r}, version {its!r}")
+
+
 @functools.lru_cache(2)  # a refresh reads two manifests again and again: with many files, each takes a while to parse
 def _parse(data: bytes, path: str) -> JsonObject:
     try:
         manifest = json_object(data, path)
-        if manifest.get("format") != "flat-tokens" or manifest.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"format {manifest.get('format')!r}, version {manifest.get('format_version')!r}")
+        check_format(manifest, "flat-tokens", FORMAT_VERSION)
         check(manifest, SHAPE, "it")
         if manifest["layout"] not in LAYOUTS:
             raise ValueError(f"layout {reprlib.repr(manifest['layout'])}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from flat_tokens.annotations import Int32s, JsonFacts
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.manifest import check, splits_of
+from flat_tokens.manifest import check, check_format, splits_of
 from flat_tokens.stores.store import Store, read_json
 
 BYTES_RECORD = "token_bytes.json"
@@ -48,8 +48,7 @@ def read_token_bytes(store: Store, manifest: JsonFacts) -> TokenBytes:
     """
     found = read_json(store, BYTES_RECORD)
     try:
-        if found.get("format") != FORMAT or found.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"format {found.get('format')!r}, version {found.get('format_version')!r}")
+        check_format(found, FORMAT, FORMAT_VERSION)
         check(found, SHAPE, "it")
         lengths = np.array(found["token_bytes"] or [0])
         if type(found.get("exact")) is not bool or lengths.dtype != np.int64 or lengths.ndim != 1:

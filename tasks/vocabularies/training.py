@@ -33,7 +33,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.extras import extra
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
-from flat_tokens.manifest import check
+from flat_tokens.manifest import check, check_format
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.phases import ORDER
@@ -390,8 +390,7 @@ def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
             "known to be in the order of learning"
         ) from error
     try:
-        if record.get("format") != FORMAT or record.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"format {record.get('format')!r}, version {record.get('format_version')!r}")
+        check_format(record, FORMAT, FORMAT_VERSION)
         check(record, SHAPE, "it")
         if (made := record["tokenizer"])["sha256"] != hashlib.sha256(data).hexdigest():
             raise ValueError(f"{TOKENIZER} has another digest")
