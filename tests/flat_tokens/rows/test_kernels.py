@@ -33,8 +33,8 @@ def test_ends_are_read_from_long_datasets_in_many_places(tmp_path: Path) -> None
     """More documents than one sample of the index has, empty ones in a row, and a document of many rows."""
     lengths = np.random.default_rng(1).integers(0, 4, 5000).tolist() + [0] * 300 + [3000] + [0] * 200 + [2] * 400
     documents = documents_of(lengths)
-    plain = written(tmp_path / "plain", documents).packed(128, bos=BOS, eos=EOS)
-    expected = written(tmp_path / "stored", [[BOS, *document, EOS] for document in documents]).packed(128)
+    plain = written(tmp_path / "plain", documents).packed(128, bos=0, eos=EOS)
+    expected = written(tmp_path / "stored", [[0, *document, EOS] for document in documents]).packed(128)
     rows = np.random.default_rng(2).permutation(len(expected))
     assert np.array_equal(plain.batch(rows).encoded, expected.batch(rows).encoded)
 
