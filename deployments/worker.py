@@ -11,13 +11,13 @@ if __name__ == "__main__":
 
 from prefect.cli import app
 
-from flows.__main__ import ARROW_MEMORY, C_MEMORY, NO_MORE_THREADS, TUNABLES
+from flows.__main__ import ARROW_MEMORY, C_MEMORY, TUNABLES, numpy_settings
 from flows.watch.outages import TOLD_ELSEWHERE, outages
 from tasks.locations import unbound
 
 if __name__ == "__main__":
     if sys.platform == "linux":  # for its runs
-        for name, value in {TUNABLES: C_MEMORY, **ARROW_MEMORY, **NO_MORE_THREADS}.items():
+        for name, value in {TUNABLES: C_MEMORY, **ARROW_MEMORY, **numpy_settings()}.items():
             os.environ.setdefault(name, value)
     if TOLD_ELSEWHERE not in os.environ and (warning := unbound()):  # make serve says it of its workers
         print(warning, file=sys.stderr, flush=True)

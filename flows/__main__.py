@@ -18,12 +18,10 @@ ARROW_MEMORY = {
 """Arrow's memory in one arena for all threads, in large pages: what one thread gives back another one takes. Its usual allocator
 holds three times what is in use.
 """
-NO_MORE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's linear algebra starts a thread for every core when it is imported, which takes some 80 ms of the processors. A build's
-own threads keep them all busy.
-"""
 NEW_OBJECTS = 100_000
 """Python looks for cycles after every 700 objects that stay, and importing makes hundreds of thousands: a tenth of its time."""
+ABOUT_ONE = 4096
+"""Characters that Linux writes about one processor, at most."""
 BUILDING = ("build", "refresh", "retokenize")
 
 
@@ -46,12 +44,25 @@ def begin_with_large_pages() -> None:
     """
     if sys.platform != "linux":
         return
-    for name, value in {**ARROW_MEMORY, **NO_MORE_THREADS}.items():
+    for name, value in {**ARROW_MEMORY, **numpy_settings()}.items():
         os.environ.setdefault(name, value)
     if TUNABLES not in os.environ:
         os.environ[TUNABLES] = C_MEMORY
         with suppress(OSError):  # it goes on as it is
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def numpy_settings(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
+    """The environment of numpy on this machine, by the file in which Linux describes its processors.
+
+    Its linear algebra starts a thread for every core when it is imported, which takes some 80 ms of the processors, and a build's
+    own threads keep them all busy. On AMD's Zen 4 it sorts five times as fast without AVX-512, which has slow stores there.
+    """
+    processor = ""
+    with suppress(OSError), open(cpuinfo, encoding="utf-8") as file:
+        processor = file.read(ABOUT_ONE)
+    is_zen_4 = "AuthenticAMD" in processor and "family\t: 25" in processor and "avx512" in processor
+    return {"OPENBLAS_NUM_THREADS": "1", **({"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"} if is_zen_4 else {})}
 
 
 def end_at_once() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import flat_tokens
 import flows.commands.main
-from flows.__main__ import run
+from flows.__main__ import numpy_settings, run
 from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
@@ -123,6 +123,7 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "argv", ["flows", "build", "/nonexistent.yaml"])
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")  # or other tests' processes have it
     for tunables, threads in ((None, "3"), ("glibc.malloc.hugetlb=0", "1")):
         monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
         monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
@@ -138,6 +139,11 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit):
         run()
     assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
+
+
+def test_numpy_sorts_without_avx_512_where_that_is_slow(tmp_path: Path) -> None:
+    (tmp_path / "zen 4").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t\t: avx512f\n")
+    assert len(numpy_settings(f"{tmp_path}/zen 4")) > len(numpy_settings("/nonexistent"))
 
 
 def test_settings_on_the_command_line_win(config: Path, tmp_path: Path, terminal: Terminal) -> None:

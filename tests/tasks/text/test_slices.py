@@ -256,7 +256,6 @@ def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> N
         (b"anything", "a", "text", "text"),
         (b"[not json]", "a.txt", "auto", "text"),
         (b"PARENTS", "a.txt", "auto", "text"),
-        (b"PARENT,CHILD", "a.csv", "auto", "csv"),
     ],
 )
 def test_formats_are_told_by_content_then_setting_then_name(head: bytes, name: str, wanted: Any, expected: FileFormat) -> None:
