@@ -237,7 +237,7 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     if (twice := compression_of(head)) is not None:
         raise ValueError(f"{name} is compressed twice: its unpacked bytes are {twice} again. Unpack it once before.")
     claimed = named_format(name) if wanted == "auto" else wanted
-    is_text = claimed in (None, "text", "csv") and _is_text(head)
+    is_text = head.startswith((ENCRYPTED, *MAGICS)) and claimed in (None, "text", "csv") and _is_text(head)
     begins = b"" if is_text else head  # a text may begin with PARENTS
     if begins.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
