@@ -154,8 +154,8 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
         near = Counter[int]()
         if keeps_clusters(former):
             renamed, near = renamed_clusters(table_of(root, of.version), forgotten)
-            target = target.model_copy(update={"clusters": "clusters.npy"})
-            np.save(Path(workspace.staging) / target.clusters, renamed)
+            target = target.model_copy(update={"clusters": "clusters"})
+            renamed.tofile(Path(workspace.staging) / target.clusters)
         parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
         written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])

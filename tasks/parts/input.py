@@ -31,7 +31,7 @@ from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store
-from tasks.output.target import Selection, Target
+from tasks.output.target import RENAMED, Selection, Target
 from tasks.parts.documents import Documents, Read, Reads, Runs, read_fact, stored_arrays
 from tasks.parts.part import COMPARED, BucketPart, InputPart
 from tasks.parts.stored import open_facts
@@ -259,7 +259,7 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
 
 @functools.lru_cache(len(ALL_SPLITS))
 def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
-    renamed = np.load(path)
+    renamed = np.fromfile(path, RENAMED)  # np.load parses a header, which fails in two threads at once under Python 3.11
     return cast("npt.NDArray[np.void]", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
