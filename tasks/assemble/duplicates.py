@@ -25,6 +25,7 @@ import pyarrow as pa
 from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.reader import ahead
+from flat_tokens.stores.local import named_errors
 from tasks.config import NearDuplicates
 from tasks.output.target import Target
 from tasks.parts.opening import open_part, with_repeats
@@ -319,7 +320,7 @@ class SignedDocuments:
     def append(self, signatures: UInt64s, keys: UInt64s) -> None:
         """Append documents: uint64[n, NUMBERS] and uint64[n]."""
         for name, some in (("signatures", signatures), ("keys", keys)):
-            with open(self._path(name), "ab") as file:
+            with named_errors(path := self._path(name)), open(path, "ab") as file:
                 file.write(np.ascontiguousarray(some).data)
         self.count += len(signatures)
 
