@@ -61,7 +61,7 @@ def numpy_settings(cpuinfo: str = "/proc/cpuinfo") -> dict[str, str]:
     processor = ""
     with suppress(OSError), open(cpuinfo, encoding="utf-8") as file:
         processor = file.read(ABOUT_ONE)
-    is_zen_4 = "AuthenticAMD" in processor and "family\t: 25" in processor and "avx512" in processor
+    is_zen_4 = all(words in processor for words in ("AuthenticAMD", "family\t: 25", "avx512"))
     return {"OPENBLAS_NUM_THREADS": "1", **({"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR"} if is_zen_4 else {})}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -430,7 +431,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
     encode, colon = msgspec.json.Encoder().encode, b": "
     with contextlib.suppress(UnicodeDecodeError):
         if _are_texts(values, messages := values.flatten()):
-            return _texts_as_json(values.value_lengths(), messages, encode)
+            return _texts_as_json(values, messages, encode)
 
     def message(one: dict[str, Any] | None) -> bytes:
         """As ``json_bytes``, in half of the time where the values are text."""
@@ -440,7 +441,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
         return b"{" + b", ".join([encode(k) + colon + (encode(v) if type(v) is str else json_bytes(v)) for k, v in some]) + b"}"
 
     found = [one if one is None else b"[" + b", ".join(map(message, one)) + b"]" for one in _as_objects(values)]
-    return pa.array(found, pa.large_binary())
+    return kept.texts_as_arrow(found, pa.large_binary())
 
 
 def _are_texts(values: pa.Array, messages: pa.StructArray) -> bool:
@@ -448,24 +449,24 @@ def _are_texts(values: pa.Array, messages: pa.StructArray) -> bool:
     kinds, columns = messages.type, messages.flatten()
     return (
         0 < len(kinds) == len({field.name for field in kinds})
-        and all(pa.types.is_string(column.type) or pa.types.is_large_string(column.type) for column in columns)
+        and all(column.type in (pa.string(), pa.large_string()) for column in columns)
         and not any(some.null_count for some in (values, messages, *columns))
     )
 
 
-def _texts_as_json(counts: pa.Array, messages: pa.StructArray, encode: Callable[[str], bytes]) -> pa.Array:
-    """The same for messages whose values are texts, *counts* of them in each list: no Python object a message."""
-
-    def text(given: bytes) -> pa.Scalar:
-        return pa.scalar(given, pa.large_binary())
-
-    parts, join = list[Any](), pa.compute.binary_join_element_wise
+def _texts_as_json(values: pa.Array, messages: pa.StructArray, encode: Callable[[str], bytes]) -> pa.Array:
+    """The same where all values of the *messages* of lists are texts: one Python string a value, and none of what
+    is made of them.
+    """
+    texts, join = functools.partial(kept.texts_as_arrow, kind=pa.large_binary()), pa.compute.binary_join_element_wise
+    parts = list[Any]()
     for field, column in zip(messages.type, messages.flatten(), strict=True):
-        parts.append(text((b", " if parts else b"{") + encode(field.name) + b": "))
-        parts.append(pa.array(list(map(encode, column.to_pylist())), pa.large_binary()))
-    offsets = pa.array(np.append(0, np.cumsum(counts)))
-    lists = pa.LargeListArray.from_arrays(offsets, join(*parts, text(b"}"), text(b"")))
-    return join(text(b"["), pa.compute.binary_join(lists, text(b", ")), text(b"]"), text(b""))
+        parts.append(texts([(b", " if parts else b"{") + encode(field.name) + b": "])[0])
+        parts.append(texts(list(map(encode, column.to_pylist()))))
+    opening, between, closing, behind, nothing = texts([b"[", b", ", b"]", b"}", b""])
+    starts = values.offsets.cast(pa.int64())
+    lists = pa.LargeListArray.from_arrays(pa.compute.subtract(starts, starts[0]), join(*parts, behind, nothing))
+    return join(opening, pa.compute.binary_join(lists, between), closing, nothing)
 
 
 def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
