@@ -49,6 +49,7 @@ PERMITTED = {
     "deployments/serve.py:secret_in": OPERATOR,
     "deployments/supervised.py:orphans": SYSTEM,
     "flat_tokens/columns.py:_opened": HERE,
+    "flat_tokens/rows/packing_index.py:load": HERE,
     "flat_tokens/vocabulary.py:_file": "a file of an installed package, of a digest that is known",
     "flat_tokens/formats/parquet.py:_footer": HERE,
     "flat_tokens/formats/parquet.py:_opened": HERE,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import heapq
-import io
 import logging
 import posixpath
 from bisect import bisect_right
@@ -490,7 +489,7 @@ def _too_long(name: str, document: int, size: int, length: int) -> str:
 
 
 class IndexFile(NamedTuple):
-    """The file of an index: one ``.npy`` of int64 that begins with ``key``, a digest of all that the index depends on."""
+    """The file of an index: int64 alone, little-endian, that begin with ``key``, a digest of all that the index depends on."""
 
     directory: str
     name: str
@@ -506,16 +505,17 @@ class IndexFile(NamedTuple):
         depends_on = {"version": INDEX_VERSION, "seq_starts": _identity(tokens), **plan._asdict()}
         depends_on |= {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
         key = json_digest(depends_on)
-        return cls(store.root, f"{plan.fit}-{plan.length}-{key[:32]}.npy", bytes.fromhex(key))
+        return cls(store.root, f"{plan.fit}-{plan.length}-{key[:32]}.packs", bytes.fromhex(key))
 
     def load(self) -> list[Int64s] | None:
         """The index's arrays, mapped; None if the file is missing, cut short, or of another index."""
         try:
-            stored = np.asarray(np.lib.format.open_memmap(posixpath.join(self.directory, self.name), mode="r"))
-        except (OSError, ValueError, OverflowError):
+            # No header: two threads that parse one at once fail under Python 3.11.
+            stored = np.asarray(np.memmap(posixpath.join(self.directory, self.name), "<i8", "r"))
+        except (OSError, ValueError):
             return None
         key = np.frombuffer(self.key, "<i8")
-        if stored.dtype != np.dtype("<i8") or stored.ndim != 1 or not np.array_equal(stored[: len(key)], key):
+        if not np.array_equal(stored[: len(key)], key):
             return None
         # key, crc32c of all that follows, number of arrays, their lengths, the arrays one after another
         checksum, rest = stored[len(key) : len(key) + 1], stored[len(key) + 1 :]
@@ -531,11 +531,7 @@ class IndexFile(NamedTuple):
         for part in parts:
             checksum = google_crc32c.extend(checksum, np.ascontiguousarray(part))
         parts = [np.frombuffer(self.key, "<i8"), np.array([checksum]), *parts]
-        header = io.BytesIO()
-        shape = (sum(map(len, parts)),)
-        np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": shape})
         with Store.at(self.directory).create(self.name) as writer:
-            writer.write(header.getvalue())
             for part in parts:
                 writer.write(np.ascontiguousarray(part, "<i8"))
 

@@ -50,7 +50,7 @@ from tasks.output.target import Selection, Target
 from tasks.parts.part import BucketPart, InputPart, Part
 from tasks.progress import meter
 
-LISTED = "listed.npy"
+LISTED = "listed"
 HASH_DIGITS = 64 // RADIX_BITS
 
 

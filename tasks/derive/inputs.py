@@ -253,7 +253,7 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart
                         source=source,
                         source_stops=tuple(stops),
                         wanted=through,
-                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}.npy",
+                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}",
                     )
                 )
             file += stops[-1]
@@ -272,7 +272,7 @@ def make_keys(part: InputPart, target: Target) -> InputPart:
     if part.made_keys is not None:
         path = Path(target.workspace.staging) / part.made_keys
         path.parent.mkdir(exist_ok=True)
-        np.save(path, np.concatenate([*token_keys(counted()), np.empty(0, np.uint64)]))
+        np.concatenate([*token_keys(counted()), np.empty(0, np.uint64)]).tofile(path)
     return part
 
 
@@ -328,7 +328,7 @@ class Listed(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Save the keys for the tasks, and next to them a file that notes which ones were found: a byte for each."""
-        np.save(path, self.keys)
+        self.keys.tofile(path)
         path.with_suffix(".found").write_bytes(bytes(len(self.keys)))
 
     def count_unfound(self, path: Path) -> int:

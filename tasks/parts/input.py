@@ -210,7 +210,8 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
     elif name == ROW:
         found = np.arange(start, stop, dtype=np.uint64)
     else:
-        found = np.load(Path(target.workspace.staging) / part.made_keys, mmap_mode="r")[start - part.start : stop - part.start]
+        path, at = Path(target.workspace.staging) / part.made_keys, start - part.start
+        found = np.fromfile(path, np.uint64, stop - start, offset=8 * at)
     if name != FILE:
         return found
     if len(found) and (largest := int(found.max())) >= part.source_stops[-1]:
@@ -259,7 +260,7 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
 
 @functools.lru_cache(len(ALL_SPLITS))
 def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
-    renamed = np.fromfile(path, RENAMED)  # np.load parses a header, which fails in two threads at once under Python 3.11
+    renamed = np.fromfile(path, RENAMED)  # without a header: two threads that parse one at once fail under Python 3.11
     return cast("npt.NDArray[np.void]", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
@@ -314,9 +315,9 @@ def sources_of(part: InputPart, documents: Documents) -> Int64s:
 
 def _listed(keys: UInt64s, path: Path) -> Bools:
     """Whether each key is in a saved list. Those that were found are noted next to the list."""
-    listed = np.load(path, mmap_mode="r")
-    if not len(listed):
+    if not path.stat().st_size:  # an empty file is not mapped
         return np.zeros(len(keys), bool)
+    listed = np.memmap(path, np.uint64, "r")
     at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
     found = cast("Bools", listed[at] == keys)
     # Threads write the same byte: that it was found.

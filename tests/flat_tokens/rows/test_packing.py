@@ -546,7 +546,7 @@ def test_a_kept_index_is_mapped_and_not_made_again(tmp_path: Path, options: dict
         assert packs_of(pickle.loads(pickle.dumps(view))) == expected
     assert len(made_indexes) == 2
     (file,) = (tmp_path / "kept").iterdir()  # nothing half-written is left
-    assert np.load(file, mmap_mode="r").dtype == np.int64
+    assert file.read_bytes()[:32].hex().startswith(file.stem.rpartition("-")[2])  # the digest that its name begins
 
 
 def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path: Path) -> None:
@@ -606,14 +606,9 @@ def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, options: dict[s
     other = write(tmp_path / "other", LENGTHS[::-1]).packed_documents(6, cache=tmp_path / "other kept", **options)
     assert len(other)
     (foreign,) = (tmp_path / "other kept").iterdir()
-    objects = tmp_path / "objects.npy"
-    np.save(objects, np.array([object()], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "zeros.npy", np.zeros(len(whole) // 8, np.int64))
-    np.save(tmp_path / "floats.npy", np.zeros((2, 30)))
-    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(100, len(whole), 7)]
-    cut = [whole[:size] for size in (0, 5, 64, 100, 128, 160, 168, len(whole) - 8, len(whole) - 1)]
-    others = [path.read_bytes() for path in (foreign, objects, tmp_path / "zeros.npy", tmp_path / "floats.npy")]
-    for content in [*flipped, *cut, *others, b"PK\3\4" + whole]:
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 7)]
+    cut = [whole[:size] for size in (0, 5, 32, 40, 48, 64, len(whole) - 8, len(whole) - 1)]
+    for content in [*flipped, *cut, foreign.read_bytes(), bytes(len(whole)), whole + bytes(8), b"PK\3\4" + whole]:
         file.write_bytes(content)
         made_indexes.clear()
         view = tokens.packed_documents(6, cache=tmp_path / "kept", **options)
