@@ -52,9 +52,10 @@ def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
         opened = stack.enter_context(library_path(file.path) if file.is_local else file.open())
         if file.content is not None:
             opened = pa.BufferReader(file.content)
-        settings = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
         state, known = FOOTERS.find(file)
-        parquet = stack.enter_context(pa.parquet.ParquetFile(opened, metadata=known, **settings))
+        parquet = stack.enter_context(
+            pa.parquet.ParquetFile(opened, metadata=known, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+        )
         if known is None:
             FOOTERS.keep(file, state, parquet.metadata)
         yield parquet
@@ -77,15 +78,13 @@ def _batches(
         if batches is None:
             batches = parquet.iter_batches(length, groups, names, use_threads=False)
         parquet.reader.set_batch_size(length)
-        batch = next(batches, None)
-        if batch is None:
-            break
-        low, high = max(first - at, 0), min(last - at, len(batch))
-        at += len(batch)
-        if low < high:
-            yield chosen(batch.slice(low, high - low), names)
-        if at >= last:
-            return
+        end = min(at + length, last)
+        # A batch ends where another dictionary begins, in a file whose columns have them by their type.
+        while at < end and (batch := next(batches, None)) is not None:
+            low, high = max(first - at, 0), min(last - at, len(batch))
+            at += len(batch)
+            if low < high:
+                yield chosen(batch.slice(low, high - low), names)
     if at < last:
         raise OSError(f"it ends after {at} of {last} rows")
 
@@ -249,8 +248,7 @@ def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
 
 def columns(file: TextFile) -> list[str]:
     with _opened(file) as parquet:
-        names: list[str] = parquet.schema_arrow.names
-    return names
+        return list(parquet.schema_arrow.names)
 
 
 PARQUET = SourceFormat(
