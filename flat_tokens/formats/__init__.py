@@ -128,12 +128,12 @@ def recognised(files: Files) -> list[str]:
 
 
 def _recognise(files: Files) -> str:
+    if any(key.startswith(f"{CACHE}/") for key in files.keys):  # kept columns of its token shards are Parquet
+        raise ValueError(f"{files.store.url}: is an output at which nothing is published. Run its build to the end.")
     found = recognised(files)
     if len(found) == 1:
         return found[0]
     names = ", ".join(found or FORMATS)
-    if not found and any(key.startswith(f"{CACHE}/") for key in files.keys):
-        raise ValueError(f"{files.store.url}: is an output at which nothing is published. Run its build to the end.")
     raise ValueError(
         f"{files.url}: is in several formats ({names}). Name one of its files, or the format."
         if found

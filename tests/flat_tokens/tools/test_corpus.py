@@ -103,8 +103,8 @@ def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> Non
         ):
             open_corpus(path)
     shutil.rmtree(unpublished / "versions")
-    (unpublished / "_cache/files").mkdir(parents=True)
-    (unpublished / "_cache/files/a.table").write_bytes(b"record of files")
+    (unpublished / "_cache").mkdir()
+    (unpublished / "_cache/columns.parquet").write_bytes(b"PAR1PAR1")  # kept columns of a shard
     with pytest.raises(ValueError, match=f"^{unpublished}: is an output at which nothing is published"):
         open_corpus(unpublished)
 
