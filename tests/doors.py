@@ -77,7 +77,6 @@ PERMITTED = {
     "flat_tokens/tools/diff.py:_read_side": OWN,
     "flat_tokens/tools/export.py:holding": LOCK,
     "flat_tokens/tools/export.py:_note_locally": LOCK,
-    "flat_tokens/tools/import_.py:import_dataset": "the dataset that was written now, by flat_tokens.open",
     "flat_tokens/tools/sources.py:_unpacked": "TextFile's own open, which is a door",
     "flows/__main__.py:numpy_settings": SYSTEM,
     "flows/commands/build.py:read_config": OPERATOR,

@@ -18,9 +18,9 @@ import numpy as np
 from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
-from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
 from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen

@@ -16,15 +16,15 @@ import numpy as np
 from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
+from flat_tokens.manifest import TokenBytes, read_token_bytes
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import recorded_of, values_of
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import NO_OBJECT
-from flat_tokens.token_bytes import TokenBytes, read_token_bytes
-from flat_tokens.tools import arguments, markup, terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.diff import compare_documents
-from flat_tokens.tools.queries import query
+from flat_tokens.tools.documents import query
 
 SUMMARY = "compare tokenizers by versions of the same documents: bytes per token, byte tokens, unused ids"
 EXAMPLES = """\
@@ -57,17 +57,17 @@ paths=VERSION...  an output or a version: two or more of the same documents
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS)
+def add_commands(commands: Any) -> None:
+    cli.add_command(commands, "compare", run, SUMMARY, EXAMPLES, ARGUMENTS)
 
 
 def run(options: argparse.Namespace) -> int:
     found = compare([open_corpus(path) for path in options.paths], options.split, options.by)
     told = lines(found)
     if options.html is not None:
-        told = iter([arguments.write_file(options.html, page(found))])
+        told = iter([cli.write_file(options.html, page(found))])
     terminal.show(options, found, told)
-    return arguments.SAME
+    return cli.SAME
 
 
 def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> JsonObject:
@@ -309,7 +309,7 @@ def page(found: JsonFacts) -> str:
         ]
         for kind, groups in found["by"].items()
     }
-    return markup.page(
+    return terminal.page(
         "compare.html",
         found=found,
         names=names,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
-from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
+from flat_tokens.tools.documents import CHANGES, NAMES, REPEATED, connection, query
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
-from flat_tokens.tools.queries import CHANGES, NAMES, REPEATED, connection, query
 from flat_tokens.tools.sources import document_of
 
 SUMMARY = "say what changed between two datasets or versions"
@@ -45,16 +45,16 @@ FILE_CHANGES = {"files_added": "+", "files_removed": "-", "files_changed": "~", 
 
 
 ARGUMENTS = f"""
-a=A  {arguments.ANY_DATASET}
-b=B  {arguments.ANY_DATASET}
+a=A  {cli.ANY_DATASET}
+b=B  {cli.ANY_DATASET}
 --totals  compare sources, settings and totals alone, not each document
 --limit N  show N documents of each kind (default: 5)
 --format --option
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS)
+def add_commands(commands: Any) -> None:
+    cli.add_command(commands, "diff", run, SUMMARY, EXAMPLES, ARGUMENTS)
 
 
 def run(options: Namespace) -> int:
@@ -69,7 +69,7 @@ def run(options: Namespace) -> int:
         changed = found["documents"] is not None and not found["documents"]["same"]
         found["same"] = not (found["settings"] or found["sources"] or found["totals"] or changed)
     terminal.show(options, found, lines(found))
-    return arguments.SAME if found["same"] else arguments.DIFFERENT
+    return cli.SAME if found["same"] else cli.DIFFERENT
 
 
 def open_side(path: str, options: Namespace) -> Corpus:
@@ -79,7 +79,7 @@ def open_side(path: str, options: Namespace) -> Corpus:
             corpus = open_corpus(path)
             if corpus.format == FLAT_TOKENS:
                 return corpus
-    return arguments.corpus_of(options, path)
+    return cli.corpus_of(options, path)
 
 
 def differences(a: JsonFacts, b: JsonFacts) -> list[JsonObject]:

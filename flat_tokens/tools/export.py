@@ -1,4 +1,5 @@
 """``flat-tokens export``: a dataset in a neighbour's format, file by file. It continues where an earlier run was stopped.
+``flat-tokens import``: a dataset from files of such a format, on one machine.
 
 The directory ``.export`` within an export holds its state: the dataset, format and options (``plan.json``); a receipt for
 each part, with the size and sha256 of its files; what it was made of (``origin.json``, ``documents``); and, written last, a
@@ -7,6 +8,7 @@ record of all files (``export.json``). A part whose files match its receipt is n
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -22,11 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flat_tokens.annotations import JsonFacts, JsonObject, UInt32s
-from flat_tokens.arrays.layouts import to_json
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, to_json
+from flat_tokens.batch import TokenBatch
 from flat_tokens.checker import Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
-from flat_tokens.formats import FORMATS, ExportFile, Splits, check_format, source
-from flat_tokens.formats.contract import EXPORT_RECORD
+from flat_tokens.formats import FORMATS, STREAMS, ExportFile, Splits, check_format, source
+from flat_tokens.formats.contract import EXPORT_RECORD, Files, Readable
 from flat_tokens.manifest import (
     EVERY_SPLIT,
     EXPORTS,
@@ -43,7 +46,8 @@ from flat_tokens.manifest import (
     splits_at,
 )
 from flat_tokens.options import at_least, one_of
-from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.reader import Dataset, FlatTokens, ahead, resolve
+from flat_tokens.reader import open as open_dataset
 from flat_tokens.stores.local import (
     directory_below,
     kind_of,
@@ -54,13 +58,13 @@ from flat_tokens.stores.local import (
     remove,
 )
 from flat_tokens.stores.store import PathOrUrl, Store, StoredObject, read_json
-from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.arguments import READING_ONLY, add_option_flags, given_options
-from flat_tokens.tools.corpus import BESIDE, ORIGIN, options_of
+from flat_tokens.tools import cli, terminal
+from flat_tokens.tools.corpus import BESIDE, ORIGIN, open_corpus, options_of
+from flat_tokens.writer import write_dataset
 
 SUMMARY = "write a dataset in another format"
 EXAMPLES = f"""\
-{arguments.format_list()}
+{cli.format_list()}
 
 examples:
   flat-tokens export out/web --to megatron corpus/web
@@ -422,26 +426,28 @@ OUT  an empty directory, or one where this export was begun
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS)
-    add_target(parser)
+def add_commands(commands: Any) -> None:
+    add_target(cli.add_command(commands, "export", run, SUMMARY, EXAMPLES, ARGUMENTS))
+    about = "make a dataset of files in another format"
+    import_ = cli.add_command(commands, "import", run_import, about, EXAMPLES_OF_IMPORT, ARGUMENTS_OF_IMPORT, format=FORMATS)
+    cli.add_option_flags(import_, except_for=cli.WRITING_ONLY)
 
 
 def add_target(parser: ArgumentParser) -> None:
     """Add the arguments that define an export."""
     formats = f"--to FORMAT!  one of {', '.join(FORMATS)}"
-    arguments.add_listed(parser, f"{formats}\n--split {{{','.join(EVERY_SPLIT)}}}  this split alone", to=FORMATS)
-    add_option_flags(parser, except_for=READING_ONLY)
+    cli.add_listed(parser, f"{formats}\n--split {{{','.join(EVERY_SPLIT)}}}  this split alone", to=FORMATS)
+    cli.add_option_flags(parser, except_for=cli.READING_ONLY)
 
 
 def run(options: Namespace) -> int:
     splits = None if options.split is None else (options.split,)
     with terminal.progress("examine", options.quiet) as watch:
-        request = export_of(options.path, options.to, given_options(options), splits, watch)
+        request = export_of(options.path, options.to, cli.given_options(options), splits, watch)
     with terminal.progress("export", options.quiet) as watch:
         done = write(request, options.out, watch=watch)
     terminal.show(options, described(done), lines(done))
-    return arguments.SAME
+    return cli.SAME
 
 
 def described(done: Exported) -> JsonObject:
@@ -463,3 +469,88 @@ def lines(done: Exported) -> Iterator[str]:
         yield "  there are no sequences, so there is nothing for a reader of this format"
     if done.reused:
         yield f"  {done.reused:,} of {terminal.plural(done.parts, 'part')} had been written before"
+
+
+EXAMPLES_OF_IMPORT = f"""\
+{cli.format_list()}
+
+examples:
+  flat-tokens import corpus/train.pbin out/web
+  flat-tokens import fineweb/ out/web --format build-nanogpt --end-of-text 50256
+
+A token that closes documents is removed where --end-of-text names it. python -m flows import does the same on several
+machines, gives every document a key, and publishes a version.
+"""
+ARGUMENTS_OF_IMPORT = f"""
+PATH  a file, a directory, or the prefix that several files share; or a URL
+OUT  where the dataset is written; there must be nothing yet
+--format FORMAT  where the content does not tell it
+--layout {{{",".join(LAYOUTS)}}}  how the dataset is stored (default: mmap)
+"""
+
+
+def import_dataset(
+    path_or_url: PathOrUrl,
+    out: PathOrUrl,
+    format: str | None = None,
+    options: JsonFacts | None = None,
+    *,
+    layout: LayoutName = "mmap",
+) -> Dataset:
+    """Write the dataset at a path, of any format, as a flat-tokens dataset.
+
+    FileExistsError if something is at *out* already; ValueError, naming the file, if a file is damaged, and for an option or a
+    layout that there is not.
+    """
+    one_of("layout", layout, LAYOUTS)
+    corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what the caller says alone decides what is stored
+    store = Store.at(out)
+    if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):
+        raise FileExistsError(
+            f"{store.url}: exists, and is not a dataset. If an import was stopped there, remove it and try again."
+        )
+    files = Files.at(path_or_url)
+    provenance = {
+        "name": posixpath.basename(files.url.rstrip("/")),
+        "imported": {
+            "format": corpus.format,
+            "options": dict(options or {}),
+            "files": [{"name": key, "size": files.store.size(key)} for key in files.keys],
+        },
+    }
+    named = {name: corpus.splits.get(name) for name in EVERY_SPLIT}
+    if all(split is None for split in named.values()):  # an array by itself
+        named["train"] = corpus.split(None)[1]
+    test = None if named["test"] is None else _batches(named["test"])
+    write_dataset(out, _batches(named["train"]), _batches(named["validation"]), test=test, layout=layout, provenance=provenance)
+    return open_dataset(out)
+
+
+def lost_bounds(format: str, options: JsonFacts) -> str | None:
+    """A warning if an import with these options cannot tell documents apart."""
+    if format not in STREAMS or options.get("end_of_text") is not None:
+        return None
+    return (
+        f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone. "
+        "Name it: --end-of-text 50256 for gpt2, 128000 for Llama 3"
+    )
+
+
+def _batches(split: Readable | None) -> Iterator[TokenBatch]:
+    return iter(()) if split is None else ahead(split.batches())
+
+
+def run_import(options: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    dataset = import_dataset(options.path, options.out, options.format, cli.given_options(options), layout=options.layout)
+    splits = dataset.splits
+    if hint := lost_bounds(dataset.manifest["provenance"]["imported"]["format"], cli.given_options(options)):
+        cli.warn(hint)
+    counts = {name: {"token_count": split.token_count, "seq_count": split.seq_count} for name, split in splits.items()}
+    seconds = time.monotonic() - begun
+    lines = [f"imported to {dataset.path}, {seconds:.1f} s"]
+    for name, split in splits.items():
+        sequences = terminal.plural(split.seq_count, "sequence")
+        lines.append(f"  {name:10}  {terminal.plural(split.token_count, 'token')} in {sequences}")
+    terminal.show(options, {"path": dataset.path, "splits": counts, "seconds": round(seconds, 3)}, lines)
+    return cli.SAME

@@ -6,10 +6,10 @@ import codecs
 import itertools
 import posixpath
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.reader import FlatTokens, datasets_below
 from flat_tokens.stores.store import Store
-from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows
-from flat_tokens.tools.evaluation import SetReport, set_reports
 from flat_tokens.tools.sources import document_of
 from flat_tokens.vocabulary import Vocabulary
 
@@ -43,7 +42,7 @@ OF_A_FORMAT = ("summary", "keeps", "loses")
 
 
 ARGUMENTS = f"""
-PATH  {arguments.ANY_DATASET}
+PATH  {cli.ANY_DATASET}
 | --sequence N  show sequence N of the split; -1 is the last
 | --find TEXT  find sequences whose text holds TEXT, upper and lower case distinguished
 | --find-ids IDS  find sequences that hold these token ids in a row: 1,2,3
@@ -54,8 +53,8 @@ PATH  {arguments.ANY_DATASET}
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS, sequence=int, find_ids=token_ids)
+def add_commands(commands: Any) -> None:
+    cli.add_command(commands, "inspect", run, SUMMARY, EXAMPLES, ARGUMENTS, sequence=int, find_ids=token_ids)
 
 
 def run(options: Namespace) -> int:
@@ -64,7 +63,7 @@ def run(options: Namespace) -> int:
     if whole and any(one != root for one in datasets_below(root)):
         return show_below(root, list(corpora_below(root)), options)
     try:
-        corpus = arguments.corpus_of(options)
+        corpus = cli.corpus_of(options)
     except (OSError, ValueError):
         below = list(corpora_below(root)) if whole else []
         if any(one.corpus for one in below):
@@ -79,7 +78,7 @@ def run(options: Namespace) -> int:
         corpus.split(options.split)
         description["splits"] = {options.split: description["splits"][options.split]}
     terminal.show(options, description, description_lines(description, terminal.wants_color(options.color)))
-    return arguments.SAME
+    return cli.SAME
 
 
 def show_below(root: Store, below: list[Below], options: Namespace) -> int:
@@ -100,7 +99,7 @@ def show_below(root: Store, below: list[Below], options: Namespace) -> int:
     heading = f"{root.url}: no dataset itself, {terminal.plural(len(found), 'dataset')} below"
     lines = [heading, "", *terminal.table(rows, "<<<<>>"), *(f"  not read: {one['problem']}" for one in problems)]
     terminal.show(options, {"path": root.url, "datasets": found, "not_read": problems}, lines)
-    return arguments.SAME
+    return cli.SAME
 
 
 def version_of(corpus: Corpus) -> str | None:
@@ -305,26 +304,26 @@ def show_sequence(corpus: Corpus, options: Namespace) -> int:
     name, split = corpus.split(options.split)
     ids = split.sequence(options.sequence)
     i = options.sequence % split.seq_count
-    vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
+    vocabulary = None if options.ids else cli.vocabulary_for(corpus, options)
     document = document_of(corpus, name, i)
     if options.json:
         text = {} if vocabulary is None else {"text": vocabulary.decode(ids)[0].decode("utf-8", "replace")}
         facts = {"split": name, "sequence": i, "token_count": len(ids), "document": document}
         terminal.show(options, {**facts, **text, "ids": ids.tolist()}, ())
-        return arguments.SAME
+        return cli.SAME
     where = f", {document['file']} row {document['row']}, key {document['key']}" if document else ""
     heading = f"{name} sequence {i} of {split.seq_count:,}: {terminal.plural(len(ids), 'token')}{where}"
     print(terminal.line(heading), file=sys.stderr)
     if vocabulary is None:
         if not options.ids:
-            arguments.warn("no tokenizer is known: ids are shown. Name one with --tokenizer.")
+            cli.warn("no tokenizer is known: ids are shown. Name one with --tokenizer.")
         print(*ids.tolist())
     else:
         color = terminal.wants_color(options.color)
         sys.stdout.writelines(terminal.colored_tokens(_token_bytes(vocabulary, ids)) if color else _text(vocabulary, ids))
         if color or sys.stdout.isatty():
             print()
-    return arguments.SAME
+    return cli.SAME
 
 
 def _token_bytes(vocabulary: Vocabulary, ids: UInt32s) -> Iterator[bytes]:
@@ -351,7 +350,7 @@ class Match(NamedTuple):
 
 
 def show_matches(corpus: Corpus, options: Namespace) -> int:
-    vocabulary = None if options.ids else arguments.vocabulary_for(corpus, options)
+    vocabulary = None if options.ids else cli.vocabulary_for(corpus, options)
     find: Callable[[Readable], Iterator[Match]] = partial(find_ids, needle=options.find_ids, vocabulary=vocabulary)
     if options.find is not None:
         if not options.find:
@@ -375,10 +374,10 @@ def show_matches(corpus: Corpus, options: Namespace) -> int:
     if options.json:
         terminal.show(options, {"matches": found, "more": more}, ())
     elif not found:
-        arguments.warn("nothing was found")
+        cli.warn("nothing was found")
     elif more:
-        arguments.warn(f"there are more than {options.limit}: --limit 0 shows all")
-    return arguments.SAME if found else arguments.DIFFERENT
+        cli.warn(f"there are more than {options.limit}: --limit 0 shows all")
+    return cli.SAME if found else cli.DIFFERENT
 
 
 def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterator[Match]:
@@ -454,3 +453,55 @@ def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[UInt32s
         yield ids, np.append(starts, len(ids)), sequences, skipped
         place = len(ids) - int(starts[-1]) + (skipped if len(starts) == 1 else 0)
         carried = ids[max(int(starts[-1]), len(ids) - overlap) :] if overlap else ids[:0]
+
+
+def names_of_sets(steps: Sequence[JsonFacts]) -> list[str]:
+    """The evaluation sets of *steps*, as manifests have these: names such as ``decontaminate.gsm8k``."""
+    return [f"{step['name']}.{one['name']}" for step in steps for one in _against(step)]
+
+
+class SetReport(NamedTuple):
+    """An evaluation set in the totals of a dataset. ``questions``: of the set, None where that is not recorded; ``too_short``: of
+    these, with too few words to be looked for. ``documents``: that have some of it, ``share``: of all that were read.
+    ``examples``: some of these documents.
+    """
+
+    step: str
+    name: str
+    questions: int | None
+    too_short: int
+    documents: int
+    share: float
+    examples: Sequence[JsonFacts]
+
+    @property
+    def sentence(self) -> str:
+        """Such as ``gsm8k: in 12 documents, 0.03%, of 1,319 questions (7 too short)``."""
+        short = f" ({self.too_short:,} too short)" if self.too_short else ""
+        of = "" if self.questions is None else f", of {terminal.plural(self.questions, 'question')}{short}"
+        return f"{self.name}: in {terminal.plural(self.documents, 'document')}, {self.share:.2%}{of}"
+
+    def lines(self) -> Iterator[str]:
+        """Each example in a sentence."""
+        for one in self.examples:
+            yield f"{one.get('file')}, row {one.get('row')}: question {one.get('question')}"
+
+
+def set_reports(steps: Sequence[JsonFacts], documents: JsonFacts) -> list[SetReport]:
+    """Reports of all evaluation sets, of the *steps* and the totals of *documents* of a manifest."""
+    facts = {f"{step['name']}.{one['name']}": one for step in steps for one in _against(step)}
+    reports = []
+    for name, count in (documents.get("matches") or {}).items():
+        step, _, of = name.partition(".")
+        one = facts.get(name, {})
+        questions, too_short = one.get("questions"), one.get("too_short", 0)
+        share = count / max(documents.get("read", 0), 1)
+        examples = (documents.get("examples") or {}).get(name, ())
+        reports.append(SetReport(step, of, questions, too_short, count, share, examples))
+    return reports
+
+
+def _against(step: JsonFacts) -> Sequence[JsonFacts]:
+    """The evaluation sets of a step that a build has read."""
+    against = (step.get("options") or {}).get("against") if step.get("use") == "decontaminate" else None
+    return [one for one in against or () if isinstance(one, Mapping) and "digest" in one]

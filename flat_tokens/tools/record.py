@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flat_tokens.annotations import JsonFacts, JsonObject
-from flat_tokens.ledger import Ledger
 from flat_tokens.record.account import TokenSizes, record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
 from flat_tokens.record.forms import filled_forms
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.stores.store import Store, json_object
-from flat_tokens.tools import arguments, markup, terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import open_corpus, vocabulary_of
-from flat_tokens.tools.evaluation import set_reports
+from flat_tokens.tools.inspect import set_reports
 
 SUMMARY = "record what a run has seen before a step, or what a version holds: counts, Croissant, forms of the law"
 EXAMPLES = """\
@@ -55,8 +55,8 @@ path=RUN.json|DATASET  the ledger of a run, or a dataset or output
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS, digest=steps)
+def add_commands(commands: Any) -> None:
+    cli.add_command(commands, "record", run, SUMMARY, EXAMPLES, ARGUMENTS, digest=steps)
 
 
 def steps(text: str) -> list[int]:
@@ -64,8 +64,8 @@ def steps(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, colon, stop = part.partition(":")
-        begin = arguments.at_least(0)(first)
-        found += range(begin, arguments.at_least(begin)(stop)) if colon else [begin]
+        begin = cli.at_least(0)(first)
+        found += range(begin, cli.at_least(begin)(stop)) if colon else [begin]
     return found
 
 
@@ -85,14 +85,14 @@ def run(options: Namespace) -> int:
     record["forms"] = filled_forms(record, answers.get("forms"))
     written = []
     if options.html is not None:
-        written.append(arguments.write_file(options.html, page(record)))
+        written.append(cli.write_file(options.html, page(record)))
     if options.croissant is not None:
         document = croissant(record, answers.get("croissant"))
-        written.append(arguments.write_file(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
+        written.append(cli.write_file(options.croissant, json.dumps(document, indent=2, ensure_ascii=False) + "\n"))
         if unknown := missing(document):
-            arguments.warn(f"{options.croissant}: has no {', '.join(unknown)}: name them with --answers")
+            cli.warn(f"{options.croissant}: has no {', '.join(unknown)}: name them with --answers")
     terminal.show(options, record, written or lines(record))
-    return arguments.SAME if record["documents"] or record["sources"] else arguments.DIFFERENT
+    return cli.SAME if record["documents"] or record["sources"] else cli.DIFFERENT
 
 
 def _step(ledger: Ledger, step: int | None) -> int:
@@ -109,7 +109,7 @@ def _sizes(options: Namespace) -> TokenSizes:
 
     def sizes(dataset: Store) -> Any:
         corpus = open_corpus(dataset.url)
-        vocabulary = vocabulary_of(corpus, options.tokenizer, options.pattern, arguments.warn, options.trust_records)
+        vocabulary = vocabulary_of(corpus, options.tokenizer, options.pattern, cli.warn, options.trust_records)
         if vocabulary is None:
             raise ValueError(f"{dataset.url}: names no tokenizer, which --bytes needs. Name it with --tokenizer.")
         return vocabulary.lengths
@@ -179,7 +179,7 @@ def page(record: JsonFacts) -> str:
     sources = record["sources"]
     names = [[source["name"], source["split"] or ""] for source in sources]
     epochs = [[[terminal.span(one["first"], one["last"])] for one in source["by_epoch"]] for source in sources]
-    return markup.page(
+    return terminal.page(
         "record.html",
         record=record,
         sources=_counted(["source", "split"], names, sources, OF_A_SOURCE),
@@ -195,7 +195,7 @@ def _counted(
 ) -> tuple[list[str], list[list[str]]]:
     """A table of those of the counts *names* that one of the rows has. *firsts*: the first cells of each row."""
     shown = [name for name in names if any(one.get(name) is not None for one in counts)]
-    rows = [[*first, *(markup.number(one.get(name)) for name in shown)] for first, one in zip(firsts, counts, strict=True)]
+    rows = [[*first, *(terminal.number(one.get(name)) for name in shown)] for first, one in zip(firsts, counts, strict=True)]
     return [*head, *(name.replace("_", " ") for name in shown)], rows
 
 

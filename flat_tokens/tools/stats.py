@@ -10,14 +10,14 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from flat_tokens.annotations import Int64s, Integers, IntPair, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
-from flat_tokens.tools import arguments, near_duplicates, report, terminal
+from flat_tokens.tools import cli, report, terminal
 from flat_tokens.tools.corpus import Corpus, CorpusSource, windows
 from flat_tokens.tools.inspect import describe, heading
 from flat_tokens.tools.sources import Locator
@@ -48,7 +48,7 @@ RANKS_SHOWN = 160
 
 
 ARGUMENTS = f"""
-PATH  {arguments.ANY_DATASET}
+PATH  {cli.ANY_DATASET}
 --split NAME  count this split alone
 --top N  show the N most frequent tokens (default: 25)
 --html FILE  write a report with plots: one HTML file that needs no other
@@ -56,21 +56,21 @@ PATH  {arguments.ANY_DATASET}
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_listed(parser, ARGUMENTS)
+def add_commands(commands: Any) -> None:
+    cli.add_command(commands, "stats", run, SUMMARY, EXAMPLES, ARGUMENTS)
 
 
 def run(options: argparse.Namespace) -> int:
-    corpus = arguments.corpus_of(options)
-    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
+    corpus = cli.corpus_of(options)
+    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
     summary = summarise(corpus, {name: count(corpus, name) for name in corpus.chosen(options.split)}, vocabulary, options.top)
-    if (near := near_duplicates.near_duplicates(corpus, Locator(corpus, options.source, options.trust_records))) is not None:
+    if (near := report.near_duplicates(corpus, Locator(corpus, options.source, options.trust_records))) is not None:
         summary["near_duplicates"] = near
-    told = lines(summary) if options.html is None else [arguments.write_file(options.html, report.page(summary))]
+    told = lines(summary) if options.html is None else [cli.write_file(options.html, report.page(summary))]
     if problem is not None:
-        arguments.warn(f"tokens are shown by their ids: {problem}")
+        cli.warn(f"tokens are shown by their ids: {problem}")
     terminal.show(options, summary, told)
-    return arguments.SAME
+    return cli.SAME
 
 
 class Counts(NamedTuple):
@@ -326,7 +326,7 @@ def lines(summary: JsonFacts) -> Iterator[str]:
     if total["sources"]:
         yield from ["", "tokens by source", *_source_lines(total)]
     if near := summary.get("near_duplicates"):
-        yield from ["", *near_duplicates.lines(near)]
+        yield from ["", *report.near_lines(near)]
     vocabulary = list(report.vocabulary_facts(summary))
     if total["vocabulary_use"] and (unused := total["vocabulary_use"]["unused_examples"]):
         shown = [one["text"] or str(one["id"]) for one in unused]

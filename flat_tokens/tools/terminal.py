@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from flat_tokens.extras import extra
 
 if TYPE_CHECKING:
     import argparse
@@ -243,3 +246,36 @@ def plain(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type's name where it has none."""
     return line(" ".join(plain(str(error)).split())) or type(error).__name__
+
+
+def number(count: float | None) -> str:
+    """A count, of floats with two digits after the point; nothing for one that is not known."""
+    return "" if count is None else f"{count:,.2f}" if isinstance(count, float) else f"{count:,}"
+
+
+FILTERS = {
+    "digits": "{:,}".format,
+    "point": "{:.1f}".format,
+    "number": number,
+    "percent": percent,
+    "plural": plural,
+    "short": short,
+    "size": size,
+    "span": span,
+    "value_text": value_text,
+}
+
+
+@functools.cache
+def _environment() -> Any:
+    jinja2 = extra("jinja2", "a page")
+    loader = jinja2.PackageLoader("flat_tokens.tools")
+    strict = jinja2.StrictUndefined
+    made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=strict)
+    made.filters |= FILTERS
+    return made
+
+
+def page(template: str, **values: Any) -> str:
+    """A whole page. Equal values give equal bytes."""
+    return visible(_environment().get_template(template).render(values))

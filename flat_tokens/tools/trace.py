@@ -1,27 +1,32 @@
-"""``flat-tokens trace``: the documents that a token, a sequence or a training step comes from."""
+"""``flat-tokens trace``: the documents that a token, a sequence or a training step comes from. ``flat-tokens seen``: the steps of
+a run that had a document.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from itertools import islice
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from flat_tokens.annotations import JsonFacts, JsonObject, UInt32s
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt32s
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
-from flat_tokens.ledger import Ledger
 from flat_tokens.reader import FlatTokens
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.documents import key_of
 from flat_tokens.rows.loader import ShuffledLoader
+from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.packing import PackedDocumentsView
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.rows.virtual import ends_of
 from flat_tokens.rows.where import parse
-from flat_tokens.tools import arguments, terminal
-from flat_tokens.tools.corpus import Corpus, open_corpus, sequence_of
+from flat_tokens.tools import cli, terminal
+from flat_tokens.tools.corpus import Corpus, DocumentRecords, open_corpus, sequence_of
 from flat_tokens.tools.documents import table_of
 from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, kept_of, places_of, texts_of
 from flat_tokens.vocabulary import Vocabulary
@@ -46,7 +51,7 @@ ViewName = Literal["packed", "documents", "blocks"]
 
 
 ARGUMENTS = f"""
-PATH  {arguments.ANY_DATASET}; with --step also a run's ledger
+PATH  {cli.ANY_DATASET}; with --step also a run's ledger
 |! --token K  token K of the split, counted through all of its sequences
 |! --sequence N  sequence N of the split; -1 is the last
 |! --document KEY  the document with this key, 16 hexadecimal digits; of one that is in no split, why it is not
@@ -70,11 +75,13 @@ OF_THE_RUN = f"""
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    number, one = arguments.at_least(0), arguments.at_least(1)
-    arguments.add_listed(parser, ARGUMENTS, token=int, sequence=int, step=number)
-    of_the_run = parser.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
-    arguments.add_listed(of_the_run, OF_THE_RUN, batch_size=one, length=one, row=number, reference_order=reference_order)
+def add_commands(commands: Any) -> None:
+    number, one = cli.at_least(0), cli.at_least(1)
+    trace = cli.add_command(commands, "trace", run, SUMMARY, EXAMPLES, ARGUMENTS, token=int, sequence=int, step=number)
+    of_the_run = trace.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
+    cli.add_listed(of_the_run, OF_THE_RUN, batch_size=one, length=one, row=number, reference_order=reference_order)
+    about = "tell which documents a run has seen, how often, at which steps, in which rows of the batch"
+    cli.add_command(commands, "seen", run_seen, about, EXAMPLES_OF_SEEN, ARGUMENTS_OF_SEEN, document=document_id)
 
 
 def reference_order(text: str) -> ReferenceOrder:
@@ -87,9 +94,9 @@ def reference_order(text: str) -> ReferenceOrder:
 def run(options: argparse.Namespace) -> int:
     if options.path.endswith(".json"):
         return run_ledger(options)
-    corpus = arguments.corpus_of(options)
+    corpus = cli.corpus_of(options)
     name, split = corpus.split(options.split)
-    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
+    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
     color = terminal.wants_color(options.color)
     locator = Locator(corpus, options.source, options.trust_records)
     if options.document is not None:
@@ -97,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         if not isinstance(found, tuple):
             facts = [[name, str(value)] for name, value in found.items() if value is not None]
             terminal.show(options, found, ["not in the dataset: it was left out", *terminal.table(facts, "<<")])
-            return arguments.SAME
+            return cli.SAME
         (name, options.sequence), split = found, corpus.splits[found[0]]
     if options.step is not None:
         traced: JsonObject = trace_step(corpus, name, split, options, locator, vocabulary)
@@ -108,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
             traced["notes"].append(problem)
         shown = lines(traced, 1200 if options.characters is None else options.characters, color)
     terminal.show(options, traced, shown)
-    return arguments.SAME
+    return cli.SAME
 
 
 def run_ledger(options: argparse.Namespace) -> int:
@@ -125,14 +132,14 @@ def run_ledger(options: argparse.Namespace) -> int:
             raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
         chosen = [row for row in _chosen(options, len(source)) if source[row] == k]
         corpus = open_corpus(where[0])
-        vocabulary, _ = arguments.vocabulary_if_any(corpus, options)
+        vocabulary, _ = cli.vocabulary_if_any(corpus, options)
         locator = Locator(corpus, options.source, options.trust_records)
         found = traced_rows(corpus, where[1], view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
         rows += [{"source": name, **row} for row in found]
     traced = {"path": ledger.path, "step": options.step, "rows": sorted(rows, key=lambda row: int(row["row"]))}
     color = terminal.wants_color(options.color)
     terminal.show(options, traced, step_lines(traced, 160 if options.characters is None else options.characters, color))
-    return arguments.SAME
+    return cli.SAME
 
 
 def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
@@ -352,3 +359,108 @@ def _cut(text: str, characters: int, color: bool) -> str:
     if not characters or len(text) <= characters:
         return text
     return text[:characters] + terminal.styled(f" ... {len(text) - characters:,} more", terminal.DIM, color)
+
+
+EXAMPLES_OF_SEEN = """\
+examples:
+  flat-tokens seen run.json --before 5000                 samples and epochs of each source, and its documents
+  flat-tokens seen run.json --source web --before 5000    those of one source
+  flat-tokens seen run.json --document 17 --before 5000   sequence 17, in each source that has so many
+  flat-tokens seen run.json --document 9f1c0a3b5d7e2468   the document with this key, in a run that has an end
+
+No batch is read: the steps are computed. Rows of batches are counted over all hosts. Status 1: nothing was seen.
+"""
+KEY = re.compile("[0-9a-f]{16}")
+DOCUMENTS_AT_A_TIME = 1 << 14
+VISITS_SHOWN = 8
+ARGUMENTS_OF_SEEN = """
+path=RUN.json  the ledger of a run
+--document ID  this document: the number of its sequence in the split, or its key, 16 hexadecimal digits
+--source NAME  of this source alone
+--before N  in the steps before step N (default: to the end of the run, if there is one)
+--limit N  show N documents of a source at most; 0: all (default: 20; --json: always all)
+--at --trust-records
+"""
+
+
+def document_id(text: str) -> str | int:
+    return text if KEY.fullmatch(text) else cli.at_least(0)(text)
+
+
+def run_seen(options: argparse.Namespace) -> int:
+    ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
+    if options.source not in (None, *ledger.names):
+        raise ValueError(f"{ledger.path}: there is no source {options.source!r}; there are {', '.join(ledger.names)}")
+    mixture = ledger.mixture()
+    try:
+        last = len(mixture)
+    except TypeError:
+        if options.before is None:
+            raise ValueError(f"{ledger.path}: the run has no end. Say --before STEP") from None
+        last = options.before
+    before = last if options.before is None else min(options.before, last)
+    names = ledger.names if options.source is None else [options.source]
+    drawn = dict(zip(ledger.names, mixture.drawn(before).tolist(), strict=True))
+    most = None if options.json or not options.limit else options.limit
+    sources = []
+    for name in names:
+        rows = len(mixture.views[mixture.names.index(name)])
+        source: JsonObject = {"name": name, "samples": drawn[name], "rows": rows, "epochs": drawn[name] / rows}
+        found = list(islice(seen(ledger, mixture, name, options.document, before), most))
+        sources.append(source | {"documents": found, "is_cut": len(found) == most and options.document is None})
+    terminal.show(options, {"ledger": ledger.path, "before": before, "sources": sources}, seen_lines(sources, before))
+    is_any = any(source["documents"] for source in sources)
+    return cli.SAME if is_any else cli.DIFFERENT
+
+
+def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None, before: int) -> Iterator[JsonObject]:
+    """The documents of a source that the run has seen, for JSON: each one's visits."""
+    view = mixture.views[mixture.names.index(name)]
+    if not isinstance(view, SplitView):
+        raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
+    records = _records(ledger, name)
+    for documents in _asked(records, view.tokens.seq_count, document):
+        found = mixture.seen(documents, before=before, source=name)
+        bounds = np.flatnonzero(np.diff(found.asked, prepend=-1, append=-1))
+        numbers = found.asked[bounds[:-1]]
+        keys = (
+            [f"{key:016x}" for key in records.key.take(numbers).tolist()] if records and len(numbers) else [None] * len(numbers)
+        )
+        for number, key, first, stop in zip(numbers.tolist(), keys, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            fields = {field: getattr(found, field)[first:stop].tolist() for field in ("step", "batch_row", "epoch", "row")}
+            visits = [dict(zip(fields, visit, strict=True)) for visit in zip(*fields.values(), strict=True)]
+            yield {"document": number, "key": key, "visits": visits}
+
+
+def _records(ledger: Ledger, name: str) -> DocumentRecords | None:
+    path, split = ledger.dataset(name) or ("", "")
+    return open_corpus(path).documents(split)
+
+
+def _asked(records: DocumentRecords | None, count: int, document: str | int | None) -> Iterator[Int64s]:
+    """Numbers of the documents to look for, some at a time."""
+    if isinstance(document, int):
+        yield np.arange(document, min(document + 1, count))
+        return
+    key = None if document is None else np.uint64(int(document, 16))
+    for first in range(0, count, DOCUMENTS_AT_A_TIME):
+        stop = min(first + DOCUMENTS_AT_A_TIME, count)
+        if key is None:
+            yield np.arange(first, stop)
+        elif records is not None and (there := np.flatnonzero(records.key.read(first, stop) == key)).size:
+            yield there + first
+
+
+def seen_lines(sources: Sequence[JsonFacts], before: int) -> Iterator[str]:
+    """The counts of what was seen, for people."""
+    for source in sources:
+        of = f"{source['epochs']:,.2f} epochs of {terminal.plural(source['rows'], 'row')}"
+        yield f"{source['name']}: {terminal.plural(source['samples'], 'sample')} before step {before:,}, {of}"
+        for document in source["documents"]:
+            visits = document["visits"]
+            shown = ", ".join(f"step {visit['step']:,} row {visit['batch_row']:,}" for visit in visits[:VISITS_SHOWN])
+            more = f", {len(visits) - VISITS_SHOWN:,} more" if len(visits) > VISITS_SHOWN else ""
+            key = f", key {document['key']}" if document["key"] else ""
+            yield f"  document {document['document']:,}{key}, {terminal.plural(len(visits), 'time')}: {shown}{more}"
+        if source["is_cut"]:
+            yield "  ... more with --limit N, all with --limit 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import posixpath
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -26,15 +26,14 @@ from flat_tokens.checker import (
 from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
-from flat_tokens.manifest import MANIFEST, POINTER, RECEIPT, latest_of
+from flat_tokens.manifest import BYTES_RECORD, MANIFEST, POINTER, RECEIPT, latest_of
 from flat_tokens.reader import FlatTokens, resolve
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, read_json, stored_object
 from flat_tokens.text.rows import prompt_and_completion
-from flat_tokens.token_bytes import BYTES_RECORD
-from flat_tokens.tools import arguments, terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.remains import check_forgotten
 from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, kept_of, places_of, texts_of
@@ -70,7 +69,7 @@ class SampledPart(NamedTuple):
 
 
 ARGUMENTS = f"""
-PATH  {arguments.ANY_DATASET}
+PATH  {cli.ANY_DATASET}
 | --quick  existence and sizes of all objects, metadata (the default)
 | --full  every object's digest and every sentence of the format, token by token
 | --sample N/M  quick, and of part N of M the digests, the tokens, and documents tokenized again; 1/M to M/M are everything once
@@ -83,9 +82,9 @@ PATH  {arguments.ANY_DATASET}
 """
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    at_least = arguments.at_least
-    arguments.add_listed(parser, ARGUMENTS, sample=sample, number=at_least(1), documents=at_least(0))
+def add_commands(commands: Any) -> None:
+    kinds = {"sample": sample, "number": cli.at_least(1), "documents": cli.at_least(0)}
+    cli.add_command(commands, "verify", run, SUMMARY, EXAMPLES, ARGUMENTS, **kinds)
 
 
 def sample(text: str) -> SampledPart:
@@ -119,7 +118,7 @@ def run(options: Namespace) -> int:
     found: JsonObject = {"path": options.path, "level": level}
     documents: JsonObject = {}
     if not faults:
-        corpus = arguments.corpus_of(options)
+        corpus = cli.corpus_of(options)
         splits = corpus.splits.values()
         tokens, sequences = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
         found |= {"path": corpus.url, "kind": corpus.kind, "token_count": tokens, "seq_count": sequences}
@@ -129,7 +128,7 @@ def run(options: Namespace) -> int:
             documents = {"documents": {"same": same, "different": len(faults), "not_reachable": dict(not_reachable)}}
     found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS, **documents}
     terminal.show(options, found, lines(found))
-    return arguments.DIFFERENT if faults else arguments.SAME
+    return cli.DIFFERENT if faults else cli.SAME
 
 
 def _run_forgotten(options: Namespace) -> int:
@@ -145,7 +144,7 @@ def _run_forgotten(options: Namespace) -> int:
     if not runs:
         right = f"not known {nothing}. No run of tokens is theirs alone: a part of one would not be found"
     terminal.show(options, facts, [f"not forgotten: {root.url}", *(f"  {fault}" for fault in faults)] if faults else [right])
-    return arguments.DIFFERENT if faults else arguments.SAME
+    return cli.DIFFERENT if faults else cli.SAME
 
 
 def lines(found: JsonFacts) -> Iterator[str]:
@@ -193,7 +192,7 @@ def check(options: Namespace, watch: Callable[[Checked], object] | None = None, 
         yield f"{options.path} is not a version of a dataset: only these are signed"
         return
     try:
-        corpus = arguments.corpus_of(options)
+        corpus = cli.corpus_of(options)
     except ValueError as error:
         if _is_recognised(options):
             yield terminal.one_line(error)
@@ -287,7 +286,7 @@ def retokenize(corpus: Corpus, options: Namespace) -> tuple[int, Counter[str], l
     """Tokenize documents of a part again, from their sources, and compare. How many gave the same tokens; how many could not be
     compared, by reason; and a sentence for each that gave others.
     """
-    vocabulary, problem = arguments.vocabulary_if_any(corpus, options)
+    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
     encode = None if vocabulary is None else vocabulary.encode
     if vocabulary is not None and encode is None:
         problem = f"{vocabulary.name} does not say how text is split; name its --pattern"

@@ -18,8 +18,7 @@ import yaml
 from flat_tokens.manifest import VERSIONS, splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
-from flat_tokens.tools.arguments import existing
-from flat_tokens.tools.evaluation import set_reports
+from flat_tokens.tools.cli import existing
 from flat_tokens.tools.terminal import duration, line, plural, show, size
 from flows.commands.running import add_command, login_without_prefect, prefect_server, run_with_progress
 
@@ -335,6 +334,8 @@ def policy_of(keep: int, days: float) -> Policy:
 
 def summary(result: BuildResult) -> list[str]:
     """The final summary of a build."""
+    from flat_tokens.tools.inspect import set_reports  # the modules of all formats: a mistake is reported before they are needed
+
     documents = result.totals["documents"]
     counts = [f"{documents['read']:,} read", f"{documents['written']:,} written"]
     counts += [f"{count:,} skipped: {reason}" for reason, count in documents["skipped"].items()]

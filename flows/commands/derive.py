@@ -13,9 +13,8 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.reader import check_where
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.arguments import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
-from flat_tokens.tools.export import add_target, described, export_of, lines
-from flat_tokens.tools.import_ import lost_bounds
+from flat_tokens.tools.cli import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
+from flat_tokens.tools.export import add_target, described, export_of, lines, lost_bounds
 from flat_tokens.tools.terminal import plural, show
 from flows.commands.build import published_text, read_tokenizer, seconds_line
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress

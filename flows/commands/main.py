@@ -6,7 +6,6 @@ Nothing heavy is imported before a configuration has been read: a mistake in it 
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import signal
@@ -15,23 +14,20 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-from flat_tokens import __version__
-from flat_tokens.tools import completion
-from flat_tokens.tools.arguments import TROUBLE, Parser, program
+from flat_tokens.tools.cli import TROUBLE, Parser, program
 from flat_tokens.tools.terminal import one_line, visible
-from flows.commands.running import PROGRAM, STATUS, add_command
+from flows.commands.running import PROGRAM, STATUS
 from flows.watch.failures import is_expected
 from tasks.progress import meter
 
 FAMILIES = {
-    "build": ("build", "plan", "refresh", "retokenize"),
-    "versions": ("status", "versions", "approve", "reject", "forget", "pin", "unpin", "rollback", "gc"),
-    "vocabulary": ("vocabulary", "train-tokenizer"),
-    "derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
+    "flows.commands.build": ("build", "plan", "refresh", "retokenize"),
+    "flows.commands.versions": ("status", "versions", "approve", "reject", "forget", "pin", "unpin", "rollback", "gc"),
+    "flows.commands.vocabulary": ("vocabulary", "train-tokenizer"),
+    "flows.commands.derive": ("merge", "append", "subset", "shuffle", "relayout", "export", "import", "publish"),
+    "flat_tokens.tools.cli": ("completion",),
 }
-"""Modules of this folder, and the commands that each adds, with the functions that run them."""
-COMPLETION = "completion"
-COMMANDS = (*(name for names in FAMILIES.values() for name in names), COMPLETION)
+"""Modules, and the commands that each adds, with the functions that run them."""
 
 LEAVING_SECONDS = 10.0
 AGAIN_SECONDS = 0.05
@@ -122,15 +118,7 @@ def log_to_terminal() -> None:
 
 
 def parser(command: str = "-") -> Parser:
-    """The parser of a command, or of all. Other families are not imported: that would take longer than a small build."""
-    top, commands = program(PROGRAM, "Build flat-tokens datasets from text.", STATUS, __version__)
-    for family, names in FAMILIES.items():
-        if command not in COMMANDS and not command.startswith("-"):
-            for name in names:
-                commands.add_parser(name)
-        elif command in names or command not in COMMANDS:
-            importlib.import_module(f"flows.commands.{family}").add_commands(commands)
-    added = add_command(commands, COMPLETION, completion.run, completion.SUMMARY)
-    added.set_defaults(parser=parser)
-    completion.add_arguments(added)
-    return top
+    """The parser of a command, or of all."""
+    made = program(PROGRAM, "Build flat-tokens datasets from text.", STATUS, FAMILIES, command)
+    made.set_defaults(begun=False)
+    return made

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flat_tokens.tools.arguments import add_command as add_to_program
-from flat_tokens.tools.arguments import add_listed, existing, typed
+from flat_tokens.tools import cli
+from flat_tokens.tools.cli import existing, typed
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
 
@@ -109,7 +109,6 @@ EXAMPLES = {
     "export": "out/web exports/web --to megatron",
     "import": "fineweb/ out/web --format build-nanogpt --end-of-text 50256",
     "publish": "out/web --to hub ORG/NAME --private",
-    "completion": "bash",
 }
 
 
@@ -119,10 +118,8 @@ def add_command(
     """Add a command with its arguments, as `add_listed` takes them. *reports*: it runs a pipeline, which a Prefect server watches
     if there is one.
     """
-    command = add_to_program(commands, name, about, f"example:\n  {PROGRAM} {name} {EXAMPLES[name]}\n", STATUS)
-    command.set_defaults(run=run, begun=False)
-    add_listed(command, f"{NO_SERVER if reports else ''}\n{listed}", **kinds)
-    return command
+    example = f"example:\n  {PROGRAM} {name} {EXAMPLES[name]}\n"
+    return cli.add_command(commands, name, run, about, example, f"{NO_SERVER if reports else ''}\n{listed}", **kinds)
 
 
 NOT_OPTIONS = ("operation", "output", "path", "dataset", "repo", "options", "tokenizer", "vocab_sizes")

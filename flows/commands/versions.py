@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.arguments import existing
+from flat_tokens.tools.cli import existing
 from flat_tokens.tools.terminal import plural, show, size, table
 from flows.commands.build import DAYS, KEEP, policy_of, read_config, ways_to_decide
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flat_tokens.ledger import Ledger
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.arguments import existing, whole
+from flat_tokens.tools.cli import existing, whole
 from flat_tokens.tools.terminal import line, plural, show, size
 from flows.commands.build import checked_config, seconds_line
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from flat_tokens.manifest import MANIFEST, read_manifest, splits_of
+from flat_tokens.manifest import BYTES_RECORD, MANIFEST, read_manifest, splits_of
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import Store, StoredObject, read_record, stored_object
-from flat_tokens.token_bytes import BYTES_RECORD
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import export_of, note_export
 from flat_tokens.tools.terminal import plural, size

@@ -12,10 +12,9 @@ from pathlib import Path
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.ledger import Ledger
-from flat_tokens.manifest import EVERY_SPLIT, TOKEN_BYTES, manifest_digest
+from flat_tokens.manifest import EVERY_SPLIT, TOKEN_BYTES, manifest_digest, read_token_bytes
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.views import SplitView
-from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary

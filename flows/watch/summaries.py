@@ -18,8 +18,8 @@ from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
-from flat_tokens.tools.evaluation import set_reports
 from flat_tokens.tools.export import Exported, ExportRequest
+from flat_tokens.tools.inspect import set_reports
 from flat_tokens.tools.terminal import duration, percent, plural, size, speed
 from flat_tokens.tools.terminal import markdown as as_markdown
 from flat_tokens.tools.terminal import short as short_count

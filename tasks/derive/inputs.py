@@ -31,11 +31,10 @@ from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import ColumnsWriter, Kinds, columns_of
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import keys_of_bytes, token_keys
-from flat_tokens.manifest import SplitName, manifest_digest, manifest_of, splits_at, splits_of
+from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_at, splits_of
 from flat_tokens.reader import FlatTokens, open_root, open_split
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
-from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.tools.corpus import open_corpus, run_of
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import ALL_SPLITS, FORGOTTEN, Model, Split, digest_of

@@ -24,7 +24,7 @@ from flat_tokens.reader import FlatTokens, open_split
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, changes, token_digests
-from flat_tokens.tools.queries import query
+from flat_tokens.tools.documents import query
 from tasks.models import Split, TokenShard
 from tasks.output.changes import DocumentChangeCounts, DocumentChanges, SplitChange
 from tasks.output.paths import DOCUMENTS, version_store

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from flat_tokens.annotations import IntPair
-from flat_tokens.manifest import SplitName, read_manifest, splits_of
+from flat_tokens.manifest import SplitName, read_manifest, read_token_bytes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.rows.documents import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
-from flat_tokens.token_bytes import read_token_bytes
-from flat_tokens.tools.queries import query
+from flat_tokens.tools.documents import query
 from tasks.gates import OF_CHANGES, OF_COLUMNS, OF_LENGTHS, Facts, FactValues, Gate, Subject
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges

@@ -20,11 +20,11 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
-from flat_tokens.manifest import MANIFEST, manifest_bytes, read_manifest, split_attributes, splits_of
+from flat_tokens.manifest import BYTES_RECORD, MANIFEST, TokenBytes, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.token_bytes import BYTES_RECORD, TokenBytes
-from flat_tokens.tools.evaluation import names_of_sets
+from flat_tokens.tools.documents import query
+from flat_tokens.tools.inspect import names_of_sets
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.config import BuildConfig
@@ -439,7 +439,6 @@ def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
     """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are counted by a query."""
     if count <= KEYS_AT_ONCE:
         return count - len(np.unique(np.concatenate([*keys, np.empty(0, np.uint64)])))
-    from flat_tokens.tools.queries import query  # what has few documents does without duckdb
 
     batches = (as_rows({KEY: some}) for some in keys)
     rows = pa.RecordBatchReader.from_batches(pa.schema([(KEY, pa.uint64())]), batches)

@@ -19,11 +19,11 @@ from flat_tokens.arrays.layouts import to_json
 from flat_tokens.forgotten import DIRECTORY, STEP, WINDOW, Forgotten
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.formats.contract import EXPORT_RECORD
-from flat_tokens.ledger import Ledger
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.store import NO_OBJECT, Store, is_below, read_json
-from flat_tokens.tools import markup
+from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import PLAN, holding
 from flat_tokens.tools.terminal import one_line, plural
@@ -258,7 +258,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
         {"id": "runs", "title": "Runs", "head": ("ledger", "saw"), "rows": runs, "text": (1,)},
         {"id": "not-known", "title": "Not known", "paragraphs": certificate["not_known"]},
     ]
-    return markup.page(
+    return terminal.page(
         "sections.html",
         title=f"forgotten {certificate['id']}",
         kind="certificate",

@@ -24,8 +24,8 @@ import pyarrow as pa
 from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import texts_as_arrow
+from flat_tokens.manifest import TokenBytes
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.token_bytes import TokenBytes
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
 from tasks.models import Slice

@@ -32,9 +32,9 @@ from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import TokenBatch
 from flat_tokens.extras import extra
 from flat_tokens.forgotten import Forgotten
-from flat_tokens.ledger import MAX_LEDGER_BYTES, Ledger
-from flat_tokens.manifest import check, check_format
+from flat_tokens.manifest import check, check_format, read_token_bytes
 from flat_tokens.reader import FlatTokens
+from flat_tokens.record.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.phases import ORDER
 from flat_tokens.rows.views import SplitView, running_sums
@@ -42,7 +42,6 @@ from flat_tokens.stores.local import directory_below, make_directory
 from flat_tokens.stores.reading import OUTPUT_ROOTS
 from flat_tokens.stores.store import NO_OBJECT, Store, read_json
 from flat_tokens.text.rows import text_buffers
-from flat_tokens.token_bytes import read_token_bytes
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.vocabulary import Vocabulary, byte_level_alphabet
 from tasks.assemble.write import split_numbers

@@ -19,8 +19,7 @@ from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.options import digits
 from flat_tokens.rows.packing import PackedDocuments
 from flat_tokens.stores.retry import own_status, retry_after
-from flat_tokens.tools.export import export_of, write
-from flat_tokens.tools.import_ import import_dataset
+from flat_tokens.tools.export import export_of, import_dataset, write
 from tests.flat_tokens.rows.rows_by_number import Numbers
 
 BATCH = TokenBatch.from_sequences([[1, 2, 3], [4, 5]])

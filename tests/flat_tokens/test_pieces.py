@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.token_bytes import TokenBytes
+from flat_tokens.manifest import TokenBytes
 from flat_tokens.vocabulary import (
     PieceKind,
     Pieces,

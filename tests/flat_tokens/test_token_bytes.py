@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import flat_tokens
+from flat_tokens.manifest import TokenBytes, read_token_bytes
 from flat_tokens.stores.store import Store
-from flat_tokens.token_bytes import TokenBytes, read_token_bytes
 from flat_tokens.vocabulary import load_vocabulary, token_bytes
 from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget

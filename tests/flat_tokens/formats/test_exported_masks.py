@@ -15,7 +15,7 @@ import pytest
 import flat_tokens
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.parquet import Parquet
-from flat_tokens.tools.import_ import import_dataset
+from flat_tokens.tools.export import import_dataset
 from tests.flat_tokens.tools.test_export import export as exported
 from tests.made import docs_of, publish_docs
 from tests.terminal import Terminal

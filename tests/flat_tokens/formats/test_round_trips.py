@@ -23,8 +23,7 @@ from flat_tokens.formats.olmo import Olmo
 from flat_tokens.formats.parquet import Arrow, Parquet
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.export import export_of, write
-from flat_tokens.tools.import_ import import_dataset
+from flat_tokens.tools.export import export_of, import_dataset, write
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
 from tests.terminal import Terminal

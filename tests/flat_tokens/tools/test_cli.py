@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import inspect
-from flat_tokens.tools.cli import COMMANDS, main
+from flat_tokens.tools.cli import FAMILIES, main
+from flows.commands import main as service
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,11 +32,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_names_every_command_and_the_statuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(f"    {name}" in said for name in COMMANDS)
+    assert all(f"    {name}" in said for name in chain(*FAMILIES.values()))
     assert "exit status:" in said
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+@pytest.mark.parametrize("name", [name for name in chain(*FAMILIES.values()) if name != "completion"])
 def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing, out = str(tmp_path / "missing"), str(tmp_path / "out")
     more = {"trace": ["--sequence", "0"], "diff": [missing], "export": [out, "--to", "parquet"], "import": [out]}
@@ -108,3 +111,30 @@ def test_it_runs_where_the_terminal_has_no_unicode(data: Path) -> None:
     assert (running.returncode, err) == (0, b"")
     assert b"###" in out
     assert b"?" not in out
+
+
+@pytest.mark.needs("shtab")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["flat-tokens", ""], list(chain(*FAMILIES.values()))),
+        (["flat-tokens", "inspect", "out", "--color", "a"], ["auto", "always"]),
+        (["flows", "re"], ["refresh", "retokenize", "reject", "relayout"]),
+    ],
+)
+def test_bash_offers_commands_options_and_their_values(
+    words: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (main if words[0] == "flat-tokens" else service.main)(["completion", "bash", "--command", words[0]]) == 0
+    text = capsys.readouterr().out
+    line = " ".join(f"'{word}'" for word in words)
+    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_{words[0].replace('-', '_')}; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{text}\n{asked}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered
+
+
+@pytest.mark.needs("shtab")
+def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    assert "complete -c " in capsys.readouterr().out

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.tools.diff
-import flat_tokens.tools.queries
+import flat_tokens.tools.documents
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.keys import A, B, mix
 from flat_tokens.tools.corpus import open_corpus, windows
@@ -232,10 +232,10 @@ def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_ro
     """A million documents on each side in 100 MB."""
     keys = mix(np.arange(1_000_000, dtype=np.uint64))
     sides = [Side(keys[:last], keys[:last], np.array([0, last]), ("train",)) for last in (1_000_000, 999_990)]
-    monkeypatch.setattr(flat_tokens.tools.queries, "MEMORY", "100MB")
+    monkeypatch.setattr(flat_tokens.tools.documents, "MEMORY", "100MB")
     with changes(*sides) as found:
         assert found.execute("SELECT kind, count(*) FROM changes GROUP BY kind").fetchall() == [("removed", 10)]
-    monkeypatch.setattr(flat_tokens.tools.queries, "MEMORY", "30MB")
+    monkeypatch.setattr(flat_tokens.tools.documents, "MEMORY", "30MB")
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
     with pytest.raises(OSError, match="has no room for a query"), changes(*sides):
         pass
@@ -244,7 +244,7 @@ def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_ro
 def test_no_query_writes_a_bar_to_standard_output() -> None:
     """duckdb takes a program without a file for a notebook."""
     program = """
-from flat_tokens.tools.queries import connection
+from flat_tokens.tools.documents import connection
 with connection() as opened:
     print(opened.execute("SELECT current_setting('enable_progress_bar')").fetchone())
 """

@@ -14,9 +14,8 @@ import flat_tokens
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools import export as exporting
-from flat_tokens.tools.arguments import description
-from flat_tokens.tools.export import Exported, export_of, write
-from flat_tokens.tools.import_ import import_dataset
+from flat_tokens.tools.cli import description
+from flat_tokens.tools.export import Exported, export_of, import_dataset, write
 from tests.terminal import Terminal
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]

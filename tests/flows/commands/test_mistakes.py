@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from flat_tokens.tools import cli
-from flows.commands.main import COMMANDS, main
+from flows.commands.main import FAMILIES, main
 from tests.faults.support import ROOT
 from tests.made import docs_of, publish_docs
 
@@ -170,7 +171,10 @@ def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("program", "name"),
-    [*(("flat-tokens", name) for name in cli.COMMANDS), *(("flat-tokens-service", name) for name in COMMANDS)],
+    [
+        *(("flat-tokens", name) for name in chain(*cli.FAMILIES.values())),
+        *(("flat-tokens-service", name) for name in chain(*FAMILIES.values())),
+    ],
 )
 def test_help_has_description_options_examples_and_statuses(program: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (cli.main if program == "flat-tokens" else main)([name, "--help"]) == 0

@@ -20,8 +20,8 @@ import flat_tokens
 import flows.pipelines.successors
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.keys import document_keys
-from flat_tokens.ledger import Ledger
 from flat_tokens.manifest import read_manifest
+from flat_tokens.record.ledger import Ledger
 from flat_tokens.stores.signing import KEY_FILE
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of, note_export, target, writing

@@ -13,8 +13,8 @@ import pytest
 
 import flat_tokens
 import flows.pipelines.publish
+from flat_tokens.manifest import read_token_bytes
 from flat_tokens.stores.store import Store
-from flat_tokens.token_bytes import read_token_bytes
 from flows.commands.build import summary
 from flows.pipelines.build import build, result_if_up_to_date
 from flows.pipelines.plan import plan
