@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from flat_tokens.forgotten import LIST
 from flat_tokens.stores.local import kind_of, named_errors, real_path
 from flat_tokens.text.formats import PACKED
 from flat_tokens.text.rows import Range, Span
@@ -419,7 +420,7 @@ def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[Found
     files = Path(workspace.scratch) / "files"
     room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(nearest(files)).free // 2
     with contextlib.ExitStack() as stack:
-        keeps = config.keep_files == "auto"
+        keeps = config.keep_files == "auto" and not workspace.root.exists(LIST)  # a copy would have what is forgotten
         if keeps and (size := bytes_to_keep(found, config.sources, config.slice_bytes, workspace)):
             keeps = False
             with contextlib.suppress(NoRoomError):

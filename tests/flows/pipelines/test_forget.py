@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import shutil
@@ -411,6 +412,11 @@ def test_shards_and_copies_of_files_go(tmp_path: Path) -> None:
     assert len(result.versions) == 2
     check_gone(dataset)
     check_same(dataset, split_seed=4)
+    packed = dataset.write("packed") / "a.jsonl"
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    with Threads(1) as runner:
+        build(dataset.config(packed.parent, dataset.output, scratch=None), runner)
+    check_gone(dataset)
 
 
 def test_derived_versions_and_inputs_are_without_them(tmp_path: Path) -> None:
