@@ -384,7 +384,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
         made_of = manifest["provenance"]
         files |= {file["sha256"] for source in made_of.get("sources") or () for file in source.get("files", ())}
         if origin := read_origin_files(root, version.version):
-            uris = (found.uri for source in origin.pinned for found in source.files)
+            uris = (found.uri for found in origin.found)
             converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
             with suppress(ValueError):  # settings that are refused today are not built today
                 tables |= {table_key(source) for source in SOURCES.validate_python(origin.config.get("sources", ()))}

@@ -154,8 +154,7 @@ def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceF
     origin = read_origin_files(root, version) if version else None
     if origin is None:
         return {}
-    found = files_of(origin.pinned)
-    return {here: file for here, file in zip(found, origin.files, strict=False) if here.immutable}
+    return {here: file for here, file in zip(origin.found, origin.files, strict=False) if here.immutable}
 
 
 def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:

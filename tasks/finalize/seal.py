@@ -290,11 +290,12 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     )
     if published := [*draft.shards, *published_shards(target.name, entries)]:
         write_index(target.root, target.name, published, beside)
-    made_of = draft.made_of.model_copy(update=markdown(draft.made_of.model_dump()))
+    facts = draft.made_of.model_dump()
+    made_of = draft.made_of.model_copy(update=markdown(facts))
     if draft.token_bytes is not None and (found := draft.token_bytes()) is not None:
         objects.append(store.put(BYTES_RECORD, found.record()))
     objects.append(store.put(CARD, draft.card(made_of, layout, markdown(totals), target.name).encode()))
-    manifest = manifest_bytes(objects, totals, layout, draft.made_of.model_dump(), assembled.columns)
+    manifest = manifest_bytes(objects, totals, layout, facts, assembled.columns)
     store.put(MANIFEST, manifest)
     check_version(store, objects, totals, verify_level)
     commit(store, LAYOUTS[target.layout])

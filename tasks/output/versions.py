@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import pydantic_core
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
@@ -90,11 +90,25 @@ class Origin(Model):
     config: JsonObject
 
 
-class OriginFiles(Origin):
-    """The same, with the sources as they were last looked up when they gave the version, and the files of all of them."""
+COLUMNS = TypeAdapter(dict[str, list[Any]])
 
-    pinned: tuple[PinnedSource, ...]
-    files: tuple[SourceFile, ...]
+
+def _as_columns(files: Sequence[FoundFile | SourceFile], without: str) -> dict[str, tuple[Any, ...]]:
+    """The facts of files, a column each, as an origin has them, but for one that says nothing elsewhere."""
+    columns = dict(zip(files[0]._fields, zip(*files, strict=True), strict=True)) if files else {}
+    return {name: values for name, values in columns.items() if name != without}
+
+
+def _as_rows(columns: Any) -> list[dict[str, Any]]:
+    facts = COLUMNS.validate_python(columns)
+    return [dict(zip(facts, values, strict=True)) for values in zip(*facts.values(), strict=True)]
+
+
+class OriginFiles(Origin):
+    """The same, with the files of all its sources, as they were when they last gave the version, and as they were read."""
+
+    found: Annotated[tuple[FoundFile, ...], BeforeValidator(_as_rows)]
+    files: Annotated[tuple[SourceFile, ...], BeforeValidator(_as_rows)]
 
 
 class Status(Model):
@@ -284,30 +298,14 @@ def remember_origin(
         config=with_absolute_paths(config).model_dump(mode="json", exclude_unset=True),
     )
     lists = {
-        "pinned": [{**one._asdict(), "files": list(map(_as_found, one.files))} for one in pinned],
-        "files": list(map(_as_known, files)),
+        "found": _as_columns([file for one in pinned for file in one.files], "stamp"),
+        "files": _as_columns(files, "found"),
     }
     settings = json.dumps(origin.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode()
     # Of many files this takes a quarter of json's time. Small floats of settings would have other digits.
     record = settings[:-1] + b"," + pydantic_core.to_json(lists)[1:] + b"\n"
     with pointer_lock(root):
         root.put(origin_key(version), record)
-
-
-def _as_known(file: SourceFile) -> JsonObject:
-    """A file with its content as an origin has it."""
-    facts = file._asdict()
-    del facts["found"]
-    if not file.partitions:
-        del facts["partitions"]
-    return facts
-
-
-def _as_found(file: FoundFile) -> JsonObject:
-    """A file of a source as an origin has it: without its stamp, which says nothing elsewhere."""
-    facts = file._asdict()
-    del facts["stamp"]
-    return facts
 
 
 def read_origin(root: Store, version: str) -> Origin | None:

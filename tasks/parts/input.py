@@ -22,7 +22,7 @@ from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, joined, with_kinds
 from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.keys import mix
-from flat_tokens.manifest import CLUSTER, read_manifest, splits_at
+from flat_tokens.manifest import CLUSTER, read_manifest
 from flat_tokens.reader import FlatTokens, checked_entries, open_split
 from flat_tokens.rows.documents import Recorded, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
@@ -65,8 +65,7 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
     rows, those last that the slice itself left out.
     """
     opened, version = replace(root, staging=None, read_once=False), location.version
-    names: list[Split] = [*splits_at(version_store(opened, version))]
-    names += [LEFT_OUT] if location.left_out[1] else []
+    names = [split for split in ALL_SPLITS if location.of(split)[1]] or [*ALL_SPLITS[:1]]
     splits, runs = [_open_split(opened, version, split) for split in names], list(map(location.of, names))
     found = [_documents_in(opened, location, split, of) for split, of in zip(names, splits, strict=True)]
     keys, files, rows, reasons = map(np.concatenate, list(zip(*found, strict=True))[:-1])

@@ -161,7 +161,7 @@ def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(out
     assert origin.config["sources"][0]["path"] == str(tmp_path / "in" / "a.jsonl")
     files = read_origin_files(root, version)
     assert files is not None
-    assert [file.name for file in files.files] == [file.name for source in files.pinned for file in source.files] == ["a.jsonl"]
+    assert [file.name for file in files.files] == [file.name for file in files.found] == ["a.jsonl"]
     early = origin.model_copy(update={"at": origin.at.replace(year=2020)})
     root.put(f"origins/{version}.json", early.model_dump_json().encode())
     build_versions(output, tmp_path, 1)
