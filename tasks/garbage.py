@@ -218,9 +218,12 @@ def remove_held_shards(root: Store) -> None:
         return
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
-            versions = (version for version in names_of(root, VERSIONS) if is_dataset(root, version))
-            held = {shard.key for version in versions for shard in read_index(root, version).published}
-            shards = stored_shards(root)
+            shards, held = stored_shards(root), set[str]()
+            for version in dict.fromkeys(filter(None, (read_pointer(root).version, *names_of(root, VERSIONS)))):
+                if held.issuperset(shards):  # as a rule after the latest one
+                    break
+                if is_dataset(root, version):
+                    held.update(shard.key for shard in read_index(root, version).published)
             gone = [_shard(key, 0, HELD) for key in shards if key in held]
             gone += unneeded_objects(root, {key for key in shards if key not in held})
             list(pool.map(functools.partial(_remove, root), gone))
