@@ -18,6 +18,7 @@ import flat_tokens
 from flat_tokens import LayoutName
 from flat_tokens.stores import cached
 from tests.elsewhere import elsewhere
+from tests.processes import until
 from tests.slow_store import SlowStore, in_all_layouts, quick  # noqa: F401  a fixture
 
 ROOMY = 1 << 30
@@ -255,5 +256,7 @@ def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root: Pat
             with units._lock:
                 units._ask(fetch, units._due)
         assert all(len(fetch.found.result(60)) == fetch.unit.stop - fetch.unit.start for fetch in fetches)
+        until(lambda: not units._coming)
+        assert units._begin(wanted[0], chunks, units._due)[0].found.done(), "it has just come"
     assert len([thread for thread in threading.enumerate() if thread.name == "flat-tokens-fetch"]) >= units._threads
     assert units._memory_bytes == sum(map(len, units._memory.values()))

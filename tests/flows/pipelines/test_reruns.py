@@ -32,6 +32,7 @@ from tasks.output.leases import sharing
 from tasks.output.places import scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, roll_back
+from tasks.progress import meter
 from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.made import read_docs
@@ -134,6 +135,8 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
     second = refresh_here(settings)
 
     assert sorted(tokenized) == ["b.jsonl", "d.jsonl"]
+    (progress,) = (one for one in meter.stages() if one.stage == "tokenize")
+    assert 0 < progress.stored < progress.total
     assert (second.outcome, second.sequence, second.changes.before) == ("published", 2, first.version)
     assert [(change.kind, change.name) for change in second.changes.files] == [
         ("changed", "b.jsonl"),

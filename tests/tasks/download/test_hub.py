@@ -325,6 +325,11 @@ def test_settings_and_archives_that_only_datasets_knows_are_converted(stand_in_h
     (converted,) = resolve("org/semicolons").files
     assert pq.read_table(fetch_hub(converted, tmp_path))["text"].to_pylist() == [b"a, b"]
     assert [file.name for file in resolve("org/tabs").files] == ["0.tsv"]
+    named = "hf://datasets/org/semicolons@main/0.csv"
+    commit = stand_in_hub.commit("org/semicolons", {"README.md": card.replace("*.csv", named), "0.csv": "text;n"})
+    moving = converted._replace(uri=f"datasets://org/semicolons@{commit}?split=train&text=text", immutable=commit)
+    with pytest.raises(ValueError, match=f"takes {named} from another revision"):
+        fetch_hub(moving, tmp_path)
 
 
 def test_text_that_is_not_unicode_is_left_to_the_policy(stand_in_hub: StandInHub, tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ def numbered(*tokens: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**token, "id": size + i} for i, token in enumerate(tokens)]
 
 
+LACKING = {"byte_fallback": True, "merges": [], "vocab": {f"<0x{value:02X}>": value for value in range(256) if value != 7}}
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -52,6 +55,7 @@ def numbered(*tokens: dict[str, Any]) -> list[dict[str, Any]]:
         ({"pre_tokenizer": sequence({"type": "Digits", "individual_digits": True}, bytes_())}, "its pre-tokenizer is Digits"),
         ({"pre_tokenizer": None}, "its normalizer is none, its pre-tokenizer none"),
         ({"pre_tokenizer": metaspace()}, "its model has no byte_fallback"),
+        ({"pre_tokenizer": metaspace(), "model": LACKING}, "its vocabulary has no token for the byte 0x07"),
         ({"normalizer": {"type": "Lowercase"}}, r"its normalizer is Lowercase\(\)"),
         ({"normalizer": sequence({"type": "NFC"}, {"type": "NFKC"}, of="normalizers")}, r"its normalizer is NFC\(\) \+ NFKC\(\)"),
         ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix '</w>'"),

@@ -58,7 +58,9 @@ def spaced(normalizer: Any = None, splits: Any = None, fallback: bool = True) ->
         vocab_size=400, special_tokens=["<unk>", *(BYTES if fallback else [])], initial_alphabet=["▁", "e"], show_progress=False
     )
     made.train_from_iterator([text.replace("é", "e").replace("😀", "").replace("中", "") for text in TEXTS], trainer)
-    return made
+    definition = json.loads(made.to_str())
+    definition["added_tokens"] = definition["added_tokens"][:1]  # bytes are the model's
+    return Tokenizer.from_str(json.dumps(definition))
 
 
 MAKE: dict[str, Callable[[], Tokenizer]] = {
@@ -164,7 +166,7 @@ def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name: str, tmp_pa
     same()
     if name in KNOWN:
         fast.by_reference = 0
-        fast(parted([(["It is ", 0, "the answer.", 1, " thanks"], [(3, 10), (12, 22)])]))
+        fast(parted([(["It is ", 0, "thé answer.", 1, " thanks"], [(3, 10), (12, 22)])]))
         assert fast.by_reference == 0
 
 

@@ -46,6 +46,7 @@ def user(content: Any, **more: Any) -> bytes:
         "messages|map('upper')",
         "'ab'|list|reverse",
         "messages|selectattr('role')|string",
+        "messages|map('items')|list",
         "messages|batch(2)",
         "messages|slice(2)",
         "messages[0]|items",
