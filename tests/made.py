@@ -38,6 +38,7 @@ class Doc(NamedTuple):
 
 
 Docs = Sequence[Doc]
+Sequences = Sequence[Any]
 
 
 def docs_of(*sequences: Sequence[int], file: int = 0, key: int = 1000) -> list[Doc]:
@@ -97,9 +98,15 @@ def publish_docs(
     return version
 
 
-def foreign(path: Path, train: Sequence[Sequence[int]], validation: Sequence[Sequence[int]] = ()) -> Path:
+def write_sequences(path: Any, train: Sequences, validation: Sequences = (), **settings: Any) -> Any:
+    """Write a dataset of these sequences of ids. Returns *path*."""
+    flat_tokens.write_dataset(path, *([TokenBatch.from_sequences(part)] for part in (train, validation)), **settings)
+    return path
+
+
+def foreign(path: Path, train: Sequences, validation: Sequences = ()) -> Path:
     """A dataset without manifest and without record of documents, as other writers leave one."""
-    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
+    write_sequences(path, train, validation)
     (path / "manifest.json").unlink()
     return path
 
@@ -141,6 +148,4 @@ def small(name: LayoutName, tokens: int, starts: int, *, in_blocks: bool = False
 def write_ragged(path: Path, shortest: int, longest: int, count: int) -> Path:
     """Write a dataset of random sequences, each from *shortest* to below *longest* tokens."""
     rng = np.random.default_rng(0)
-    sequences = [rng.integers(0, 2**31, rng.integers(shortest, longest)).tolist() for _ in range(count)]
-    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(sequences)])
-    return path
+    return write_sequences(path, [rng.integers(0, 2**31, rng.integers(shortest, longest)).tolist() for _ in range(count)])

@@ -15,6 +15,7 @@ from fsspec.spec import AbstractFileSystem
 
 import flat_tokens
 from flat_tokens.annotations import UInt32s
+from tests.made import write_sequences
 
 
 class SlowStore(AbstractFileSystem):  # type: ignore[misc]
@@ -75,5 +76,5 @@ def quick() -> Iterator[None]:
 def in_all_layouts(root: Path, ids: UInt32s) -> Path:
     """Write a dataset in each layout, below *root*."""
     for layout in flat_tokens.LAYOUTS:
-        flat_tokens.write_dataset(root / layout, [flat_tokens.TokenBatch.from_sequences(ids)], layout=layout)
+        write_sequences(root / layout, ids, layout=layout)
     return root

@@ -15,6 +15,7 @@ import pytest
 
 from deployments.serve import private_home, secret_in
 from deployments.server import listen, own_address_only
+from tests.refusal import refusal
 
 
 async def _application(scope: Any, receive: Any, send: Any) -> None:
@@ -122,7 +123,7 @@ def test_a_secret_that_other_users_may_know_is_not_used(tmp_path: Path, mode: in
     path = tmp_path / "secret"
     secret_in(path)
     path.chmod(mode)
-    with pytest.raises(ValueError, match=r"secret: others may know this secret.* Remove it, and start again"):
+    with refusal(r"secret: others may know this secret.* Remove it, and start again"):
         secret_in(path)
 
 
@@ -132,7 +133,7 @@ def test_a_secret_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"not a long ASCII text\. Remove it, and start again"):
+    with refusal(r"not a long ASCII text\. Remove it, and start again"):
         secret_in(path)
 
 
@@ -145,7 +146,7 @@ def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(fami
         pytest.skip("this machine has no IPv6")
     with taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"Port {port} cannot be had \(Address already in use\)\. Stop what listens there"):
+        with refusal(rf"Port {port} cannot be had \(Address already in use\)\. Stop what listens there"):
             listen(port)
     for one in listen(port):
         assert one.getsockname()[0] in ("127.0.0.1", "::1")
@@ -154,7 +155,7 @@ def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(fami
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_number_that_is_no_port_is_told(port: int) -> None:
-    with pytest.raises(ValueError, match=f"There is no port {port}"):
+    with refusal(f"There is no port {port}"):
         listen(port)
 
 

@@ -47,6 +47,7 @@ from deployments.register import (
 from flows.build import build_dataset
 from flows.commands.build import read_config
 from tasks.config import BuildConfig, with_absolute_paths
+from tests.refusal import refusal
 
 CHECKOUT = Path(__file__).parents[2]
 DATASETS = sorted((CHECKOUT / "deployments/datasets").glob("*.yaml"))
@@ -312,13 +313,13 @@ def test_each_dataset_gets_a_refresh_of_its_own() -> None:
     ],
 )
 def test_what_is_no_time_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refusal(message):
         wanted(options(DATASETS[0], **given))
 
 
 @pytest.mark.parametrize("given", [{"cron": "0 3 * * *"}, {"every": 60}, {"keep": 3}])
 def test_what_is_said_of_datasets_needs_one(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="are about datasets: name one"):
+    with refusal("are about datasets: name one"):
         wanted(options(**given))
 
 
@@ -411,7 +412,7 @@ def test_a_dataset_that_is_named_as_a_deployment_is_refused(tmp_path: Path) -> N
     """It would take its place."""
     path = tmp_path / "refresh.yaml"
     path.write_text("name: refresh\noutput: out\nsource: {path: in}\ntokenizer: bytes\n")
-    with pytest.raises(ValueError, match="a dataset is named 'refresh', as a deployment"):
+    with refusal("a dataset is named 'refresh', as a deployment"):
         wanted(options(path))
 
 
@@ -465,7 +466,7 @@ def test_a_block_that_is_missing_can_be_made_by_a_command(kind: str, program: st
 
 def test_two_datasets_of_one_name_are_refused() -> None:
     """They would be one deployment."""
-    with pytest.raises(ValueError, match="two of the datasets are named 'c4-en'"):
+    with refusal("two of the datasets are named 'c4-en'"):
         wanted(options(DATASETS[0], DATASETS[0]))
 
 

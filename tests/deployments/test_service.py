@@ -507,7 +507,6 @@ def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approv
     page = service.artifacts(runs[1]["id"])["shrinking-held"]["data"]
     assert "| source | 20 | 2 | -90.0 % |" in page
     form = re.search(r"\[Approve it\]\(\.\./\.\./deployments/deployment/([^/]+)/run\?parameters=(.*?)\)", page)
-    assert form is not None
     assert form[1] == service.deployment("approve")["id"]
     told = json.loads(unquote(form[2]))
     assert told["output"] == output

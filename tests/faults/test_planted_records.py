@@ -29,6 +29,7 @@ from tests.faults.support import (
     version_digests,
     write_notes,
 )
+from tests.refusal import refusal
 
 
 class Bomb:
@@ -135,7 +136,7 @@ def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStora
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(planted)
         assert not fresh_store(output).exists(key), place
-        with pytest.raises(ValueError, match="no receipt"):
+        with refusal("no receipt"):
             storage.read_path(key)
     (output / f"versions/{key}").unlink()
     build_here(settings)
@@ -155,7 +156,7 @@ def test_nothing_is_written_for_prefect(storage: ReceiptStorage, output: Path, k
 
 @pytest.mark.parametrize("name", ["0" * 64, "", ".", "../_cache", "../../etc", "a/b", hashlib.sha256(b"x").hexdigest()])
 def test_what_is_no_shard_is_a_miss(storage: ReceiptStorage, output: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no receipt"):
+    with refusal("no receipt"):
         storage.read_path(name)
     assert not fresh_store(output).exists(name or "0")
 
@@ -166,7 +167,7 @@ def test_a_damaged_shard_is_a_miss(storage: ReceiptStorage, output: Path, key: s
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="no receipt"):
+    with refusal("no receipt"):
         storage.read_path(key)
     assert not fresh_store(output).exists(key)
     assert [aside.name[:64] for aside in (output / "_quarantine").glob("*-*")] == [key]
@@ -177,5 +178,5 @@ def test_damage_after_a_look_is_seen_at_the_next_one(storage: ReceiptStorage, ou
     storage.read_path(key)
     storage.read_path(key)
     shutil.rmtree(output / "_cache" / key)
-    with pytest.raises(ValueError, match="no receipt"):
+    with refusal("no receipt"):
         storage.read_path(key)

@@ -40,7 +40,6 @@ def other_process(output: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(output)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         try:
             yield process, Path(process.stdout.readline().strip())
         finally:

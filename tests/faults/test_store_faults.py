@@ -28,7 +28,9 @@ from tasks.output.swap import look, swap
 from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
 from tests.faults.support import objects, write_notes
+from tests.made import write_sequences
 from tests.proxy import MANY_FAULTS, Proxy, at_random
+from tests.refusal import refusal
 
 LAYOUTS = ("compact", "zarr2", "mmap")
 
@@ -204,7 +206,7 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
         source = {"path": str(write_notes(tmp_path / "notes.jsonl", 3))}
         config = BuildConfig.model_validate({"output": "s3://bucket/out", "source": source, "tokenizer": "bytes"})
         with (
-            pytest.raises(ValueError, match=r"^cannot write to output s3://bucket/out \(.+\)\. Check the address"),
+            refusal(r"^cannot write to output s3://bucket/out \(.+\)\. Check the address"),
             Threads(1) as runner,
         ):
             build(config, runner)
@@ -257,12 +259,12 @@ def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest
 def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a listing does not show yet is asked for by its name, and what was never there is missed."""
     url = f"memory://{uuid.uuid4().hex}"
-    flat_tokens.write_dataset(url, [flat_tokens.TokenBatch.from_sequences([np.arange(5, dtype=np.uint32)])])
+    write_sequences(url, [np.arange(5, dtype=np.uint32)])
     hidden, real = "train/seq_starts/zarr.json", Store.listing
     monkeypatch.setattr(Store, "listing", lambda store: (item for item in real(store) if item[0] != hidden))
     assert flat_tokens.verify(url, "full").seq_count == 1
     Store.at(url).remove(hidden)
-    with pytest.raises(ValueError, match=f"{hidden} is missing"):
+    with refusal(f"{hidden} is missing"):
         flat_tokens.verify(url)
 
 
@@ -275,7 +277,7 @@ def check_reading(between: Proxy, write_to: str, url: str, layout: flat_tokens.L
     """Sequences and packed rows through faults are what was written."""
     rng = np.random.default_rng(5)
     sequences = [rng.integers(0, 50_000, int(length), np.uint32) for length in rng.integers(0, 400, 300)]
-    flat_tokens.write_dataset(write_to, [flat_tokens.TokenBatch.from_sequences(sequences)], layout=layout)
+    write_sequences(write_to, sequences, layout=layout)
     joined = np.concatenate(sequences)
     for seed in range(3):
         between.spoil = at_random(seed)

@@ -31,6 +31,8 @@ from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
 from tests.examples import examples, first_fast
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -89,9 +91,9 @@ def tokens_object(dataset: Path, i: int) -> Path:
 
 
 def refused(dataset: Path, level: Any = "full") -> str:
-    with pytest.raises(ValueError, match=str(dataset)) as refusal:
+    with pytest.raises(ValueError, match=str(dataset)) as raised:
         verify(dataset, level)
-    return str(refusal.value)
+    return str(raised.value)
 
 
 # What is right
@@ -112,7 +114,7 @@ def test_a_good_dataset_passes(dataset: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
-    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)], layout=name, provenance={"from": "here"})
+    write_sequences(tmp_path / "dataset", SEQUENCES, layout=name, provenance={"from": "here"})
     verification = verify(tmp_path / "dataset", "full")
     assert (verification.token_count, verification.seq_count) == (8, 4)
     manifest = json.loads((tmp_path / "dataset/manifest.json").read_text())
@@ -386,7 +388,7 @@ def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path: Path, d
     manifest = (tmp_path / "manifest.json").read_text().replace('"blake3"', f'"{digest}"')
     for name in ("key", "size", digest, "objects", "layout", "totals", "train", "token_count", "provenance", "format"):
         (tmp_path / "manifest.json").write_text(manifest.replace(f'"{name}"', f'"{name[:-1]}~"', 1))
-        with pytest.raises(ValueError, match=f"{tmp_path}/manifest.json: is not a manifest that is understood here"):
+        with refusal(f"{tmp_path}/manifest.json: is not a manifest that is understood here"):
             verify(tmp_path, "full")
 
 
@@ -548,7 +550,7 @@ def test_a_manifest_of_junk_is_a_named_error(tmp_path: Path, junk: str) -> None:
         lambda: read_manifest(Store.at(tmp_path / "dataset")),
     ]
     for attempt in attempts:
-        with pytest.raises(ValueError, match=f"{tmp_path}/dataset/manifest.json: is not a manifest that is understood here"):
+        with refusal(f"{tmp_path}/dataset/manifest.json: is not a manifest that is understood here"):
             attempt()
 
 
@@ -603,13 +605,13 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
     ],
 )
 def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path: Path, at: str, value: object) -> None:
-    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)])
+    write_sequences(tmp_path / "dataset", SEQUENCES)
     path = tmp_path / "dataset/manifest.json"
     manifest = json.loads(path.read_text())
     *above, name = at.split(".")
     functools.reduce(operator.getitem, above, manifest)[name] = value
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=rf"{path}: is not a manifest that is understood here \(.+\)\. Restore it"):
+    with refusal(rf"{path}: is not a manifest that is understood here \(.+\)\. Restore it"):
         read_manifest(Store.at(tmp_path / "dataset"))
 
 
@@ -617,12 +619,12 @@ def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path: Path) -> 
     """Null stands for what is not known."""
     source = {"name": "a", "revision": None, "files": [FILE], "more": [1]}
     said: dict[str, Any] = {"name": None, "sources": [source], "tokenizer": {"digest": None}, "more": {"a": 1.5}}
-    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences(SEQUENCES)], provenance=said)
+    write_sequences(tmp_path / "dataset", SEQUENCES, provenance=said)
     assert read_manifest(Store.at(tmp_path / "dataset"))["provenance"] == said
 
 
 def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tokenizer is 'bytes'"):
+    with refusal("tokenizer is 'bytes'"):
         write_dataset(tmp_path / "dataset", [], provenance={"tokenizer": "bytes"})
     assert not (tmp_path / "dataset").exists()
 
@@ -637,7 +639,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path, key: s
     key = key.format(tmp_path=tmp_path)
     manifest["objects"].append({"key": key, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"manifest.json: is not a manifest that .* is not a name of an object below it"):
+    with refusal(r"manifest.json: is not a manifest that .* is not a name of an object below it"):
         read_manifest(Store.at(tmp_path / "dataset"))
     for level in ("quick", "full"):
         assert "is not a name of an object below it" in refused(tmp_path / "dataset", level)
@@ -740,5 +742,5 @@ def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
 def test_a_number_that_no_key_signs_is_refused(dataset: Path) -> None:
     """It would be passed over, and an earlier version would be right."""
     for number in (3, "3"):
-        with pytest.raises(ValueError, match=r"^number is '?3'?, but nothing says who signed it: give key, too"):
+        with refusal(r"^number is '?3'?, but nothing says who signed it: give key, too"):
             verify(dataset, number=number)  # type: ignore[arg-type]

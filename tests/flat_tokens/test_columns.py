@@ -35,6 +35,7 @@ from flat_tokens.text import limits
 from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.rows import Range, TextFile, as_kept
 from tests.examples import examples
+from tests.refusal import refusal
 
 KINDS = {"n": "int64", "x": "float64", "t": "text", "none": "null"}
 
@@ -100,7 +101,7 @@ def test_kinds_fit_or_do_not() -> None:
     assert [common("int64", "text"), common("bool", "int64"), common("int64", "uint64")] == [None, None, None]
     whole, parts = (pa.record_batch({"n": values}) for values in ([1, 2], [0.5]))
     assert joined([whole, parts, pa.record_batch({"n": pa.nulls(1)})]).column(0).to_pylist() == [1.0, 2.0, 0.5, None]
-    with pytest.raises(ValueError, match="column 'n' cannot be float64: Integer value 9007199254740993"):
+    with refusal("column 'n' cannot be float64: Integer value 9007199254740993"):
         as_kind(pa.array([(1 << 53) + 1]), "float64", "n")
     assert as_kind(pa.array([1.0, None]), "int64", "n").to_pylist() == [1, None]
 
@@ -128,7 +129,7 @@ def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values: lis
     assert common("int64", kind) == common(kind, "int64") == common("null", kind) == kind
     if kind == BEYOND:
         assert common(kind, "float64") is common("float64", kind) is None
-        with pytest.raises(ValueError, match=r"column 'n' cannot be float64: Integer value .* Write its integers as text"):
+        with refusal(r"column 'n' cannot be float64: Integer value .* Write its integers as text"):
             as_kind(found, "float64", "n")
     else:
         assert as_kind(found, "float64", "n").to_pylist() == values
@@ -155,7 +156,7 @@ def test_damage_is_told_with_the_object(tmp_path: Path) -> None:
     columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
     for damaged in (data[:-20], data[:10] + b"\xff" * 20 + data[30:], b""):
         store.put(name_of("train", 0), damaged)
-        with pytest.raises(ValueError, match=r"columns/0\.parquet: cannot be read .*: run flat_tokens.verify"):
+        with refusal(r"columns/0\.parquet: cannot be read .*: run flat_tokens.verify"):
             columns.take(np.arange(6), list(KINDS))
         (fault,) = columns.faults()
         assert "columns/0.parquet: cannot be read" in fault
@@ -165,9 +166,9 @@ def test_documents_that_are_not_there_are_told(tmp_path: Path) -> None:
     store = Store.at(tmp_path)
     write(store, name_of("train", 0), 0, 5)
     columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
-    with pytest.raises(ValueError, match=r"0\.parquet has 5 rows instead of 6"):
+    with refusal(r"0\.parquet has 5 rows instead of 6"):
         columns.take(np.array([1]), ["n"])
-    with pytest.raises(ValueError, match="has no columns of document 9"):
+    with refusal("has no columns of document 9"):
         columns.take(np.array([9]), ["n"])
     assert list(Columns(store, {"n": "text"}, (Part(name_of("train", 0), 0, 5),)).faults()) == [
         "documents/train/columns/0.parquet has the columns ['n', 'x', 't', 'none'] instead of ['n']"
@@ -213,7 +214,7 @@ def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory: pytest
     if len(kinds) <= 1 or kinds == {int, float}:
         assert joined(list(read(path))).column("v").to_pylist() == told
     else:
-        with pytest.raises(ValueError, match=r"x.jsonl: column 'v' holds values of type .* and "):
+        with refusal(r"x.jsonl: column 'v' holds values of type .* and "):
             joined(list(read(path)))
 
 
@@ -249,5 +250,5 @@ def test_decimals_that_float64_does_not_have_are_refused() -> None:
     assert as_kept(pa.array(whole, pa.decimal128(38, 0)), "v", "x.parquet").to_pylist() == [1 << 60, -5, None]
     assert as_kept(pa.array([Decimal("0.1"), None]), "v", "x.parquet").to_pylist() == [0.1, None]
     for value in (Decimal((1 << 53) + 1), Decimal("9007199254740992.5")):
-        with pytest.raises(ValueError, match=rf"^x.parquet: column 'v' is float64 here, which does not have its value {value}"):
+        with refusal(rf"^x.parquet: column 'v' is float64 here, which does not have its value {value}"):
             as_kept(pa.array([value, Decimal(0)], pa.decimal128(38, 1)), "v", "x.parquet")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flat_tokens.forgotten import STEP, WINDOW, Forgotten, Scan, hashes, windows_of
+from tests.refusal import refusal
 
 SALT = bytes(range(8))
 KEYS = np.arange(1, 1001, dtype=np.uint64) * np.uint64(7919)
@@ -25,7 +26,7 @@ def test_the_listed_keys_and_no_others_are_forgotten() -> None:
 
 def test_a_damaged_list_is_refused() -> None:
     for wrong in ({}, {"salt": "zz", "digests": "", "windows": ""}, {"salt": "00" * 8, "digests": "AAA", "windows": ""}):
-        with pytest.raises(ValueError, match="is not a list of forgotten documents"):
+        with refusal("is not a list of forgotten documents"):
             Forgotten.of(wrong)
 
 

@@ -21,6 +21,7 @@ from flat_tokens.rows.packing import PackedDocuments
 from flat_tokens.stores.retry import own_status, retry_after
 from flat_tokens.tools.export import export_of, import_dataset, write
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.refusal import refusal
 
 BATCH = TokenBatch.from_sequences([[1, 2, 3], [4, 5]])
 
@@ -82,7 +83,7 @@ def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path: P
     before = sorted(path.parent.rglob("*"))
     recognises = name in ("import_dataset format", "open_any format")
     for value in ("Full", "", True, 7, ["full"], np.array(["full", "quick"]), *([] if recognises else [None])):
-        with pytest.raises(ValueError, match=complaint):
+        with refusal(complaint):
             call(path, value)
     assert sorted(path.parent.rglob("*")) == before
 
@@ -104,7 +105,7 @@ TRUTHS: dict[str, Call] = {
 def test_a_truth_value_is_true_or_false(path: Path, name: str) -> None:
     """The text "false" would count as true."""
     for value in ("false", "no", 0, []):
-        with pytest.raises(ValueError, match=rf"{name.split()[0]} is {re.escape(repr(value))}, but it is True or False"):
+        with refusal(rf"{name.split()[0]} is {re.escape(repr(value))}, but it is True or False"):
             TRUTHS[name](path, value)
 
 
@@ -142,7 +143,7 @@ def test_what_is_no_whole_number_is_refused_by_name(path: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", ["threads", "export threads"])
 def test_there_is_a_thread(path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="threads is 0, but it is 1 or more"):
+    with refusal("threads is 0, but it is 1 or more"):
         WHOLE[name](path, 0)
 
 
@@ -157,9 +158,9 @@ def closed(kind: type[Any]) -> Iterator[tuple[str, Any]]:
     ("format", "option", "value"), [(name, *one) for name, entry in FORMATS.items() for one in closed(entry.options)]
 )
 def test_an_option_of_a_format_is_refused_by_name(path: Path, format: str, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{option} is {re.escape(repr(value))}, but it is "):
+    with refusal(rf"{option} is {re.escape(repr(value))}, but it is "):
         export_of(path, format, {option: value})
-    with pytest.raises(ValueError, match=rf"{format} has no option 'no_such_option'; it has .*{option}"):
+    with refusal(rf"{format} has no option 'no_such_option'; it has .*{option}"):
         export_of(path, format, {"no_such_option": 1})
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.pages import Page, batch_lengths, common_lengths, pages_of
+from tests.refusal import refusal
 
 
 def header(*fields: bytes) -> bytes:
@@ -79,11 +80,11 @@ def test_pages_have_all_rows_and_at_most_what_they_say(
 
 
 def test_more_rows_than_there_are_and_other_kinds_of_pages_are_refused() -> None:
-    with pytest.raises(ValueError, match="have 4 rows or more, not 3"):
+    with refusal("have 4 rows or more, not 3"):
         list(pages_of(io.BytesIO(DATA_OF_4_PLACES_IN_IT), 0, 3))
-    with pytest.raises(ValueError, match="damaged"):
+    with refusal("damaged"):
         list(pages_of(io.BytesIO(DATA_OF_4_PLACES_IN_IT), 0, 5))
-    with pytest.raises(ValueError, match="of kind 5"):
+    with refusal("of kind 5"):
         list(pages_of(io.BytesIO(header(b"\x15\x0a", b"\x15\x0c", b"\x15\x0c")), 0, 1))
 
 
@@ -107,7 +108,7 @@ def test_long_statistics_are_passed_over() -> None:
 )
 @pytest.mark.timeout(20)
 def test_values_that_no_header_has_are_an_error_at_once(value: bytes) -> None:
-    with pytest.raises(ValueError, match="damaged"):
+    with refusal("damaged"):
         list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", value)), 0, 1))
 
 
@@ -116,9 +117,9 @@ def test_pages_that_say_they_are_larger_than_allowed_are_refused() -> None:
     two_billions = b"\x15\xfe\xff\xff\xff\x0f"
     places = b"\x2c\x15\x08\x15\x10\x15\x06\x15\x06\x00"
     for sizes in ((two_billions, b"\x15\x0a"), (b"\x15\x0a", two_billions)):
-        with pytest.raises(ValueError, match=r"has 2,147,483,647 bytes when it is unpacked; 1,000 are allowed.*, or more"):
+        with refusal(r"has 2,147,483,647 bytes when it is unpacked; 1,000 are allowed.*, or more"):
             list(pages_of(io.BytesIO(header(b"\x15\x00", *sizes, places)), 0, 4, 1000, ", or more"))
-    with pytest.raises(ValueError, match="damaged"):  # no size has more than 31 bits
+    with refusal("damaged"):  # no size has more than 31 bits
         list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x0a", b"\x15\x80\x80\x80\x80\x20", places)), 0, 4))
 
 

@@ -20,9 +20,9 @@ from flat_tokens import (
     ReferenceOrder,
     Schedule,
     ShuffledLoader,
-    TokenBatch,
 )
 from flat_tokens.rows.loader import digest_of
+from tests.made import write_sequences
 
 OBJECTS: dict[str, Callable[[FlatTokens], Any]] = {
     "a split": lambda train: train,
@@ -49,8 +49,7 @@ OBJECTS: dict[str, Callable[[FlatTokens], Any]] = {
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> FlatTokens:
     root = tmp_path_factory.mktemp("pickled") / "dataset"
-    flat_tokens.write_dataset(root, [TokenBatch.from_sequences([[i] * (i % 20) for i in range(100)])])
-    return flat_tokens.open(root).train
+    return flat_tokens.open(write_sequences(root, [[i] * (i % 20) for i in range(100)])).train
 
 
 def content(thing: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 import flat_tokens
-from flat_tokens import Ledger, TokenBatch
+from flat_tokens import Ledger
 from flat_tokens.columns import Columns, ColumnsWriter, name_of, parts_of
 from flat_tokens.formats import open_any
 from flat_tokens.stores.store import Store
@@ -24,6 +24,7 @@ from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
 from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutators import either, havoc, json_values, parquet
+from tests.made import write_sequences
 
 LIMITS = Limits(seconds=4, memory=1 << 32)
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -132,7 +133,7 @@ def _columns(work: Path) -> Fuzzed:
 
 def _ledger(work: Path) -> Fuzzed:
     dataset = work / "dataset"
-    flat_tokens.write_dataset(dataset, [TokenBatch.from_sequences([[1, 2, 3]] * 9)], [TokenBatch.from_sequences([[1]])])
+    write_sequences(dataset, [[1, 2, 3]] * 9, [[1]])
     path = work / "ledger.json"
     Ledger.create(path, {"one": (flat_tokens.open(dataset).train.packed(4), 1.0)}, 2)
 
@@ -148,7 +149,7 @@ def _ledger(work: Path) -> Fuzzed:
 def _export(record: str) -> Any:
     def prepare(work: Path) -> Fuzzed:
         """A record that cannot be read is as if it were not there; none leads out of the export."""
-        flat_tokens.write_dataset(work / "made", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
+        write_sequences(work / "made", [[1, 2], [3]], [[4]])
         request, files = export_of(work / "made", "megatron", {"end_of_text": 9}), work / "files"
         write(request, files)
         path = files / ".export" / record

@@ -57,6 +57,7 @@ from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet
 from tests.fuzz.strangers import STRANGERS
+from tests.made import write_sequences
 from tests.sources import as_archive, as_record
 from tests.tasks.test_groups import group
 
@@ -286,8 +287,7 @@ SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 300], list(range(40))]
 def _exported(format: str, options: Any) -> Callable[[Path], None]:
     def make(where: Path) -> None:
         origin = where.parent / "origin"
-        flat_tokens.write_dataset(origin, [TokenBatch.from_sequences(SEQUENCES)], [TokenBatch.from_sequences(SEQUENCES[:2])])
-        dataset = flat_tokens.open(origin)
+        dataset = flat_tokens.open(write_sequences(origin, SEQUENCES, SEQUENCES[:2]))
         splits: Any = {"train": dataset.train, "validation": dataset.validation}
         chosen, store = FORMATS[format], Store.at(where)
         written = [stored for part in chosen.plan(splits, options) for stored in chosen.write(splits, part, store, options)]
@@ -575,9 +575,7 @@ def _zarr(work: Path) -> Fuzzed:
     """Objects of datasets without a manifest, in our layouts and another writer's: a line with the name, then the content."""
     roots = []
     for layout in LAYOUTS:
-        flat_tokens.write_dataset(
-            work / layout, [TokenBatch.from_sequences(SEQUENCES)], [TokenBatch.from_sequences(SEQUENCES[:2])], layout=layout
-        )
+        write_sequences(work / layout, SEQUENCES, SEQUENCES[:2], layout=layout)
         (work / layout / "manifest.json").unlink()
         roots.append(work / layout)
     for zarr_format in (2, 3):

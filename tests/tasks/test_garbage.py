@@ -23,6 +23,7 @@ from tasks.shards.receipts import load_shard
 from tests.examples import first_fast
 from tests.faults.support import Settings, build_here, receipts, settings_of, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
+from tests.refusal import refusal
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -383,6 +384,6 @@ def test_what_is_not_understood_stops_a_collection(tmp_path: Path) -> None:
     output = tmp_path / "out"
     version = build_files(str(output), tmp_path, "a")
     (output / "versions" / version / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"is not a manifest"):
+    with refusal(r"is not a manifest"):
         collect(Store.at(output), NOW, delete=True)
     assert (output / "versions" / version / "train").exists()

@@ -27,6 +27,7 @@ from tasks.output.paths import GROUPS
 from tasks.progress import meter
 from tests.keys import KEY, OTHER
 from tests.made import docs_of, publish_docs
+from tests.refusal import refusal
 
 WRITTEN = {"objects": [["train/encoded_tokens/c/0", 12, "ab"]], "max_token_id": 7}
 
@@ -64,13 +65,13 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: 
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps({**facts, "workers": 7}))
-    with pytest.raises(ValueError, match="does not have its own digest"):
+    with refusal("does not have its own digest"):
         read_group(root, digest)
     path.write_text(json.dumps({**facts, "semantics": "0"}))
-    with pytest.raises(ValueError, match="stores tokens by semantics 0, this worker by"):
+    with refusal("stores tokens by semantics 0, this worker by"):
         read_group(root, digest)
     path.write_text(json.dumps({**{name: fact for name, fact in facts.items() if name != "steps"}, "work": {"kind": "tokenize"}}))
-    with pytest.raises(ValueError, match="another form than this worker reads"):
+    with refusal("another form than this worker reads"):
         read_group(root, digest)
 
 
@@ -88,7 +89,7 @@ def test_a_group_that_is_damaged_is_refused_by_its_path(tmp_path: Path, damage: 
     digest = put_group(root, group(tmp_path))
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
-    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: {words}")):
+    with refusal(re.escape(f"{path} is damaged: {words}")):
         read_group(root, digest)
 
 
@@ -98,13 +99,11 @@ def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> Non
     assert read_report(root, digest, "run") is None
     with reporting(root, mine, "run") as results:
         first = read_report(root, digest, "run")
-        assert first is not None
         assert (first.results, first.fault, first.process) == (None, None, os.getpid())
         assert first.under_way == mine.labels
         results.append(WRITTEN)
         results.append(WRITTEN)
     last = read_report(root, digest, "run")
-    assert last is not None
     assert last.results == (WRITTEN, WRITTEN)
     assert last.under_way == ()
 
@@ -141,8 +140,6 @@ def test_a_failure_is_reported_with_whether_another_try_may_help(tmp_path: Path,
     with pytest.raises(type(error)), reporting(root, mine, "run"):
         raise error
     report = read_report(root, digest, "run")
-    assert report is not None
-    assert report.fault is not None
     assert (report.fault.kind, report.fault.message, report.fault.may_pass) == (type(error).__name__, str(error), may_pass)
     assert report.results is None
 
@@ -179,7 +176,7 @@ def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
     root = Store.at(tmp_path / "out")
     with pytest.raises(FileNotFoundError):
         read_group(root, "0" * 64)
-    with pytest.raises(ValueError, match=re.escape("sees neither the build nor a dataset at")):
+    with refusal(re.escape("sees neither the build nor a dataset at")):
         check_seen(root)
     publish_docs(tmp_path / "out", docs_of((1, 2)))
     check_seen(root)
@@ -190,11 +187,11 @@ def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_withou
     with signing.using(KEY):
         digest = put_group(root, mine)
         assert read_group(root, digest) == mine
-    with pytest.raises(ValueError, match=f"the build signs, but .* has no key. Set {signing.KEY_FILE} on every worker"):
+    with refusal(f"the build signs, but .* has no key. Set {signing.KEY_FILE} on every worker"):
         read_group(root, digest)
     with (
         signing.using(OTHER),
-        pytest.raises(ValueError, match=r"group\.json: the signature next to it is of something"),
+        refusal(r"group\.json: the signature next to it is of something"),
     ):
         read_group(root, digest)
     with reporting(root, mine, "plain") as results:
@@ -204,7 +201,6 @@ def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_withou
             results += [WRITTEN, WRITTEN]
         assert read_report(root, digest, "plain") is None
         signed = read_report(root, digest, "signed")
-        assert signed is not None
         assert signed.results == (WRITTEN, WRITTEN)
         for suffix in ("", signing.SIGNATURE):  # one run's report is not another's
             os.replace(root.path(f"{GROUPS}/{digest}/signed.json{suffix}"), root.path(f"{GROUPS}/{digest}/plain.json{suffix}"))

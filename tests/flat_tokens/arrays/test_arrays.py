@@ -29,6 +29,7 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tests.examples import examples, first_fast
+from tests.refusal import refusal
 
 NAMES = get_args(LayoutName)
 ARRAYS = [(name, array) for name in NAMES for array in ("encoded_tokens", "seq_starts")]
@@ -141,7 +142,7 @@ def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data: bytes, level
     frame = compressor.compress(data)
     assert frame_size(memoryview(frame + after)) == len(frame)
     for cut in {0, 4, len(frame) // 2, len(frame) - 1}:
-        with pytest.raises(ValueError, match="it is cut off"):
+        with refusal("it is cut off"):
             frame_size(memoryview(frame[:cut]))
 
 
@@ -386,14 +387,14 @@ def damaged_reads(tmp_path: Path, spec: ArraySpec, length: int, variants: Any) -
     for variant in variants(whole):
         path.write_bytes(variant)
         array = open_array(Store.at(tmp_path / "array"), spec.dtype)
-        refusal, read = "", items
+        complaint, read = "", items
         try:
             read = array.read(0, length)
         except ValueError as error:
-            refusal = str(error)
+            complaint = str(error)
         assert np.array_equal(read, items)
-        assert not refusal or str(path) in refusal
-        refused, harmless = refused + bool(refusal), harmless + (not refusal)
+        assert not complaint or str(path) in complaint
+        refused, harmless = refused + bool(complaint), harmless + (not complaint)
     return refused, harmless
 
 
@@ -472,7 +473,7 @@ def test_a_missing_inner_chunk_is_named(tmp_path: Path, name: LayoutName) -> Non
     array = open_array(Store.at(tmp_path / "array"), "uint32")
     assert np.array_equal(array.read(0, CHUNK), items[:CHUNK])
     for start, stop in [(CHUNK, CHUNK + 1), (0, OBJECT)]:
-        with pytest.raises(ValueError, match=f"{path}: inner chunk 1 is not stored"):
+        with refusal(f"{path}: inner chunk 1 is not stored"):
             array.read(start, stop)
 
 
@@ -489,7 +490,7 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: LayoutN
         index[0] = entry
 
     path.write_bytes(with_index(path.read_bytes(), point))
-    with pytest.raises(ValueError, match=str(path)):
+    with refusal(str(path)):
         open_array(Store.at(tmp_path / "array"), "uint32").read(0, CHUNK)
 
 
@@ -504,7 +505,7 @@ def test_a_sound_chunk_of_another_length_is_refused(tmp_path: Path, name: Layout
     frame = numcodecs.Blosc("zstd", 5, 0).encode(items) if spec.block_length else spec.encode_chunk(items)
     index = np.array([0, len(frame)], "<u8").tobytes() if spec.zarr_format == 3 else b""
     path.write_bytes(frame + index + (google_crc32c.value(index).to_bytes(4, "little") if index else b""))
-    with pytest.raises(ValueError, match=f"{path}: inner chunk 0 does not decompress to {4 * spec.numpy_dtype.itemsize} bytes"):
+    with refusal(f"{path}: inner chunk 0 does not decompress to {4 * spec.numpy_dtype.itemsize} bytes"):
         open_array(Store.at(tmp_path / "array"), spec.dtype).read(0, 1)
 
 

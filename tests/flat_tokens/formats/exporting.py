@@ -7,10 +7,9 @@ import os
 from collections.abc import Sequence
 
 import flat_tokens
-from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Readable, Splits
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.writer import write_dataset
+from tests.made import write_sequences
 
 Sequences = Sequence[Sequence[int]]
 _numbers = itertools.count()
@@ -19,8 +18,7 @@ _numbers = itertools.count()
 def splits_of(train: Sequences, validation: Sequences = (), where: str | os.PathLike[str] | None = None) -> Splits:
     """A dataset's splits, in memory unless *where* is given."""
     path = where or f"memory://splits-{next(_numbers)}"
-    write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
-    dataset = flat_tokens.open(path)
+    dataset = flat_tokens.open(write_sequences(path, train, validation))
     return {"train": dataset.train, "validation": dataset.validation}
 
 

@@ -14,23 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS, Files, open_any, source
 from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.reader import ahead
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import FlatTokensWriter, write_dataset
+from flat_tokens.writer import FlatTokensWriter
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
 
 
 def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()) -> flat_tokens.Dataset:
-    write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
-    return flat_tokens.open(path)
+    return flat_tokens.open(write_sequences(path, train, validation))
 
 
 @examples(50)
@@ -114,14 +114,14 @@ def test_flat_tokens_datasets_open_like_any_format(tmp_path: Path) -> None:
 
 def test_what_is_in_no_format_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no tokens in here\n")
-    with pytest.raises(ValueError, match=r"notes\.txt: is in none of the formats"):
+    with refusal(r"notes\.txt: is in none of the formats"):
         open_any(tmp_path / "notes.txt")
 
 
 def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path) -> None:
     export("modalities", splits_of([[1]]), tmp_path, Modalities())
     export("megatron", splits_of([[2]]), tmp_path, Megatron())
-    with pytest.raises(ValueError, match=r"is in several formats \(modalities, megatron\)\. Name one of its files, or the"):
+    with refusal(r"is in several formats \(modalities, megatron\)\. Name one of its files, or the"):
         open_any(tmp_path)
     assert sequences_in(open_any(tmp_path, "megatron").splits["train"]) == [[2]]
     assert sequences_in(open_any(tmp_path / "train.pbin").splits["train"]) == [[1]]
@@ -171,7 +171,7 @@ def test_working_ahead_keeps_the_order_and_the_error() -> None:
         raise ValueError("the eleventh")
 
     taken = []
-    with pytest.raises(ValueError, match="the eleventh"):
+    with refusal("the eleventh"):
         taken.extend(ahead(items()))
     assert list(itertools.islice(ahead(items()), 10)) == list(range(10))
     assert list(ahead(iter(()))) == []

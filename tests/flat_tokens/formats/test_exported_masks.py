@@ -17,7 +17,8 @@ from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.formats.parquet import Parquet
 from flat_tokens.tools.export import import_dataset
 from tests.flat_tokens.tools.test_export import export as exported
-from tests.made import docs_of, publish_docs
+from tests.made import docs_of, publish_docs, write_sequences
+from tests.refusal import refusal
 from tests.terminal import Terminal
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 10]]
@@ -62,7 +63,7 @@ def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, tool: T
 
 
 def test_the_column_of_labels_is_taken(masked: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="column is 'labels', but that is the column of the loss mask"):
+    with refusal("column is 'labels', but that is the column of the loss mask"):
         exported(masked, tmp_path / "out", "parquet", column="labels")
 
 
@@ -152,9 +153,9 @@ def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, compla
     """With the file and the row; they can be passed over."""
     ids = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
     path = table(tmp_path / "a.parquet", input_ids=ids, labels=pa.array(labels, pa.list_(pa.int64())))
-    with pytest.raises(ValueError, match=f"{path}: {complaint}"):
+    with refusal(f"{path}: {complaint}"):
         mask_of(path)
-    with pytest.raises(ValueError, match=complaint):
+    with refusal(complaint):
         import_dataset(path, tmp_path / "imported")
     assert mask_of(path, {"labels": "ignore"}) is None
     import_dataset(path, tmp_path / "passed over", options={"labels": "ignore"}, format="parquet")
@@ -210,7 +211,7 @@ def test_masks_of_trainers_are_read_and_padding_is_not(tmp_path: Path, masks: An
 )
 def test_columns_that_are_no_masks_are_refused(tmp_path: Path, name: str, values: Any, complaint: str) -> None:
     path = table(tmp_path / "a.parquet", input_ids=[[5, 6, 7]], **{name: values})
-    with pytest.raises(ValueError, match=complaint):
+    with refusal(complaint):
         mask_of(path)
 
 
@@ -253,7 +254,7 @@ def test_a_byte_a_token_says_whether_it_counts(
     assert not done.loses_loss_mask
     exported(masked, tmp_path / "closed", format, end_of_text=99)
     assert files_of(tmp_path / "closed" / "train", format)[0].read_bytes() == bytes([0, 1, 1, 1, 0, 0, 0, 1, 0, 0])
-    flat_tokens.write_dataset(tmp_path / "unmasked", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
+    write_sequences(tmp_path / "unmasked", SEQUENCES)
     exported(tmp_path / "unmasked", tmp_path / "none", format)
     assert not files_of(tmp_path / "none", format)
 
@@ -263,10 +264,10 @@ def test_a_mask_that_does_not_fit_is_refused(masked: Path, tmp_path: Path, forma
     exported(masked, tmp_path / "out", format)
     (path,) = files_of(tmp_path / "out" / "train", format)
     path.write_bytes(bytes(MASK)[:-1])
-    with pytest.raises(ValueError, match="has 5 bytes, but there are 6 tokens"):
+    with refusal("has 5 bytes, but there are 6 tokens"):
         open_any(tmp_path / "out")
     path.write_bytes(bytes([0, 1, 2, 0, 1, 0]))
-    with pytest.raises(ValueError, match="has 2 for token 2, but a token counts, 1, or not, 0"):
+    with refusal("has 2 for token 2, but a token counts, 1, or not, 0"):
         list(open_any(tmp_path / "out").splits["train"].batches())
 
 
@@ -313,6 +314,6 @@ def test_lines_of_dolma_have_each_document_s_origin(tmp_path: Path) -> None:
     ]
     train = open_any(tmp_path / "out").splits["train"]
     assert [train.sequence(i).tolist() for i in range(4)] == [[1, 2], [3], [4], []]
-    flat_tokens.write_dataset(tmp_path / "bare", [flat_tokens.TokenBatch.from_sequences(SEQUENCES)])
-    with pytest.raises(ValueError, match=r"has no record of its documents\. Export it without provenance"):
+    write_sequences(tmp_path / "bare", SEQUENCES)
+    with refusal(r"has no record of its documents\. Export it without provenance"):
         exported(tmp_path / "bare", tmp_path / "again", "olmo-core", provenance=True)

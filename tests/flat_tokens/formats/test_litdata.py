@@ -14,6 +14,7 @@ from flat_tokens.formats.compression import compress
 from flat_tokens.formats.litdata import LITDATA, Litdata
 from tests.damage import change as change_json
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.refusal import refusal
 
 LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
@@ -79,7 +80,7 @@ def test_packed_chunks_are_read(tmp_path: Path) -> None:
     change(tmp_path / "train", {"config": {"compression": "zstd"}})
     assert read(tmp_path) == {"train": EXAMPLE}
     (tmp_path / "train/chunk-0-0.zstd.bin").write_bytes(compress("zstd", bytes(50 << 20)))
-    with pytest.raises(ValueError, match=r"chunk-0-0.zstd.bin: does not decompress to 1256 bytes"):
+    with refusal(r"chunk-0-0.zstd.bin: does not decompress to 1256 bytes"):
         read(tmp_path)
 
 
@@ -112,9 +113,9 @@ def test_packed_chunks_are_read(tmp_path: Path) -> None:
 def test_a_lying_index_is_refused_by_name(tmp_path: Path, by: Any) -> None:
     export("litdata", splits_of(EXAMPLE), tmp_path / "d", Litdata())
     change(tmp_path / "d/train", by)
-    with pytest.raises(ValueError, match=f"{tmp_path}/d/train/index.json: ") as refusal:
+    with pytest.raises(ValueError, match=f"{tmp_path}/d/train/index.json: ") as raised:
         LITDATA.open(Files.at(tmp_path / "d"), Litdata())
-    assert len(str(refusal.value)) < 400
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_a_lying_index_is_refused_by_name(tmp_path: Path, by: Any) -> None:
 def test_an_index_that_is_not_its_chunks_is_refused_by_the_chunks_name(tmp_path: Path, by: Any) -> None:
     export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
     change(tmp_path / "train", by)
-    with pytest.raises(ValueError, match=f"{tmp_path}/train/chunk-0-0.bin: "):
+    with refusal(f"{tmp_path}/train/chunk-0-0.bin: "):
         read(tmp_path)
 
 
@@ -139,7 +140,7 @@ def test_a_chunk_cut_off_or_changed_is_refused_by_name(tmp_path: Path) -> None:
     whole = chunk.read_bytes()
     for data in (whole[:-1], whole[:20], b"", whole[:8] + whole[12:] + bytes(4), whole[:12] + b"\xff" * 4 + whole[16:]):
         chunk.write_bytes(data)
-        with pytest.raises(ValueError, match=str(chunk)):
+        with refusal(str(chunk)):
             read(tmp_path)
 
 

@@ -28,6 +28,7 @@ from flat_tokens.stores.store import Store
 from tests.damage import change as change_json
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.refusal import refusal
 
 LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
@@ -138,14 +139,12 @@ def test_packed_samples_are_the_documents_one_behind_the_other(tmp_path: Path) -
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has 2 sequences, and samples of 4 tokens keep no bounds between them\. Set end_of_text"
-    ):
+    with refusal(r"has 2 sequences, and samples of 4 tokens keep no bounds between them\. Set end_of_text"):
         MDS.plan(splits_of([[1], [2]]), Mds(length=4))
     assert len(MDS.plan(splits_of([[1, 2, 3]]), Mds(length=2))) == 1
-    with pytest.raises(ValueError, match="no split has as many as 9 tokens"):
+    with refusal("no split has as many as 9 tokens"):
         MDS.plan(splits_of([[1], [2]]), Mds(length=9, end_of_text=0, drop_last=True))
-    with pytest.raises(ValueError, match=r"is end_of_text \(2\) inside a sequence"):
+    with refusal(r"is end_of_text \(2\) inside a sequence"):
         export("mds", splits_of([[1], [2]]), tmp_path, Mds(length=9, end_of_text=2))
 
 
@@ -156,7 +155,7 @@ def test_a_sequence_larger_than_offsets_can_say_is_refused_unread(tmp_path: Path
 
     Long.seq_starts = Long
     Long.read = staticmethod(lambda start, stop: np.array([0, 2**30], np.uint64)[start:stop])  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"long: sequence 0 takes \d+ bytes, but shards end at 4294967295"):
+    with refusal(r"long: sequence 0 takes \d+ bytes, but shards end at 4294967295"):
         MDS.plan({"train": Long()}, Mds())  # type: ignore[dict-item]
 
 
@@ -278,7 +277,7 @@ def test_samples_that_choose_their_type_are_read(
 def test_samples_of_a_type_that_is_no_integer_are_refused(tmp_path: Path, streaming: Any) -> None:
     arrays = [np.arange(1, 3, dtype=np.int32), np.ones(3, np.float32)]
     written_by_mosaicml(streaming, tmp_path, arrays, {"tokens": "ndarray"})
-    with pytest.raises(ValueError, match=r"shard.00000.mds: sample 1 has type 34, but tokens have one of \[8, 9, 16, 17, 32"):
+    with refusal(r"shard.00000.mds: sample 1 has type 34, but tokens have one of \[8, 9, 16, 17, 32"):
         read(tmp_path)
 
 
@@ -400,7 +399,7 @@ def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path,
         (pack(plain) + b"more", 0),
     ):
         store(data, claimed)
-        with pytest.raises(ValueError, match=f"{folder / 'packed'}: "):
+        with refusal(f"{folder / 'packed'}: "):
             read(tmp_path)
 
 
@@ -452,9 +451,9 @@ def test_a_lying_index_is_refused_by_name(tmp_path: Path, by: Any) -> None:
     export("mds", splits_of(EXAMPLE), tmp_path / "d", Mds())
     (tmp_path / "secret.mds").write_bytes((tmp_path / "d/train/shard.00000.mds").read_bytes())
     change(tmp_path / "d/train", by)
-    with pytest.raises(ValueError, match=f"{tmp_path}/d/train/index.json: ") as refusal:
+    with pytest.raises(ValueError, match=f"{tmp_path}/d/train/index.json: ") as raised:
         MDS.open(Files.at(tmp_path / "d"), Mds())
-    assert len(str(refusal.value)) < 600
+    assert len(str(raised.value)) < 600
 
 
 @pytest.mark.parametrize(
@@ -475,7 +474,7 @@ def test_a_lying_index_is_refused_by_name(tmp_path: Path, by: Any) -> None:
 def test_an_index_that_is_not_its_shards_is_refused_by_the_shards_name(tmp_path: Path, by: Any) -> None:
     export("mds", splits_of(EXAMPLE), tmp_path, Mds())
     change(tmp_path / "train", by)
-    with pytest.raises(ValueError, match=f"{tmp_path}/train/shard.00000.mds: "):
+    with refusal(f"{tmp_path}/train/shard.00000.mds: "):
         read(tmp_path)
 
 
@@ -484,11 +483,11 @@ def test_an_index_that_is_not_its_shards_is_refused_by_the_shards_name(tmp_path:
 )
 def test_an_index_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
-    with pytest.raises(ValueError, match=f"{tmp_path}/index.json: "):
+    with refusal(f"{tmp_path}/index.json: "):
         read(tmp_path)
     with (tmp_path / "index.json").open("wb") as sparse:
         sparse.truncate(1 << 40)
-    with pytest.raises(ValueError, match=f"{tmp_path}/index.json: is larger than an index may be"):
+    with refusal(f"{tmp_path}/index.json: is larger than an index may be"):
         read(tmp_path)
     assert not MDS.recognise(Files.at(tmp_path))
 
@@ -500,13 +499,13 @@ def test_a_shard_cut_off_anywhere_is_refused_by_name(tmp_path: Path) -> None:
     for size in range(0, len(whole), 41):
         shard.write_bytes(whole[:size])
         change(tmp_path / "train", {"raw_data": {"bytes": len(whole)}})
-        with pytest.raises(ValueError, match=str(shard)):
+        with refusal(str(shard)):
             read(tmp_path)
         change(tmp_path / "train", {"raw_data": {"bytes": size}})  # the index lies, too
-        with pytest.raises(ValueError, match=str(shard)):
+        with refusal(str(shard)):
             read(tmp_path)
         if size:
-            with pytest.raises(ValueError, match=str(shard)):
+            with refusal(str(shard)):
                 read(shard)
 
 
@@ -515,5 +514,5 @@ def test_what_is_no_token_id_is_refused_by_name(tmp_path: Path, wrong: int) -> N
     export("mds", splits_of([[1, 2], [77]]), tmp_path, Mds())
     shard = tmp_path / "train/shard.00000.mds"
     shard.write_bytes(shard.read_bytes()[:-4] + np.array(wrong, "<i4").tobytes())
-    with pytest.raises(ValueError, match=f"{shard}: holds {wrong} "):
+    with refusal(f"{shard}: holds {wrong} "):
         read(tmp_path)

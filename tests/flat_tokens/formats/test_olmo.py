@@ -17,6 +17,7 @@ from flat_tokens.formats import open_any
 from flat_tokens.formats.olmo import Olmo
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.refusal import refusal
 
 
 def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
@@ -74,13 +75,13 @@ def test_dolmas_lines_have_more_columns(tmp_path: Path) -> None:
     ],
 )
 def test_metadata_that_lie_are_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
-    with pytest.raises(ValueError, match=rf"a\.csv\.gz: .*{complaint}"):
+    with refusal(rf"a\.csv\.gz: .*{complaint}"):
         open_any(metadata(tmp_path, text))
 
 
 def test_metadata_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALWAYS_TEXT", 1000)
-    with pytest.raises(ValueError, match=r"a\.csv\.gz: cannot be read as gzipped lines \(has more than 1768 bytes of text\)"):
+    with refusal(r"a\.csv\.gz: cannot be read as gzipped lines \(has more than 1768 bytes of text\)"):
         open_any(metadata(tmp_path, b"0,0\n" * 1000))
 
 
@@ -89,13 +90,13 @@ def test_damaged_metadata_are_refused(tmp_path: Path) -> None:
     data = (tmp_path / "a.csv.gz").read_bytes()
     for wrong in (data[:-5], data + b"more", b"", data[:4] + b"\xff" * 20):
         (tmp_path / "a.csv.gz").write_bytes(wrong)
-        with pytest.raises(ValueError, match=r"a\.csv\.gz: "):
+        with refusal(r"a\.csv\.gz: "):
             open_any(tmp_path)
 
 
 def test_tokens_alone_and_numpys_own_files_are_others(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"a\.npy: has no a\.csv\.gz next to it"):
+    with refusal(r"a\.npy: has no a\.csv\.gz next to it"):
         open_any(tmp_path, "olmo-core")
     np.save(tmp_path / "a.npy", np.zeros(4, np.uint16))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"0,4\n"))

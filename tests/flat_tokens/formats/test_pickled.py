@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flat_tokens.annotations import Int64s
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from tests.examples import examples, first_fast
+from tests.refusal import refusal
 
 EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**39 - 1, 2**39, 2**47 - 1, 2**47, 2**55 - 1, 2**55, 2**63 - 1]
 """Where an integer's form in a pickle changes."""
@@ -144,7 +145,7 @@ def test_everything_else_is_refused_unrun_in_little_memory(tmp_path: os.PathLike
     data = dict(hostile(marker))[name]
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"opcode 0x|ends in its middle|continues after its end|integer of \d+ bytes"):
+        with refusal(r"opcode 0x|ends in its middle|continues after its end|integer of \d+ bytes"):
             loads(data, block)
         assert tracemalloc.get_traced_memory()[1] < (1 << 20) + 200 * len(data)
     finally:
@@ -164,7 +165,7 @@ def test_the_hostile_pickles_are_hostile(tmp_path: os.PathLike[str]) -> None:
 def test_a_truncated_pickle_is_refused_wherever_it_is_cut(protocol: int) -> None:
     data = pickle.dumps([(1000 * i, 1000) for i in range(1500)], protocol)
     for stop in [*range(40), *range(40, len(data), 97), *range(len(data) - 40, len(data))]:
-        with pytest.raises(ValueError, match="ends in its middle"):
+        with refusal("ends in its middle"):
             loads(data[:stop], 4096)
 
 

@@ -27,6 +27,8 @@ from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 BYTES = np.ones(256, np.int64)
 """The tokenizer of these datasets has a token for each byte."""
@@ -298,9 +300,7 @@ def test_columns_of_many_values_are_named_and_counted_if_asked_for(
     asked = record_of_dataset(corpora["one"], columns=["url", "file"])
     assert list(asked["by"]) == ["url", "file"]
     assert len(asked["by"]["url"]) == 120
-    with pytest.raises(
-        ValueError, match=r"no dataset has a column 'topic'; there are split, source, language, licence, score, good"
-    ):
+    with refusal(r"no dataset has a column 'topic'; there are split, source, language, licence, score, good"):
         record_of_dataset(corpora["one"], columns=["topic"])
 
 
@@ -325,7 +325,7 @@ def test_a_version_is_a_run_that_saw_each_document_once(corpora: dict[str, Path]
 
 
 def test_a_dataset_without_records_has_documents_without_a_source(tmp_path: Path, corpora: dict[str, Path]) -> None:
-    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[i] * (i % 5) for i in range(50)])])
+    write_sequences(tmp_path / "plain", [[i] * (i % 5) for i in range(50)])
     record = record_of_dataset(tmp_path / "plain")
     assert (record["documents"], record["tokens"], list(record["by"])) == (50, 100, ["split"])
     views = [flat_tokens.open(path).train.packed(8) for path in (tmp_path / "plain", corpora["one"])]
@@ -358,7 +358,7 @@ def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora: 
     record = record_of_run(Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 8), 3, sizes=sizes)
     assert record["text_bytes"] is None
     assert record["tokens"] == 3 * 8 * 16
-    with pytest.raises(ValueError, match="not the same in every epoch"):
+    with refusal("not the same in every epoch"):
         bytes_seen(view, BYTES)
 
 

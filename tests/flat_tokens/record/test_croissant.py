@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import flat_tokens
-from flat_tokens import Ledger, TokenBatch, write_dataset
+from flat_tokens import Ledger
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
 from tests.flat_tokens.record.corpora import build_corpus
+from tests.made import write_sequences
 
 ADDED = {
     "creator": {"@type": "sc:Organization", "name": "The Bakery", "url": "https://example.org"},
@@ -26,7 +27,7 @@ ADDED = {
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     root = tmp_path_factory.mktemp("croissant")
     paths = {name: build_corpus(root, name, seed=k) for k, name in enumerate(("one", "two"))}
-    write_dataset(root / "plain", [TokenBatch.from_sequences([[5, 6, 7]] * 20)])
+    write_sequences(root / "plain", [[5, 6, 7]] * 20)
     views = {name: flat_tokens.open(path).train.packed(8) for name, path in {**paths, "plain": root / "plain"}.items()}
     ledger = Ledger.create(root / "run.json", {name: (view, 1) for name, view in views.items()}, 8)
     return {

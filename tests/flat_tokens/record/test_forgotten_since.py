@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import Ledger, TokenBatch, write_dataset
+from flat_tokens import Ledger
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import LIST, Forgotten
 from flat_tokens.record.account import record_of_dataset, record_of_run
@@ -20,6 +20,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import build_corpus
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 
@@ -69,7 +70,7 @@ def test_without_a_list_there_is_no_such_field(corpus: Path, tmp_path: Path) -> 
     assert "forgotten" not in record_of_dataset(corpus)
     nothing = record_of_dataset(corpus, forgotten=[Store.at(tmp_path)])["forgotten"]
     assert (nothing["documents"], nothing["lists"][0]["documents"], nothing["lists"][0]["sha256"]) == (0, 0, "")
-    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[1, 2]])])
+    write_sequences(tmp_path / "plain", [[1, 2]])
     of_plain = record_of_dataset(tmp_path / "plain", forgotten=[list_at(tmp_path / "x", keys_of(corpus))])
     assert of_plain["forgotten"]["documents"] == 0
 

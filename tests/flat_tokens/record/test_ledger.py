@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens import Ledger, Mixture, Schedule
 from flat_tokens.rows.loader import Steps
 from tests.damage import change
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 
 @pytest.fixture
 def views(tmp_path: Path) -> dict[str, Any]:
     """Packed rows of three small datasets."""
     for k, name in enumerate(("web", "code", "books")):
-        write_dataset(tmp_path / name, [TokenBatch.from_sequences([[100 * k + i] * (i % 9) for i in range(90)])])
+        write_sequences(tmp_path / name, [[100 * k + i] * (i % 9) for i in range(90)])
     return {name: flat_tokens.open(tmp_path / name).train.packed(8) for name in ("web", "code", "books")}
 
 
@@ -70,7 +72,7 @@ def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: 
     assert set(batch.source.tolist()) == {1}
     assert len(batch.source) == 12
     ledger.edit(7, batch_size=20)
-    with pytest.raises(ValueError, match="in this loader that step is at sample"):
+    with refusal("in this loader that step is at sample"):
         ledger.mixture().steps().load_state_dict({"step": 9, "position": 6 * 8 + 3 * 12})
 
 
@@ -97,11 +99,11 @@ def test_views_of_no_dataset_are_given_again(tmp_path: Path) -> None:
     expected = Ledger.create(path, {"a": (Numbers(50), 1), "b": (Numbers(30), 1, 2)}, 8).mixture()
     found = Ledger.open(path, views={"a": Numbers(50), "b": Numbers(30)}).mixture()
     assert all(np.array_equal(found[step].index, expected[step].index) for step in range(9))
-    with pytest.raises(ValueError, match=r"source 'a' is a view of no dataset. Open the ledger with views="):
+    with refusal(r"source 'a' is a view of no dataset. Open the ledger with views="):
         Ledger.open(path).mixture()
-    with pytest.raises(ValueError, match="source 'b' is not what the run has: its rows is 31, but in the ledger it is 30"):
+    with refusal("source 'b' is not what the run has: its rows is 31, but in the ledger it is 30"):
         Ledger.open(path, views={"a": Numbers(50), "b": Numbers(31)}).mixture()
-    with pytest.raises(ValueError, match="there is no source 'c'; there are 'a', 'b'"):
+    with refusal("there is no source 'c'; there are 'a', 'b'"):
         Ledger.open(path, views={"c": Numbers(50)})
 
 
@@ -112,8 +114,8 @@ def test_a_dataset_may_move_but_not_change(tmp_path: Path, views: dict[str, Any]
     with pytest.raises(FileNotFoundError):
         Ledger.open(path).mixture()
     assert Ledger.open(path, places={"web": str(tmp_path / "moved")}).mixture().digest(3) == expected
-    write_dataset(tmp_path / "web", [TokenBatch.from_sequences([[i + 5] * (i % 9) for i in range(90)])])
-    with pytest.raises(ValueError, match=r"source 'web' is not what the run has: its dataset is .* add it as a new source"):
+    write_sequences(tmp_path / "web", [[i + 5] * (i % 9) for i in range(90)])
+    with refusal(r"source 'web' is not what the run has: its dataset is .* add it as a new source"):
         Ledger.open(path).mixture()
 
 
@@ -122,7 +124,7 @@ def test_a_url_in_a_ledger_is_followed_only_when_the_ledger_is_trusted(tmp_path:
     expected = Ledger.create(path, {"web": (views["web"], 1)}, 8).mixture().digest(3)
     url = f"file://{tmp_path}/web"
     path.write_text(path.read_text().replace(f'"{tmp_path}/web"', f'"{url}"'))
-    with pytest.raises(ValueError, match=r"says that source 'web' is at file://.*trust_records"):
+    with refusal(r"says that source 'web' is at file://.*trust_records"):
         Ledger.open(path).mixture()
     assert Ledger.open(path, trust_records=True).mixture().digest(3) == expected
 
@@ -142,7 +144,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, vie
         (99, {"web": 1}, None, "an edit from step 99 on, but the run ends before step"),
         (6, {"books": (views["books"].tokens.packed(9), 1)}, None, "do not fit into one batch"),
     ):
-        with pytest.raises(ValueError, match=complaint):
+        with refusal(complaint):
             ledger.edit(step, sources, batch_size=batch_size)  # type: ignore[arg-type]
     assert path.read_bytes() == before
     assert ledger.names == ("web", "code")
@@ -171,7 +173,7 @@ def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[
     content = json.loads(path.read_text())
     change(content, damage)
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"run\.json: is not a ledger that is understood here"):
+    with refusal(r"run\.json: is not a ledger that is understood here"):
         Ledger.open(path)
 
 
@@ -179,7 +181,7 @@ def test_rows_that_no_split_has_are_refused(tmp_path: Path, views: dict[str, Any
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"], 1)}, 8)
     path.write_text(path.read_text().replace('"rows": "packed"', '"rows": "require_vocab"'))
-    with pytest.raises(ValueError, match="the rows of source 'web' are 'require_vocab', but they are one of packed"):
+    with refusal("the rows of source 'web' are 'require_vocab', but they are one of packed"):
         Ledger.open(path).mixture()
 
 
@@ -198,7 +200,7 @@ def test_a_ledger_cannot_say_where_something_is_written(tmp_path: Path, views: d
     packs = views["web"].tokens.packed_documents(20)
     Ledger.create(path, {"web": (packs, 1)}, 8)
     path.write_text(path.read_text().replace('"fit": ', f'"cache": "{tmp_path}/cache", "fit": '))
-    with pytest.raises(ValueError, match="'packed_documents' has no setting 'cache'"):
+    with refusal("'packed_documents' has no setting 'cache'"):
         Ledger.open(path).mixture()
     assert not (tmp_path / "cache").exists()
 
@@ -219,7 +221,7 @@ def test_a_new_ledger_says_its_order(tmp_path: Path) -> None:
         {"format_version": 3},
     ):
         path.write_text(json.dumps({**content, **changed}))
-        with pytest.raises(ValueError, match=r"run\.json: is not a ledger that is understood here"):
+        with refusal(r"run\.json: is not a ledger that is understood here"):
             Ledger.open(path)
 
 
@@ -229,7 +231,7 @@ def test_a_state_of_another_order_is_refused() -> None:
     state = mixture.steps(3).state_dict()
     assert state == {"step": 3, "position": 24, "order": 2}
     steps = mixture.steps()
-    with pytest.raises(ValueError, match=r"the state is of order 1, but this loader has order 2$"):
+    with refusal(r"the state is of order 1, but this loader has order 2$"):
         steps.load_state_dict({**state, "order": 1})
     steps.load_state_dict({"step": 3, "position": 24})
     assert next(steps).index.tolist() == mixture[3].index.tolist()

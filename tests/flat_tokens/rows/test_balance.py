@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BlockOrder, FillInMiddle, FlatTokens, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens import BlockOrder, FillInMiddle, FlatTokens, ShuffledLoader
 from flat_tokens.rows.loader import dealt
 from tests.examples import NIGHTLY, examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.made import write_sequences
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> FlatTokens:
     lengths = np.random.default_rng(0).lognormal(2.5, 1.2, 250).astype(int) + 1
-    write_dataset(
-        tmp_path / "d", [TokenBatch.from_sequences([[d + 1] * min(size, 64) for d, size in enumerate(lengths.tolist())])]
-    )
-    return flat_tokens.open(tmp_path / "d").train
+    return flat_tokens.open(
+        write_sequences(tmp_path / "d", [[d + 1] * min(size, 64) for d, size in enumerate(lengths.tolist())])
+    ).train
 
 
 @given(costs=st.lists(st.integers(0, 1000), max_size=40), hosts=st.integers(1, 9))

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch, write_dataset
+from flat_tokens import FlatTokens
 from flat_tokens.rows import packing_index
 from flat_tokens.rows.packing_index import cropped_rows
 from tests.examples import examples
-from tests.made import docs_of, publish_docs
+from tests.made import docs_of, publish_docs, write_sequences
+from tests.refusal import refusal
 
 Piece = tuple[int, int, int]
 
@@ -58,8 +59,7 @@ def rows_by_rule(lengths: list[int], length: int, *, keep: bool, at_a_time: int)
 
 def written(path: Path, lengths: list[int]) -> FlatTokens:
     """Document d is d + 1, again and again."""
-    write_dataset(path, [TokenBatch.from_sequences([[d + 1] * size for d, size in enumerate(lengths)])])
-    return flat_tokens.open(path).train
+    return flat_tokens.open(write_sequences(path, [[d + 1] * size for d, size in enumerate(lengths)])).train
 
 
 @given(
@@ -133,11 +133,11 @@ def test_packs_hold_what_the_rule_says(
 def test_what_does_not_go_with_full_rows_is_refused(tmp_path: Path) -> None:
     train = written(tmp_path / "d", [3, 4])
     for settings in ({"split_across_pack": True}, {"too_long": "cut"}, {"pad_to": 2}):
-        with pytest.raises(ValueError, match="fit='crop' cuts documents itself"):
+        with refusal("fit='crop' cuts documents itself"):
             train.packed_documents(4, fit="crop", **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="on_crop is 'keep', but fit='best' crops nothing"):
+    with refusal("on_crop is 'keep', but fit='best' crops nothing"):
         train.packed_documents(4, fit="best", on_crop="keep")
-    with pytest.raises(ValueError, match="on_crop is 'Keep', but it is one of drop, keep"):
+    with refusal("on_crop is 'Keep', but it is one of drop, keep"):
         train.packed_documents(4, fit="crop", on_crop="Keep")  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
     train, other = written(tmp_path / "d", [5, 9, 8, 7]), written(tmp_path / "e", [9, 9, 2, 9])
     view = train.packed_documents(8, fit="crop")
     view._index = view._index._replace(tokens=other)
-    with pytest.raises(ValueError, match="seq_starts is not what the packing index was made of"):
+    with refusal("seq_starts is not what the packing index was made of"):
         view.batch(np.arange(len(view)))
 
 

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, FlatTokens, TokenBatch, write_dataset
+from flat_tokens import BucketedLoader, FlatTokens
 from tests.examples import examples
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 BOS, EOS, PAD = 9001, 9002, 9003
 
 
 def written(path: Path, documents: list[list[int]]) -> FlatTokens:
-    write_dataset(path, [TokenBatch.from_sequences(documents)])
-    return flat_tokens.open(path).train
+    return flat_tokens.open(write_sequences(path, documents)).train
 
 
 def documents_of(lengths: list[int]) -> list[list[int]]:
@@ -51,9 +52,9 @@ def test_an_index_with_ends_is_kept_apart(tmp_path: Path) -> None:
 
 def test_ends_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
     train = written(tmp_path / "plain", documents_of([5]))
-    with pytest.raises(ValueError, match="eos is -1, but token ids are 0 to"):
+    with refusal("eos is -1, but token ids are 0 to"):
         train.packed(4, eos=-1)
-    with pytest.raises(ValueError, match=f"bos is {2**31}"):
+    with refusal(f"bos is {2**31}"):
         train.documents(4, bos=2**31)
 
 
@@ -85,9 +86,9 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(
 
 def test_padding_that_cannot_be_is_refused(tmp_path: Path) -> None:
     train = written(tmp_path / "plain", documents_of([5]))
-    with pytest.raises(ValueError, match="pad_to is 6, but it is 1 or more, and packs of 16 are a multiple of it"):
+    with refusal("pad_to is 6, but it is 1 or more, and packs of 16 are a multiple of it"):
         train.packed_documents(16, pad_to=6)
-    with pytest.raises(ValueError, match="leave out split_across_pack"):
+    with refusal("leave out split_across_pack"):
         train.packed_documents(16, pad_to=4, split_across_pack=True)
 
 
@@ -167,7 +168,7 @@ def test_batches_by_length_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ([8, 16], 64, {"multiple_of": 8}, "8 rows of 16 tokens are more"),
         ([8, 16], 640, {"drop_last": True}, "no batch to load"),
     ):
-        with pytest.raises(ValueError, match=complaint):
+        with refusal(complaint):
             BucketedLoader(train, lengths, budget, **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"batches of 6, 3 rows do not divide evenly among 2 processes. Set multiple_of=2"):
+    with refusal(r"batches of 6, 3 rows do not divide evenly among 2 processes. Set multiple_of=2"):
         BucketedLoader(train, [8, 16], 48).shard(0, 2)

@@ -23,15 +23,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch
+from flat_tokens import FlatTokens
 from flat_tokens.annotations import Int64s
 from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import ReferenceOrder
-from flat_tokens.writer import write_dataset
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers, Row
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 
 def stream(loader: ShuffledLoader) -> list[int]:
@@ -86,7 +87,7 @@ def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(
 def test_the_last_batch_is_dropped_only_when_asked(length: int, batch_size: int, epochs: int) -> None:
     whole = ShuffledLoader(Numbers(length), batch_size, epochs=epochs)
     if epochs * length < batch_size:
-        with pytest.raises(ValueError, match=f"{epochs * length} samples in all, fewer than one batch of {batch_size}"):
+        with refusal(f"{epochs * length} samples in all, fewer than one batch of {batch_size}"):
             ShuffledLoader(Numbers(length), batch_size, epochs=epochs, drop_last=True)
         return
     dropping = ShuffledLoader(Numbers(length), batch_size, epochs=epochs, drop_last=True)
@@ -140,13 +141,13 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_read(wrong: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with refusal(complaint):
         ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize("name", ["streams", "read_blocks_per_shuffle_buffer", "sequences_per_read_block"])
 def test_a_reference_order_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0"):
+    with refusal(f"{name} is 0"):
         ReferenceOrder(**{"streams": 1, "read_blocks_per_shuffle_buffer": 1, "sequences_per_read_block": 1, name: 0})
 
 
@@ -230,12 +231,12 @@ def test_positions_in_tokens_need_rows_of_one_length() -> None:
 
 def test_batches_that_hosts_cannot_share_are_refused() -> None:
     loader = ShuffledLoader(Numbers(100), 10)
-    with pytest.raises(ValueError, match="batch_size 10 does not divide evenly among 4 processes"):
+    with refusal("batch_size 10 does not divide evenly among 4 processes"):
         loader.shard(0, 4)
     for process_index, process_count in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match=f"process_index is {process_index}"):
+        with refusal(f"process_index is {process_index}"):
             loader.shard(process_index, process_count)
-    with pytest.raises(ValueError, match="already the loader of process 1 of 2"):
+    with refusal("already the loader of process 1 of 2"):
         loader.shard(1, 2).shard(0, 5)
 
 
@@ -288,7 +289,7 @@ def test_the_reference_order_is_what_its_buffers_give_one_by_one(
     order = ReferenceOrder(streams, buffer_blocks, block_rows)
     expected = reference_batches(order, length, seed, share * streams)
     if not expected:
-        with pytest.raises(ValueError, match=r"rows|samples in all"):
+        with refusal(r"rows|samples in all"):
             ShuffledLoader(Numbers(length), share * streams, seed, order=order)
         return
     loader = ShuffledLoader(Numbers(length), share * streams, seed, order=order)
@@ -441,14 +442,14 @@ def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
     ],
 )
 def test_sources_that_cannot_be_mixed_are_refused(sources: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with refusal(complaint):
         Mixture(sources, 4)
 
 
 def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
     for k in range(2):
         sequences = [[1000 * k + i] * (i % 7) for i in range(200)]
-        write_dataset(root / str(k), [TokenBatch.from_sequences(sequences)])
+        write_sequences(root / str(k), sequences)
     return [flat_tokens.open(root / str(k)).train for k in range(2)]
 
 
@@ -477,7 +478,7 @@ def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
 def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
     one, other = datasets(tmp_path)
     for view in (other.packed(9), other.documents(8), other.packed(8, fields=["inputs"])):
-        with pytest.raises(ValueError, match="sources '0' and '1' do not fit"):
+        with refusal("sources '0' and '1' do not fit"):
             Mixture([(one.packed(8), 1), (view, 1)], 4)
 
 
@@ -508,7 +509,7 @@ def test_fields_without_a_row_for_each_sample_are_not_mixed() -> None:
             return {"number": indices, "ends": [np.arange(i) for i in indices]}
 
     for view in (Ragged(5), Lists(5)):
-        with pytest.raises(ValueError, match="source '0': ends is not one entry a row"):
+        with refusal("source '0': ends is not one entry a row"):
             Mixture([(view, 1), (view, 1)], 4)
 
 
@@ -542,11 +543,11 @@ def test_steps_that_are_not_there_are_refused() -> None:
         loader.steps(0, 6)
     with pytest.raises(IndexError, match="no step 6 to begin at: these steps end at 5"):
         loader.steps(6)
-    with pytest.raises(ValueError, match="start is -1"):
+    with refusal("start is -1"):
         loader.steps(-1)
-    with pytest.raises(ValueError, match="prefetch is -1"):
+    with refusal("prefetch is -1"):
         loader.steps(prefetch=-1)
-    with pytest.raises(ValueError, match="threads is 0"):
+    with refusal("threads is 0"):
         loader.steps(prefetch=1, threads=0)
 
 
@@ -659,7 +660,7 @@ def test_a_state_goes_on_where_it_was_taken(prefetch: int, threads: int) -> None
 
 def test_a_state_of_another_batch_size_is_refused_with_what_to_do() -> None:
     steps = ShuffledLoader(Numbers(100), 8).steps(4)
-    with pytest.raises(ValueError, match=r"step 4 at sample 32, but .* at sample 40.* make the loader with start=32"):
+    with refusal(r"step 4 at sample 32, but .* at sample 40.* make the loader with start=32"):
         ShuffledLoader(Numbers(100), 10).steps().load_state_dict(steps.state_dict())
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch, write_dataset
+from flat_tokens import FlatTokens
 from flat_tokens.rows import documents
 from tests.examples import examples
-from tests.made import docs_of, publish_docs
+from tests.made import docs_of, publish_docs, write_sequences
+from tests.refusal import refusal
 
 LARGE = 2**64 - 1
 
@@ -50,10 +51,10 @@ def test_one_document_is_found_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="there is no document with key 0000000000000006"):
         train.by_key(6)
     for wrong in ("7", "FFFFFFFFFFFFFFFF", -1, 2**64):
-        with pytest.raises(ValueError, match="a key is"):
+        with refusal("a key is"):
             train.by_key(wrong)
     with pytest.raises(TypeError, match=r"keys are uint64\[n\], or a list of them, but these are int64\[2\]"):
         train.by_keys(np.arange(2))
-    write_dataset(tmp_path / "bare", [TokenBatch.from_sequences([[1]])])
+    write_sequences(tmp_path / "bare", [[1]])
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(tmp_path / "bare").train.by_key(1)

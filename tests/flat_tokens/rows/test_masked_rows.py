@@ -138,8 +138,6 @@ def packed_dataset() -> Iterator[Any]:
         for name in ("data._common", "datasets._packed"):
             path = Path(found.origin).parent.joinpath(*name.split(".")).with_suffix(".py")
             spec = importlib.util.spec_from_file_location(f"torchtune.{name}", path)
-            assert spec is not None
-            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, f"torchtune.{name}", module)
             spec.loader.exec_module(module)

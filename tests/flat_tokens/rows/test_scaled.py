@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 
 @given(
@@ -66,8 +67,9 @@ def test_schedules_and_limits_are_compressed() -> None:
 
 
 def test_documents_are_seen_in_the_rows_of_the_sample(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[d + 1] * 9 for d in range(200)])])
-    view = flat_tokens.open(tmp_path / "d").train.packed(12, fim=FillInMiddle(0.5, 0.5, 901, 902, 903))
+    view = flat_tokens.open(write_sequences(tmp_path / "d", [[d + 1] * 9 for d in range(200)])).train.packed(
+        12, fim=FillInMiddle(0.5, 0.5, 901, 902, 903)
+    )
     small = Mixture({"a": (view, 1)}, 8, 3).scaled(budget=12 * 8 * 20, target=12 * 8 * 60)
     assert len(small.views[0]) == len(view) // 3
     found = small.seen(np.arange(200))
@@ -85,13 +87,13 @@ def test_documents_are_seen_in_the_rows_of_the_sample(tmp_path: Path) -> None:
 
 def test_runs_that_cannot_be_scaled_are_refused(tmp_path: Path) -> None:
     mixture = Mixture({"a": (Numbers(500), 1)}, 8, 3)
-    with pytest.raises(ValueError, match="budget is 200, but it is at most the target, 100"):
+    with refusal("budget is 200, but it is at most the target, 100"):
         mixture.scaled(budget=200, target=100)
-    with pytest.raises(ValueError, match="budget is 15, fewer tokens than a batch of 8 rows of 2"):
+    with refusal("budget is 15, fewer tokens than a batch of 8 rows of 2"):
         mixture.scaled(budget=15, target=100)
-    with pytest.raises(ValueError, match="the mixture is of one host: scale it before"):
+    with refusal("the mixture is of one host: scale it before"):
         mixture.shard(0, 2).scaled(budget=50, target=100)
     ledger = Ledger.create(tmp_path / "run.json", {"a": (Numbers(500), 1), "b": (Numbers(500), 1)}, 8)
     ledger.edit(4, {"a": 1})
-    with pytest.raises(ValueError, match="the mixture was edited"):
+    with refusal("the mixture was edited"):
         ledger.mixture().scaled(budget=50, target=100)

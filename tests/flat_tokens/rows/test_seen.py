@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader, TokenBatch, write_dataset
+from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import NIGHTLY
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.made import write_sequences
 
 
 def visits_one_by_one(loader: ShuffledLoader, rows: int) -> list[list[tuple[int, int]]]:
@@ -101,7 +102,7 @@ def tokens_of_rows(view: Any) -> list[set[int]]:
 @pytest.mark.parametrize("name", VIEWS)
 def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path: Path, name: str) -> None:
     lengths = np.random.default_rng(3).integers(0, 10, 120)
-    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[i + 1] * n for i, n in enumerate(lengths.tolist())])])
+    write_sequences(tmp_path / "d", [[i + 1] * n for i, n in enumerate(lengths.tolist())])
     kind, settings = VIEWS[name]
     view = getattr(flat_tokens.open(tmp_path / "d").train, kind)(**settings)
     rows = tokens_of_rows(view)
@@ -140,7 +141,7 @@ def digests_of_a_changed_token(root: Path, framework: Any) -> None:
         written = tokens.copy()
         if changed is not None:
             written[changed] += 1
-        write_dataset(root / name, [TokenBatch.from_sequences(written.reshape(-1, 50))])
+        write_sequences(root / name, written.reshape(-1, 50))
         kind = "numpy" if name == "same" else framework
         loader = ShuffledLoader(flat_tokens.open(root / name).train.packed(16, framework=kind), 8, 1)
         digests[name] = [loader.digest(step) for step in range(len(loader))]

@@ -13,11 +13,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import flat_tokens
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import MANIFEST
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
+from tests.made import write_sequences
 
 SEQUENCES = [[100 * i + k for k in range(i % 50)] for i in range(900)]
 
@@ -60,7 +60,7 @@ def asked_for_objects() -> list[str]:
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
 def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout: Any) -> None:
     url = f"nolast://{uuid.uuid4().hex}"
-    write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    write_sequences(url, SEQUENCES, layout=layout)
     NoLastBytes.asked.clear()
     train = flat_tokens.open(url).train
     rows = train.packed(64).batch([3, 200])
@@ -75,7 +75,7 @@ def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout: Any) -> None:
 def test_without_a_manifest_sizes_are_asked_for(layout: Any) -> None:
     """A split by itself, too. No object is read whole for its last bytes."""
     url = f"nolast://{uuid.uuid4().hex}"
-    store = write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    store = Store.at(write_sequences(url, SEQUENCES, layout=layout))
     store.remove(MANIFEST)
     for train in (flat_tokens.open(url).train, open_split(Store.at(url) / "train")):
         assert train.sequence(77).tolist() == SEQUENCES[77]
@@ -96,7 +96,7 @@ def test_ranges_of_missing_and_empty_objects() -> None:
 
 def test_a_missing_object_is_an_error_of_its_own() -> None:
     url = f"nolast://{uuid.uuid4().hex}"
-    store = write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)])
+    store = Store.at(write_sequences(url, SEQUENCES))
     store.remove("train/encoded_tokens/c/0")
     for tokens in (flat_tokens.open(url).train.encoded_tokens, open_array(store / "train/encoded_tokens", "uint32")):
         with pytest.raises(FileNotFoundError):
@@ -106,7 +106,7 @@ def test_a_missing_object_is_an_error_of_its_own() -> None:
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
 def test_a_cache_works_as_ever(tmp_path: Any, layout: Any) -> None:
     url = f"nolast://{uuid.uuid4().hex}"
-    write_dataset(url, [TokenBatch.from_sequences(SEQUENCES)], layout=layout)
+    write_sequences(url, SEQUENCES, layout=layout)
     for _ in range(2):
         train = flat_tokens.open(url, cache=tmp_path, cache_bytes=10**8).train
         assert train.sequence(77).tolist() == SEQUENCES[77]

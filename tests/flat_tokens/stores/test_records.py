@@ -16,6 +16,7 @@ from tasks.output.leases import in_use
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import read_origin
 from tasks.shards.receipts import load_shard
+from tests.refusal import refusal
 
 
 def deep(levels: int) -> bytes:
@@ -37,7 +38,7 @@ def deep(levels: int) -> bytes:
     ],
 )
 def test_what_is_none_of_our_documents_is_an_error_with_its_name(data: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^here: {words}"):
+    with refusal(f"^here: {words}"):
         json_object(data, "here")
 
 
@@ -59,7 +60,7 @@ def test_a_record_is_read_up_to_a_size(store: Store) -> None:
     store.put("empty", b"")
     assert read_json(store, "a.json", 8) == {"a": 1}
     assert read_record(store, "empty") == b""
-    with pytest.raises(ValueError, match=rf"{store.path('a.json')}: is larger than a thing may be \(7 bytes\)\.$"):
+    with refusal(rf"{store.path('a.json')}: is larger than a thing may be \(7 bytes\)\.$"):
         read_json(store, "a.json", 7, "a thing")
     with pytest.raises(FileNotFoundError):
         read_json(store, "b.json")
@@ -68,7 +69,7 @@ def test_a_record_is_read_up_to_a_size(store: Store) -> None:
 def test_the_error_names_the_setting(tmp_path: Path) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(MAX_RECORD_BYTES + 1)  # a hole
-    with pytest.raises(ValueError, match=r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
+    with refusal(r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
         read_manifest(Store.at(tmp_path))
 
 

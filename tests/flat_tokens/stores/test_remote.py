@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 
 import flat_tokens
-from flat_tokens import LayoutName, TokenBatch, write_dataset
+from flat_tokens import LayoutName
+from tests.made import write_sequences
 from tests.proxy import Proxy, proxy
 
 SEQUENCES = 3000
@@ -34,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset in every layout, on a disk."""
     root = tmp_path_factory.mktemp("datasets")
     for layout in flat_tokens.LAYOUTS:
-        write_dataset(root / layout, [TokenBatch.from_sequences(sequences())], layout=layout)
+        write_sequences(root / layout, sequences(), layout=layout)
     return root
 
 

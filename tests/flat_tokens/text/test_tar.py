@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.text.formats import detect_format
 from flat_tokens.text.tar import BLOCK, TAR
+from tests.refusal import refusal
 from tests.sources import documents_of
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
@@ -154,7 +155,7 @@ ONE = tar([("a.txt", b"text" * 200), ("b.txt", b"text")])
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_place(tmp_path: Path, data: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=rf"x\.tar.*{words}"):
+    with refusal(rf"x\.tar.*{words}"):
         read(tmp_path / "x.tar", data)
 
 
@@ -164,7 +165,7 @@ def test_the_content_or_the_name_says_what_it_is() -> None:
     old[257:265] = bytes(8)  # the magic of later forms
     old[148:156] = b"%06o\0 " % (256 + sum(old[:148]) + sum(old[156:BLOCK]))
     assert [detect_format(bytes(old), name) for name in ("x.tar", "x.tar.gz", "x.tgz")] == ["tar"] * 3
-    with pytest.raises(ValueError, match=r"x\.tar is not an archive: it begins with b'text'"):
+    with refusal(r"x\.tar is not an archive: it begins with b'text'"):
         detect_format(b"text", "x.tar")
-    with pytest.raises(ValueError, match="is compressed twice"):
+    with refusal("is compressed twice"):
         detect_format(gzip.compress(bytes(old)), "x.tar.gz")

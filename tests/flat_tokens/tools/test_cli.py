@@ -87,8 +87,6 @@ def command(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
 def test_a_reader_that_has_seen_enough_is_no_error(data: Path) -> None:
     """What stands behind the pipe closes it, as head does; nothing is said, whatever was still to be written."""
     running = command("inspect", str(data), "--find-ids", "5", "--limit", "0")
-    assert running.stdout is not None
-    assert running.stderr is not None
     running.stdout.close()
     assert running.stderr.read() == b""
     running.stderr.close()

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens import TokenBatch, write_dataset
+from flat_tokens import TokenBatch
 from flat_tokens.annotations import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.flat_tokens.demo import DEMO, TOKENIZER
+from tests.made import write_sequences
+from tests.refusal import refusal
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), max_size=12)
 
@@ -69,7 +71,7 @@ def test_a_receipt_that_names_files_elsewhere_is_refused(demo: Path, tmp_path: P
     shard = Path(shutil.copytree(shard_of(demo), tmp_path / shard_of(demo).name))
     receipt = json.loads((shard / "receipt.json").read_text())
     (shard / "receipt.json").write_text(json.dumps({**receipt, "objects": [*receipt["objects"], item]}))
-    with pytest.raises(ValueError, match=r"receipt\.json: is not a token shard's receipt"):
+    with refusal(r"receipt\.json: is not a token shard's receipt"):
         open_corpus(shard)
 
 
@@ -85,9 +87,9 @@ def test_a_neighbours_format_opens_by_its_content(reference: Path) -> None:
 
 
 def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, demo: Path) -> None:
-    with pytest.raises(ValueError, match="modalities has no option 'end'; it has end_of_text"):
+    with refusal("modalities has no option 'end'; it has end_of_text"):
         open_corpus(reference / "modalities" / "lorem_ipsum.pbin", options={"end": 1})
-    with pytest.raises(ValueError, match="flat-tokens has no options"):
+    with refusal("flat-tokens has no options"):
         open_corpus(demo, options={"end_of_text": 1})
 
 
@@ -105,7 +107,7 @@ def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> Non
     shutil.rmtree(unpublished / "versions")
     (unpublished / "_cache").mkdir()
     (unpublished / "_cache/columns.parquet").write_bytes(b"PAR1PAR1")  # kept columns of a shard
-    with pytest.raises(ValueError, match=f"^{unpublished}: is an output at which nothing is published"):
+    with refusal(f"^{unpublished}: is an output at which nothing is published"):
         open_corpus(unpublished)
 
 
@@ -117,7 +119,7 @@ def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo: Path) -> None:
-    with pytest.raises(ValueError, match="there is no split 'test'; there are train, validation"):
+    with refusal("there is no split 'test'; there are train, validation"):
         open_corpus(demo).split("test")
 
 
@@ -126,7 +128,7 @@ def test_a_record_of_documents_of_another_length_is_refused(tmp_path: Path, demo
     shutil.copytree(next(demo.glob("versions/*")), version)
     shutil.rmtree(version / "documents/train/key")
     shutil.copytree(version / "documents/validation/key", version / "documents/train/key")
-    with pytest.raises(ValueError, match=r"documents/train: has {'key': \d+, 'file': \d+, 'row': \d+}, but there are \d+ seq"):
+    with refusal(r"documents/train: has {'key': \d+, 'file': \d+, 'row': \d+}, but there are \d+ seq"):
         open_corpus(version).documents("train")
 
 
@@ -139,16 +141,14 @@ def test_the_tokenizer_is_found_where_the_build_found_it(demo: Path) -> None:
 
 def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, demo: Path) -> None:
     shutil.copytree(next(demo.glob("versions/*")), tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"tokenizer\.json.*--tokenizer"):
+    with refusal(r"tokenizer\.json.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned, trusted=True)
 
 
 def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
     provenance = {"tokenizer": {"name": "bytes", "digest": "0" * 64, "highest_id": 256}}
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance=provenance)
-    with pytest.raises(
-        ValueError, match=r"'bytes' found here is not the dataset's own: its digest is .*000000000000.*--tokenizer"
-    ):
+    write_sequences(tmp_path / "data", [[1, 2]], provenance=provenance)
+    with refusal(r"'bytes' found here is not the dataset's own: its digest is .*000000000000.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned)
 
 
@@ -161,7 +161,7 @@ def test_another_tokenizer_by_hand_is_taken_with_a_warning(demo: Path) -> None:
 
 
 def test_where_nothing_names_a_tokenizer_there_is_none(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])])
+    write_sequences(tmp_path / "data", [[1, 2]])
     assert vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned) is None
 
 
@@ -207,7 +207,7 @@ def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
     memory = fsspec.filesystem("memory")
     if memory.exists("/windows"):
         memory.rm("/windows", recursive=True)
-    write_dataset("memory://windows", [TokenBatch.from_sequences(sequences)])
+    write_sequences("memory://windows", sequences)
     return [open_corpus("memory://windows").splits["train"], Streamed(sequences, cut)]
 
 

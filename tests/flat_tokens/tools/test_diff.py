@@ -25,6 +25,7 @@ from flat_tokens.keys import A, B, mix
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.diff import Side, changes, compare_documents, token_digests
 from tests.flat_tokens.demo import build_dataset
+from tests.made import write_sequences
 from tests.sources import write_rows
 from tests.terminal import Terminal
 
@@ -156,7 +157,7 @@ def test_totals_alone_do_not_look_at_documents(tmp_path: Path, tool: Terminal) -
 @pytest.mark.parametrize("wrong", ["none", "x.txt"])
 def test_what_cannot_be_read_is_trouble(tmp_path: Path, tool: Terminal, wrong: str) -> None:
     (tmp_path / "x.txt").write_text("x")
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1]])])
+    write_sequences(tmp_path / "data", [[1]])
     for pair in ((wrong, "data"), ("data", wrong)):
         assert len(tool.errors("diff", *(str(tmp_path / part) for part in pair)).splitlines()) == 1
 
@@ -165,8 +166,8 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, t
     path = reference / "modalities" / "lorem_ipsum_long.pbin"
     split = open_corpus(path).splits["train"]
     sequences = [split.sequence(i) for i in range(split.seq_count)]
-    write_dataset(tmp_path / "same", [TokenBatch.from_sequences(sequences)])
-    write_dataset(tmp_path / "fewer", [TokenBatch.from_sequences(sequences[1:])])
+    write_sequences(tmp_path / "same", sequences)
+    write_sequences(tmp_path / "fewer", sequences[1:])
     documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same" / "train"), 5)
     assert {kind: documents[kind] for kind in ("added", "removed", "changed")} == {"added": 0, "removed": 0, "changed": 0}
     assert documents["matched_by"] == "tokens"
@@ -176,7 +177,7 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, t
 
 def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, tool: Terminal) -> None:
     """A stream of tokens without an index, in which documents are found again by the token between them."""
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])])
+    write_sequences(tmp_path / "data", [[1, 2], [3]])
     (tmp_path / "train.bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
     stream = ["--format", "nanogpt", "--option", "end_of_text=9"]
     for pair in ((tmp_path / "data", tmp_path / "train.bin"), (tmp_path / "train.bin", tmp_path / "data")):

@@ -107,7 +107,6 @@ def test_counts_are_those_of_the_manifest(tmp_path: Path, policy: str) -> None:
         check_counts(rerun(configs[0]).path)
     (tmp_path / "a/2.jsonl").write_text(json.dumps({"id": "new", "text": "something else", "note": "n0"}) + "\n")
     refreshed = refresh_here({**settings, "split_seed": 7}).build
-    assert refreshed is not None
     check_counts(refreshed.path)
     named = {row["reason"]: row["key"] for row in rows_of(refreshed.path)}
     (tmp_path / "keys").write_text("\n".join(named.values()))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import flat_tokens
-from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import description
 from flat_tokens.tools.export import Exported, export_of, import_dataset, write
+from tests.made import write_sequences
+from tests.refusal import refusal
 from tests.terminal import Terminal
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
@@ -37,8 +38,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def made(path: Path, train: list[list[int]] = TRAIN, validation: list[list[int]] = VALIDATION) -> Path:
-    flat_tokens.write_dataset(path, [TokenBatch.from_sequences(train)], [TokenBatch.from_sequences(validation)])
-    return path
+    return write_sequences(path, train, validation)
 
 
 def export(dataset: Path, out: Path, format: str = "megatron", **options: Any) -> Exported:
@@ -158,17 +158,17 @@ def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
     """Neither files that are there, nor another export, nor the dataset."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"full: is not empty; there is thesis.txt. Choose another directory"):
+    with refusal(r"full: is not empty; there is thesis.txt. Choose another directory"):
         export(dataset, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["thesis.txt"]
     export(dataset, tmp_path / "out")
     before = contents(tmp_path / "out")
     for format, options in (("megatron", {"end_of_text": 5}), ("datatrove", {})):
-        with pytest.raises(ValueError, match="holds an export of another dataset, or in another way"):
+        with refusal("holds an export of another dataset, or in another way"):
             export(dataset, tmp_path / "out", format, **options)
-    with pytest.raises(ValueError, match="holds an export of another dataset"):
+    with refusal("holds an export of another dataset"):
         export(made(tmp_path / "other", [[5]]), tmp_path / "out")
-    with pytest.raises(ValueError, match="is within the dataset"):
+    with refusal("is within the dataset"):
         export(dataset, dataset / "out")
     assert contents(tmp_path / "out") == before
     assert not (dataset / "out").exists()
@@ -192,17 +192,17 @@ def test_nothing_is_exported_into_an_output_or_another_dataset(dataset: Path, tm
     (tmp_path / "built/latest.json").write_text("{}")
     (tmp_path / "built/latest").symlink_to("versions/one")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=rf"{place}: is within .*{above}, a build's output or a dataset. Choose another dir"):
+    with refusal(rf"{place}: is within .*{above}, a build's output or a dataset. Choose another dir"):
         export(dataset, tmp_path / place)
     for around in (tmp_path, tmp_path / "built", tmp_path / "built/versions"):
-        with pytest.raises(ValueError, match=r"is not empty; there is|is within"):
+        with refusal(r"is not empty; there is|is within"):
             export(dataset, around)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_path: Path) -> None:
     """Here a document holds the token that is to stand between documents, which is noticed when it is met."""
-    with pytest.raises(ValueError, match="Set inner_end_of_text='keep'"):
+    with refusal("Set inner_end_of_text='keep'"):
         export(dataset, tmp_path / "out", "nanogpt", end_of_text=4)
     done = export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep")
     assert sorted(contents(tmp_path / "out")) == ["train.bin", "val.bin"]
@@ -212,17 +212,17 @@ def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_pat
 def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     request = export_of(dataset, "megatron", {})
-    with exporting.writing(request, exporting.target(out)), pytest.raises(ValueError, match="another process is writing here"):
+    with exporting.writing(request, exporting.target(out)), refusal("another process is writing here"):
         write(request, out)
     assert not write(request, out).was_done
 
 
 def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no format 'tfrecord'; there are modalities, megatron"):
+    with refusal("there is no format 'tfrecord'; there are modalities, megatron"):
         export(dataset, tmp_path / "out", "tfrecord")
-    with pytest.raises(ValueError, match="megatron has no option 'column'; it has end_of_text"):
+    with refusal("megatron has no option 'column'; it has end_of_text"):
         export(dataset, tmp_path / "out", column="x")
-    with pytest.raises(ValueError, match="keeps no bounds between them"):
+    with refusal("keeps no bounds between them"):
         export(dataset, tmp_path / "out", "nanogpt")
     with pytest.raises(FileNotFoundError):
         export(tmp_path / "nothing", tmp_path / "out")

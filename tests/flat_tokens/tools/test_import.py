@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 
 import flat_tokens
-from flat_tokens import LayoutName, TokenBatch, write_dataset
+from flat_tokens import LayoutName
+from tests.made import write_sequences
 
 ROOT = Path(__file__).parents[3]
 FRAMEWORKS = ["torch", "torchdata", "jax", "grain"]
@@ -30,7 +31,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def test_a_local_dataset_is_read_without_the_service_a_framework_or_what_stores_need(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "a", [TokenBatch.from_sequences([range(9)])])
+    write_sequences(tmp_path / "a", [range(9)])
     code = (
         "import json, sys, flat_tokens; flat_tokens.open(sys.argv[1]).train.packed(4)[1]; print(json.dumps(sorted(sys.modules)))"
     )
@@ -91,7 +92,7 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) ->
 
     layouts: list[LayoutName] = ["mmap", "compact", "zarr2"]
     for layout in layouts:
-        write_dataset(tmp_path / layout, [TokenBatch.from_sequences([[1, 2], [], [3, 4, 5]])], layout=layout)
+        write_sequences(tmp_path / layout, [[1, 2], [], [3, 4, 5]], layout=layout)
         read = json.loads(run(python, "-I", "-W", "error", "-c", READ, tmp_path / layout, cwd=tmp_path))
         assert read["file"].startswith(str(tmp_path / "env"))
         assert read["sequences"] == [[1, 2], [], [3, 4, 5]]

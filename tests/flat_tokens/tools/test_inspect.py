@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import flat_tokens
 import flat_tokens.tools.inspect
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
@@ -25,6 +24,7 @@ from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
 from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
@@ -36,8 +36,7 @@ def split_of(sequences: list[list[int]]) -> Any:
     memory = fsspec.filesystem("memory")
     if memory.exists("/inspect"):
         memory.rm("/inspect", recursive=True)
-    write_dataset("memory://inspect", [TokenBatch.from_sequences(sequences)])
-    return open_corpus("memory://inspect").splits["train"]
+    return open_corpus(write_sequences("memory://inspect", sequences)).splits["train"]
 
 
 @contextlib.contextmanager
@@ -101,7 +100,7 @@ def test_it_says_what_is_there(demo: Path, tool: Terminal) -> None:
 
 def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, tool: Terminal) -> None:
     """No text, whose size could be told, no draw, no options."""
-    write_dataset(tmp_path / "dataset", [TokenBatch.from_sequences([[1, 2], [3]])], [TokenBatch.from_sequences([[4]])])
+    write_sequences(tmp_path / "dataset", [[1, 2], [3]], [[4]])
     tool.out("export", tmp_path / "dataset", tmp_path / "files", "--to", "megatron")
     with Threads(1) as runner:
         import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
@@ -168,7 +167,7 @@ def test_a_documents_control_characters_do_not_reach_a_terminal(
     tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = b"a\x1b]0;title\x07\x9b31m\x7f \xe2\x80\xaeb"
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text]])])
+    write_sequences(tmp_path / "data", [[byte + 1 for byte in text]])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert tool.out(*show, "--color", "never") == "a␛]0;title␇\ufffd31m␡ \ufffdb\n"
@@ -185,7 +184,7 @@ def test_a_character_of_several_tokens_is_shown_with_the_last_of_them() -> None:
 
 def test_a_character_that_windows_cut_is_whole(tmp_path: Path, tool: Terminal) -> None:
     text = "é☃😀" * 9
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[byte + 1 for byte in text.encode()]])])
+    write_sequences(tmp_path / "data", [[byte + 1 for byte in text.encode()]])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.inspect, "WINDOW_TOKENS", 4)
@@ -213,7 +212,7 @@ def test_a_limit_says_that_there_are_more(demo: Path, tool: Terminal) -> None:
 
 
 def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[5, 6], [7, 2**31 - 1, 8]])])
+    write_sequences(tmp_path / "data", [[5, 6], [7, 2**31 - 1, 8]])
     path = str(tmp_path / "data")
     status, out, err = tool("inspect", path, "--sequence", "1")
     assert status == 0

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import Ledger, TokenBatch, write_dataset
+from flat_tokens import Ledger
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.tools import record as command
 from tests.flat_tokens.record.corpora import build_corpus
 from tests.flat_tokens.tools.test_report import HOSTILE, Page
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 
@@ -93,7 +94,7 @@ def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger: P
 
 def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> None:
     source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "files": [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]}
-    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[1, 2]])], provenance={"name": HOSTILE, "sources": [source]})
+    write_sequences(tmp_path / "d", [[1, 2]], provenance={"name": HOSTILE, "sources": [source]})
     record = record_of_dataset(tmp_path / "d")
     record["by"][HOSTILE] = [{"value": HOSTILE, "documents": 1, "tokens": 2, "stored_tokens": 2, "text_bytes": None}]
     record["forms"] = [
@@ -153,5 +154,5 @@ def test_a_dataset_has_no_steps(corpus: Path, tool: Terminal) -> None:
 
 
 def test_bytes_need_a_tokenizer(tmp_path: Path, tool: Terminal) -> None:
-    write_dataset(tmp_path / "d", [TokenBatch.from_sequences([[1, 2]])])
+    write_sequences(tmp_path / "d", [[1, 2]])
     assert "names no tokenizer, which --bytes needs" in tool.errors("record", tmp_path / "d", "--bytes")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import report
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.stats import count, summarise
 from flat_tokens.vocabulary import Vocabulary
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 VOID = {"meta", "br", "img", "line", "rect", "polyline"}
@@ -50,8 +50,7 @@ class Page(HTMLParser):
 
 
 def of(sequences: list[list[int]], tmp_path: Path, **provenance: Any) -> str:
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences(sequences)], provenance=provenance)
-    corpus = open_corpus(tmp_path / "data")
+    corpus = open_corpus(write_sequences(tmp_path / "data", sequences, provenance=provenance))
     vocabulary = Vocabulary.of(HOSTILE, None, {i: f"{HOSTILE}{i}".encode() for i in range(40)}, None)
     return report.page(summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, 25))
 

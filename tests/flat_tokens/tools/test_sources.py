@@ -27,6 +27,7 @@ from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
 from tests.examples import first_fast
 from tests.flat_tokens.demo import build_dataset
+from tests.refusal import refusal
 from tests.sources import write_arrow
 
 TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
@@ -141,7 +142,6 @@ def test_every_document_is_read_again_as_the_build_read_it(
     corpus, seen = open_corpus(tmp_path / "out"), 0
     for split, sequences in corpus.splits.items():
         places = places_of(corpus, split, range(sequences.seq_count))
-        assert places is not None
         for i, place in enumerate(places):
             assert place.file is not None
             found = Locator(corpus, trusted=True).find(place.file)
@@ -167,7 +167,6 @@ def test_what_the_build_replaced_is_replaced_again(tmp_path: Path, bad: bytes) -
     corpus = open_corpus(tmp_path / "out")
     split = next(name for name, found in corpus.splits.items() if found.seq_count)
     places = places_of(corpus, split, [0])
-    assert places is not None
     assert places[0].file is not None
     row = read_rows(str(tmp_path / "x.jsonl"), places[0].file, corpus.sources[0], [0])[0]
     assert (row.text, row.key) == ("a\ufffdb", places[0].key)
@@ -210,7 +209,7 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path: Path) -> None:
 def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
     FILES[name][0](tmp_path / name)
     file, source = file_and_source(name, b"", text_column="content")
-    with pytest.raises(ValueError, match=rf"{name} has .*'id', 'text'"):
+    with refusal(rf"{name} has .*'id', 'text'"):
         read_rows(str(tmp_path / name), file, source, [0])
 
 
@@ -218,11 +217,11 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
     parquet(tmp_path / "x.parquet")
     (tmp_path / "x.parquet").write_bytes((tmp_path / "x.parquet").read_bytes()[:200])
     file, source = file_and_source("x.parquet", b"")
-    with pytest.raises(ValueError, match=r"x\.parquet: cannot be read as parquet"):
+    with refusal(r"x\.parquet: cannot be read as parquet"):
         read_rows(str(tmp_path / "x.parquet"), file, source, [0])
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines() * 50)[:200])
     file, source = file_and_source("x.jsonl.gz", b"")
-    with pytest.raises(ValueError, match=r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"):
+    with refusal(r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"):
         read_rows(str(tmp_path / "x.jsonl.gz"), file, source, [10_000])
 
 
@@ -231,7 +230,7 @@ def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path: Path) -> 
     (tmp_path / "x.csv").write_bytes(content)
     file, source = file_and_source("x.csv", content)
     assert read_rows(str(tmp_path / "x.csv"), file, source, []) == {}
-    with pytest.raises(ValueError, match=r"x\.csv: cannot be read as csv: x\.csv, row 1: a quote is not closed"):
+    with refusal(r"x\.csv: cannot be read as csv: x\.csv, row 1: a quote is not closed"):
         read_rows(str(tmp_path / "x.csv"), file, source, [1])
 
 
@@ -266,7 +265,6 @@ def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path: Pa
     (tmp_path / "x.jsonl.gz").unlink()
     corpus = open_corpus(tmp_path / "out")
     found = Locator(corpus, trusted=True).find(corpus.sources[0].files[0])
-    assert found is not None
     assert found.startswith(str(tmp_path / "out" / "_cache" / "files"))
     assert 0 in read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])
 
@@ -282,7 +280,6 @@ def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "out" / "runs")
         corpus = open_corpus(tmp_path / "out")
         found = Locator(corpus, trusted=True).find(corpus.sources[0].files[0])
-        assert found is not None
         assert found.startswith("memory://")
         assert read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])[0].text == TEXTS[0]
     finally:

@@ -22,6 +22,7 @@ from flat_tokens.tools.corpus import Corpus, open_corpus
 from flat_tokens.tools.stats import Counts, ValueCounts, count, histogram, summarise
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.flat_tokens.demo import DEMO, build_dataset
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
@@ -196,12 +197,12 @@ def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(tmp_path: Path, d
 
 def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, tool: Terminal) -> None:
     tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2]])], provenance={"tokenizer": tokenizer})
+    write_sequences(tmp_path / "data", [[1, 2]], provenance={"tokenizer": tokenizer})
     assert tool.json("stats", tmp_path / "data")["total"]["vocabulary_use"] is None
 
 
 def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, tool: Terminal) -> None:
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[1, 2], [3]])], layout="zarr2")
+    write_sequences(tmp_path / "data", [[1, 2], [3]], layout="zarr2")
     (tmp_path / "data/train/seq_starts/0").write_bytes(b"damaged")
     assert len(tool.errors("stats", tmp_path / "data").splitlines()) == 1
 

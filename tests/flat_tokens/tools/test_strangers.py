@@ -20,6 +20,7 @@ from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
 from tests.flat_tokens.demo import build_dataset
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
@@ -197,7 +198,7 @@ def is_harmless(said: str) -> bool:
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], tool: Terminal) -> None:
     evil, plain = str(evil_dataset(tmp_path / "evil")), tmp_path / "plain"
-    write_dataset(plain, [TokenBatch.from_sequences([[1]])], provenance={"name": "plain"})
+    write_sequences(plain, [[1]], provenance={"name": "plain"})
     for command in (
         *(["inspect", evil], ["stats", evil], ["trace", evil, "--sequence", "0"], ["diff", evil, str(plain)]),
         *(["verify", evil], ["verify", evil, "--full"], ["verify", evil, "--sample", "1/1"]),

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
-from flat_tokens import Ledger, TokenBatch, write_dataset
+from flat_tokens import Ledger
 from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.flat_tokens.demo import DEMO, build_dataset
+from tests.made import write_sequences
 from tests.terminal import Terminal
 
 
@@ -80,7 +81,7 @@ def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path,
 
 
 def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, tool: Terminal) -> None:
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[5], [], [6, 7]])])
+    write_sequences(tmp_path / "data", [[5], [], [6, 7]])
     found = tool.json("trace", tmp_path / "data", "--token", "1", "--trust-records")
     assert (found["sequence"], found["ids"], found["document"], found["text"]) == (2, [6, 7], None, None)
     assert "there is no record of where sequences come from" in found["notes"]
@@ -165,7 +166,7 @@ def test_one_row_of_a_step_is_shown_alone(demo: Path, tool: Terminal) -> None:
 
 def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, tool: Terminal) -> None:
     """However many stand between two tokens of a row."""
-    write_dataset(tmp_path / "data", [TokenBatch.from_sequences([[], [1, 2], *[[]] * 50, [3], [4, 5]])])
+    write_sequences(tmp_path / "data", [[], [1, 2], *[[]] * 50, [3], [4, 5]])
     step = ["--step", "0", "--batch-size", "1", "--length", "4", "--order", "sequential"]
     (row,) = tool.json("trace", tmp_path / "data", *step, "--trust-records")["rows"]
     assert [(part["sequence"], part["row_tokens"]) for part in row["parts"]] == [(1, [0, 2]), (52, [2, 3]), (53, [3, 4])]
@@ -174,7 +175,7 @@ def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, tool: Terminal) -
 @pytest.fixture
 def run(tmp_path: Path, demo: Path) -> Path:
     """A run of 40 steps or more over a demo with a record of its documents, and a dataset without one."""
-    write_dataset(tmp_path / "plain", [TokenBatch.from_sequences([[i] * (i % 40) for i in range(200)])])
+    write_sequences(tmp_path / "plain", [[i] * (i % 40) for i in range(200)])
     text, plain = (flat_tokens.open(path).train.packed(64) for path in (demo, tmp_path / "plain"))
     ledger = Ledger.create(tmp_path / "run.json", {"text": (text, 3)}, 8, seed=1)
     ledger.edit(20, {"text": 1, "plain": (plain, 1)}, batch_size=16)

@@ -26,6 +26,7 @@ from tasks.garbage import Policy, collect
 from tests.examples import first_fast
 from tests.faults.support import build_here, shards_stay, version_digests
 from tests.flows.through_json import built
+from tests.refusal import refusal
 from tests.sources import held, write_rows
 from tests.terminal import Terminal
 
@@ -157,13 +158,11 @@ def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_no
         assert refresh(config, runner).outcome == "unchanged"
         put(tmp_path / "exam.jsonl", [*EXAM, "Notes 6: salt wind and rain over the hills, salt wind and rain"])
         again = reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1))
-        with pytest.raises(ValueError, match="the step 'decontaminate' are no longer those of version"), again:
+        with refusal("the step 'decontaminate' are no longer those of version"), again:
             pass
         second = refresh(config, runner)
     assert second.outcome == "published"
     assert second.text_bytes_tokenized > 0
-    assert second.build is not None
-    assert first.build is not None
     assert second.build.totals["documents"]["written"] < first.build.totals["documents"]["written"]
     config = BuildConfig.model_validate(settings(tmp_path))
     with reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1)) as (configs, rerun):
@@ -197,7 +196,7 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, tool:
     made = plan(BuildConfig.model_validate(settings(tmp_path, "planned", action="mark")))
     assert f"decontaminate leaves out 0, 0.00% and finds exam in {of_exam}, law in" in "\n".join(plan_text(made))
     gates = [{"of": "skipped_share", "step": "decontaminate", "at_most": 0.01}]
-    with pytest.raises(ValueError, match="decontaminate"):
+    with refusal("decontaminate"):
         build_here(settings(tmp_path, "gated", publish={"gates": gates}))
     made = plan(BuildConfig.model_validate(settings(tmp_path, "planned", publish={"gates": gates})))
     assert made.losses[0].documents == sum(map(bool, naive(texts)))

@@ -27,6 +27,7 @@ from flows.runners.processes import Threads
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest
 from tests.faults.support import build_here, same_bytes, settings_of, shards_stay
+from tests.refusal import refusal
 from tests.sources import Rows, as_text, held, write_rows
 from tests.terminal import Terminal
 
@@ -152,14 +153,12 @@ def test_expressions_over_columns(tmp_path: Path) -> None:
     build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", rows), validation_fraction=0))
     train = flat_tokens.open(tmp_path / "out").train
     chosen = train.select(where="language = 'en' and score > 0.5")
-    assert chosen.numbers is not None
     assert chosen.numbers.tolist() == [i for i, row in enumerate(rows) if row["language"] == "en" and row["score"] > 0.5]
     again = chosen.select(where="good = true")
-    assert again.numbers is not None
     assert again.numbers.tolist() == [i for i in chosen.numbers.tolist() if rows[i]["good"]]
-    with pytest.raises(ValueError, match="there is no column 'colour'; there are tokens, source, file, row, key, url, language"):
+    with refusal("there is no column 'colour'; there are tokens, source, file, row, key, url, language"):
         train.select(where="colour = 'red'")
-    with pytest.raises(ValueError, match="where"):
+    with refusal("where"):
         train.select(where="score = 'high'")
 
 
@@ -169,10 +168,10 @@ def test_damage_of_columns_is_found(tmp_path: Path) -> None:
     stored = version / "documents" / "train" / "columns" / "0.parquet"
     data = stored.read_bytes()
     stored.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet has blake3"):
+    with refusal(r"documents/train/columns/0\.parquet has blake3"):
         flat_tokens.verify(version, "full")
     stored.unlink()
-    with pytest.raises(ValueError, match=r"documents/train/columns/0\.parquet is missing"):
+    with refusal(r"documents/train/columns/0\.parquet is missing"):
         flat_tokens.verify(version)
     # Rows that are missing are found even where the digests agree.
     pq.write_table(pq.read_table(pa.BufferReader(data)).slice(1), stored)
@@ -181,7 +180,7 @@ def test_damage_of_columns_is_found(tmp_path: Path) -> None:
     manifest["objects"] = [now.described() if one["key"] == now.key else one for one in manifest["objects"]]
     (version / "manifest.json").write_text(json.dumps(manifest))
     copy = shutil.copytree(version, tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"columns/0\.parquet has \d+ rows instead of \d+"):
+    with refusal(r"columns/0\.parquet has \d+ rows instead of \d+"):
         flat_tokens.verify(copy, "full")
 
 
@@ -251,9 +250,7 @@ def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_pat
             assert [one["score"] for one in kept(tmp_path / "out")["train"]] == [(1 << 53) + 1, 1]
             assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "int64"}
             continue
-        with pytest.raises(
-            ValueError, match=rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Repair one"
-        ):
+        with refusal(rf"column 'score' is .* in {inputs[0].name} and .* in {inputs[1].name}\. Repair one"):
             build_here(told)
 
 
@@ -267,9 +264,7 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
     write_rows(tmp_path / "x.jsonl", lines)
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", keep=["score"])
     del told["sources"][0]["id_column"]
-    with pytest.raises(
-        ValueError, match=r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Repair"
-    ):
+    with refusal(r"^x.jsonl: column 'score' is float64 in one place and int64 beyond 2\*\*53 in another\. Repair"):
         build_here(told)
 
 
@@ -277,21 +272,21 @@ def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
     rows = some_rows(3)
     for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv"):
         source = write_rows(tmp_path / name, rows)
-        with pytest.raises(ValueError, match=r"has no column 'colour'; it has 'id', 'text', .*Set source.keep_columns"):
+        with refusal(r"has no column 'colour'; it has 'id', 'text', .*Set source.keep_columns"):
             build_here(settings(tmp_path / "out", source, keep=["colour"]))
     (tmp_path / "x.txt").write_text("text")
     told = settings(tmp_path / "out", tmp_path / "x.txt", keep=["url"])
-    with pytest.raises(ValueError, match=r"x.txt is plain text, which has no column 'url'. Leave source.keep_columns out"):
+    with refusal(r"x.txt is plain text, which has no column 'url'. Leave source.keep_columns out"):
         build_here(told)
     nested = write_rows(tmp_path / "nested.parquet", [{"id": "1", "text": "a", "tags": ["x"]}])
-    with pytest.raises(ValueError, match=r"nested.parquet: column 'tags' is list<.*kept are text, numbers, truth values"):
+    with refusal(r"nested.parquet: column 'tags' is list<.*kept are text, numbers, truth values"):
         build_here(settings(tmp_path / "out", nested, keep=["tags"]))
     nested = write_rows(tmp_path / "nested.jsonl", [{"id": "1", "text": "a", "tags": ["x"]}])
-    with pytest.raises(ValueError, match=r"nested.jsonl: column 'tags' holds values of type list"):
+    with refusal(r"nested.jsonl: column 'tags' holds values of type list"):
         build_here(settings(tmp_path / "out", nested, keep=["tags"]))
-    with pytest.raises(ValueError, match="'key' is what every document has already"):
+    with refusal("'key' is what every document has already"):
         Source(path="in", keep_columns=("url", "key"))
-    with pytest.raises(ValueError, match="'url' is named twice"):
+    with refusal("'url' is named twice"):
         Source(path="in", keep_columns=("url", "url"))
 
 
@@ -299,7 +294,7 @@ def test_kinds_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     """With the names of both files, in two slices."""
     one = write_rows(tmp_path / "a.jsonl", [{"id": "1", "text": "a", "n": 1}])
     other = write_rows(tmp_path / "b.jsonl", [{"id": "2", "text": "b", "n": "one"}])
-    with pytest.raises(ValueError, match=r"column 'n' is int64 in a.jsonl and text in b.jsonl"):
+    with refusal(r"column 'n' is int64 in a.jsonl and text in b.jsonl"):
         build_here(settings(tmp_path / "out", one, other, keep=["n"]))
 
 
@@ -365,7 +360,7 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
     merged = operated({"operation": "merge"}, tmp_path / "a", tmp_path / "b", output=tmp_path / "both")
     assert flat_tokens.open(merged).manifest["columns"] == {"n": "float64", "url": "text"}
     assert [(one["n"], one["url"]) for one in kept(merged)["train"]] == [(1.0, None), (2.0, None), (2.5, "x")]
-    with pytest.raises(ValueError, match=r"column 'n' is int64 in .*/a/versions/.* and text in .*/c/versions/"):
+    with refusal(r"column 'n' is int64 in .*/a/versions/.* and text in .*/c/versions/"):
         operated({"operation": "merge"}, tmp_path / "a", tmp_path / "c", output=tmp_path / "none")
     build_here(settings(tmp_path / "bare", a, keep=None, validation_fraction=0))
     merged = operated({"operation": "merge"}, tmp_path / "bare", tmp_path / "a", output=tmp_path / "half")

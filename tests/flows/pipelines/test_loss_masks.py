@@ -27,6 +27,7 @@ from tasks.derive.request import ImportRequest
 from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here
+from tests.refusal import refusal
 from tests.sources import write_arrow, write_rows
 from tests.terminal import Terminal
 
@@ -111,14 +112,14 @@ def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> Non
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(more: dict[str, str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+    with refusal(told):
         Source(path="in", **more)
 
 
 def test_a_missing_completion_is_a_bad_document(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"q": "a", "a": "b"}\n{"q": "c", "a": null}\n{"q": "d"}\n{"q": "e", "a": 5}\n')
-    with pytest.raises(ValueError, match=r"in.jsonl, line 2 \(row 1\): the text is null"):
+    with refusal(r"in.jsonl, line 2 \(row 1\): the text is null"):
         build_here(settings(tmp_path / "out", path))
     build_here(settings(tmp_path / "out", path, documents={"on_bad": "skip"}))
     opened = flat_tokens.open(tmp_path / "out")
@@ -230,7 +231,7 @@ def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path: Path) -> N
 def test_messages_that_are_none_are_bad_documents(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"talk": [{"role": "user", "content": "a"}]}\n{"talk": {"role": "user"}}\n{"talk": null}\n{"talk": "[1]"}\n')
-    with pytest.raises(ValueError, match=r"in.jsonl, line 2 \(row 1\): 'talk' is a JSON object, not an array of messages"):
+    with refusal(r"in.jsonl, line 2 \(row 1\): 'talk' is a JSON object, not an array of messages"):
         build_here(talk_settings(tmp_path / "out", path))
     build_here({**talk_settings(tmp_path / "out", path), "documents": {"on_bad": "skip"}})
     opened = flat_tokens.open(tmp_path / "out")
@@ -239,5 +240,5 @@ def test_messages_that_are_none_are_bad_documents(tmp_path: Path) -> None:
 
 
 def test_settings_of_messages_need_messages() -> None:
-    with pytest.raises(ValueError, match="has roles, which is for messages; give its messages_column, too"):
+    with refusal("has roles, which is for messages; give its messages_column, too"):
         Source(path="in", roles=("user",))

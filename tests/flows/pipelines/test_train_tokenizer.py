@@ -24,6 +24,8 @@ from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
 from tests.faults.support import build_here, digests, write_notes
+from tests.made import write_sequences
+from tests.refusal import refusal
 from tests.sources import write_rows
 from tests.terminal import Terminal
 
@@ -149,7 +151,7 @@ def test_a_version_is_decoded_without_its_special_tokens(home: Path, published: 
     trained(settings_of(home, tmp_path / "out"), request, tmp_path / "first")
     tokenizer = str(tmp_path / "first/notes-310/tokenizer.json")
     version = Path(build_here(settings_of(home, tmp_path / "again", tokenizer=tokenizer)).path)
-    with pytest.raises(ValueError, match="--trust-records"):
+    with refusal("--trust-records"):
         on_version(version, request, tmp_path / "second")
     on_version(version, request, tmp_path / "second", tokenizer=tokenizer)
     on_version(published, request, tmp_path / "third")
@@ -195,7 +197,7 @@ def test_what_was_trained_before_is_not_trained_again(home: Path, tmp_path: Path
     assert again.vocabularies == first.vocabularies
     assert again.headline.endswith("of text, there before")
     for other in (request_of(280, pattern="gpt2"), request_of(280, fraction=0.5), request_of(280, special_tokens=("<s>",))):
-        with pytest.raises(ValueError, match=r"tokenizer\.json: was trained on other text, or with other settings\. .*--to"):
+        with refusal(r"tokenizer\.json: was trained on other text, or with other settings\. .*--to"):
             trained(settings, other, tmp_path / "to")
 
 
@@ -249,37 +251,37 @@ def test_what_a_kill_left_half_written_is_removed(published: Path, tmp_path: Pat
 def test_roots_bind_where_vocabularies_are_written(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(tmp_path / "allowed"))
     on_version(published, request_of(280), tmp_path / "allowed")
-    with pytest.raises(ValueError, match="FLAT_TOKENS_OUTPUT_ROOTS"):
+    with refusal("FLAT_TOKENS_OUTPUT_ROOTS"):
         on_version(published, request_of(280), tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_vocabulary_that_the_text_has_no_merges_for_is_refused(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
+    with refusal(r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
         trained(settings_of(home, tmp_path / "out"), request_of(60_000), tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 
 def test_what_cannot_be_trained_or_cut_is_refused(home: Path, published: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pattern '\(':"):
+    with refusal(r"pattern '\(':"):
         on_version(published, request_of(300, pattern="("), tmp_path / "to")
-    with pytest.raises(ValueError, match=r"is one directory for 2 vocabularies\. Put \{size\} in it"):
+    with refusal(r"is one directory for 2 vocabularies\. Put \{size\} in it"):
         train_on_version(str(published), request_of(280, 300), str(tmp_path / "one"), None, False, print)
     prompts = {"path": str(home / "notes"), "prompt_column": "id", "completion_column": "text"}
-    with pytest.raises(ValueError, match=r"has prompts with completions.*train-tokenizer OUTPUT"):
+    with refusal(r"has prompts with completions.*train-tokenizer OUTPUT"):
         trained(settings_of(home, tmp_path / "out", source=prompts), request_of(300), tmp_path / "to")
-    flat_tokens.write_dataset(tmp_path / "plain", [flat_tokens.TokenBatch.from_sequences([[1, 2]])])
+    write_sequences(tmp_path / "plain", [[1, 2]])
     (tmp_path / "plain/manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"is not a dataset with a manifest.*Import it first"):
+    with refusal(r"is not a dataset with a manifest.*Import it first"):
         on_version(tmp_path / "plain", request_of(300), tmp_path / "to")
     on_version(published, request_of(300), tmp_path / "to")
-    with pytest.raises(ValueError, match="has 300 ids, of which 400 cannot be cut"):
+    with refusal("has 300 ids, of which 400 cannot be cut"):
         cut_trained(str(tmp_path / "to/notes-300"), (400,), str(tmp_path / "cut"))
-    with pytest.raises(ValueError, match="is not a vocabulary of train-tokenizer"):
+    with refusal("is not a vocabulary of train-tokenizer"):
         cut_trained(str(home), (300,), str(tmp_path / "cut"))
     tokenizer = tmp_path / "to/notes-300/tokenizer.json"
     tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
-    with pytest.raises(ValueError, match=r"training\.json: does not describe the vocabulary next to it"):
+    with refusal(r"training\.json: does not describe the vocabulary next to it"):
         cut_trained(str(tokenizer), (280,), str(tmp_path / "cut"))
 
 

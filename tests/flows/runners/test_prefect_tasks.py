@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 def tags_of_task(_: int) -> list[str]:
     context = TaskRunContext.get()
-    assert context is not None
     return context.task_run.tags
 
 

@@ -229,7 +229,6 @@ def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
 @pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     parent = run(WAITS, tmp_path / "waits.py")
-    assert parent.stdout is not None
     assert parent.stdout.readline() == "under way\n"
     children = [pid for pid in family(parent.pid) if pid != parent.pid]
     assert len(children) >= 2

@@ -19,6 +19,7 @@ from flows.runners.ray_cluster import RayTasks
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
 from tests.processes import family, kill, until
+from tests.refusal import refusal
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,7 +50,7 @@ def run(program: str, settings: dict[str, Any], **environment: str) -> subproces
 def test_without_its_packages_the_build_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     config = BuildConfig.model_validate({**settings_of(tmp_path / "out", tmp_path / "notes.jsonl"), "runner": "ray"})
-    with pytest.raises(ValueError, match=re.escape("runner: ray needs prefect-ray")):
+    with refusal(re.escape("runner: ray needs prefect-ray")):
         RayTasks(config).__enter__()
 
 

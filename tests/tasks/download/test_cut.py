@@ -29,6 +29,7 @@ from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.leases import Workspace
+from tests.refusal import refusal
 from tests.slices import at_hand, range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 from tests.tasks.text.test_slices import source_file
@@ -138,7 +139,7 @@ def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next
     cut_file(found, sources, SLICE_BYTES, place)
     (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
     write_file(tmp_path, "another")  # and its store does not tell
-    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+    with refusal(re.escape("a.parquet changed while the build read it")):
         at_hand(sliced(known)[0], sources, place)
     assert not recorded([found], sources, SLICE_BYTES, [place.root])
 
@@ -147,10 +148,10 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Workspa
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, SLICE_BYTES, place)
     Path(found.uri).unlink()
-    with pytest.raises(ValueError, match=re.escape("a.parquet was removed while the build ran. Put it back")):
+    with refusal(re.escape("a.parquet was removed while the build ran. Put it back")):
         at_hand(sliced(cut)[0], sources, place)
     Path(found.uri).parent.rmdir()
-    with pytest.raises(ValueError, match=re.escape(f"cannot read {found.uri}. Put sources where every")):
+    with refusal(re.escape(f"cannot read {found.uri}. Put sources where every")):
         at_hand(sliced(cut)[0], sources, place)
 
 
@@ -214,7 +215,7 @@ def test_what_is_no_parquet_file_is_an_error_that_names_it(
     body: bytes,
 ) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=body)
-    with pytest.raises(ValueError, match=re.escape("a.parquet cannot be read as parquet")):
+    with refusal(re.escape("a.parquet cannot be read as parquet")):
         cut_file(found, sources, SLICE_BYTES, place)
     assert list(Path(place.scratch).rglob("*.part")) == []
 
@@ -223,7 +224,7 @@ def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInH
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     lie = found._replace(content=f"sha256:{'0' * 64}")
     cut = cut_file(lie, sources, SLICE_BYTES, place)
-    with pytest.raises(ValueError, match=re.escape("a.parquet changed while the build read it")):
+    with refusal(re.escape("a.parquet changed while the build read it")):
         at_hand(sliced(cut)[0], sources, place)
 
 

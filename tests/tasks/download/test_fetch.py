@@ -29,6 +29,7 @@ from tasks.download.outlines import bytes_to_cut
 from tasks.download.small import read_small
 from tasks.download.sources import ATTEMPTS, resolve_source
 from tasks.models import FoundFile, SourceFile
+from tests.refusal import refusal
 
 BODY = b"".join(b'{"text": "document %06d"}\n' % i for i in range(40_000))
 """Longer than what one read of a response takes."""
@@ -270,7 +271,7 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Serve
 
 def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path, waits: list[float]) -> None:
     server.moves = [busy(404)]
-    with pytest.raises(ValueError, match=rf"^the source: there is nothing at {server.url()}$"):
+    with refusal(rf"^the source: there is nothing at {server.url()}$"):
         resolve(server.url())
     (found,) = resolve(server.url())
     server.moves = [busy(404)]
@@ -378,7 +379,7 @@ def test_answers_without_a_range_have_a_limit(server: Server, monkeypatch: pytes
     for call in (lambda: store.read("x"), lambda: resolve(server.url("*.jsonl"))):
         with pytest.raises((ValueError, OSError), match="more than the 1,048,576 bytes"):
             call()
-    with pytest.raises(ValueError, match=r"latest\.json: is larger than a record may be"):
+    with refusal(r"latest\.json: is larger than a record may be"):
         flat_tokens.open(server.url(""))
     assert store.read_range("x", 10, 110) == bytes(100)  # it knows no ranges
 
@@ -436,7 +437,7 @@ def test_other_stores_are_read_and_pinned_too(tmp_path: Path) -> None:
         assert [(file.name, file.size) for file in resolve("memory://download/data")] == [("a.jsonl", 4), ("b.jsonl", 3)]
         assert [file.name for file in resolve("memory://download/data/b*")] == ["b.jsonl"]
         assert is_whole(bring("memory://download/data/a.jsonl", tmp_path), b"{}\n\n")
-        with pytest.raises(ValueError, match="there is nothing at memory://download/other"):
+        with refusal("there is nothing at memory://download/other"):
             resolve("memory://download/other")
     finally:
         fs.rm("/download", recursive=True)
@@ -513,7 +514,7 @@ def test_damaged_packed_files_are_refused_before_any_of_them_is_used(
 ) -> None:
     path = tmp_path / f"data.jsonl.{kind}"
     path.write_bytes(spoil(packed(kind, BODY)))
-    with pytest.raises(ValueError, match=rf"^data.jsonl.{kind} is damaged at byte \d+ or before: "):
+    with refusal(rf"^data.jsonl.{kind} is damaged at byte \d+ or before: "):
         fetch(local(path), tmp_path / "scratch")
     assert [file.name for file in (tmp_path / "scratch").rglob("*") if file.is_file()] == []
 
@@ -528,7 +529,7 @@ def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Pat
         return digest(store, key, kind)
 
     monkeypatch.setattr(Store, "digest", meddle)
-    with pytest.raises(ValueError, match=r"data.jsonl changed while the build read it"):
+    with refusal(r"data.jsonl changed while the build read it"):
         fetch(local(path), tmp_path / "scratch")
 
 
@@ -587,7 +588,7 @@ def test_splits_are_told_by_names_that_stand_alone(
     root = tree(tmp_path, "data/train-0.jsonl", "data/test-0.jsonl", "data/constrained.jsonl")
     found = resolve_source(Source(path=root, split=split, validation_split=validation_split), 0).files
     assert [(file.name, file.split) for file in found] == expected
-    with pytest.raises(ValueError, match=r"no file is of split 'dev'; there are data/constrained.jsonl, data/test-0"):
+    with refusal(r"no file is of split 'dev'; there are data/constrained.jsonl, data/test-0"):
         resolve_source(Source(path=root, split="dev"), 0)
 
 

@@ -24,6 +24,7 @@ from tasks.download.hub import fetch_hub, resolve_hub
 from tasks.download.sources import resolve_source
 from tasks.models import PinnedSource
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.refusal import refusal
 from tests.stand_in_hub import StandInHub, environment, stand_in_hub_fixture  # noqa: F401
 
 TWO_CONFIGURATIONS = """---
@@ -205,7 +206,7 @@ def test_what_does_not_exist_is_named_with_what_does(stand_in_hub: StandInHub, a
 @pytest.mark.parametrize("files", [{"README.md": "No data."}, {"README.md": "Code.", "name.py": "raise SystemExit"}])
 def test_a_dataset_without_data_files_is_refused_and_no_code_is_run(stand_in_hub: StandInHub, files: dict[str, str]) -> None:
     stand_in_hub.commit("org/name", files)
-    with pytest.raises(ValueError, match=r"^dataset org/name at revision '[0-9a-f]{40}' cannot be read \([^\n]*\)\. Name"):
+    with refusal(r"^dataset org/name at revision '[0-9a-f]{40}' cannot be read \([^\n]*\)\. Name"):
         resolve()
 
 
@@ -213,7 +214,7 @@ def test_one_file_in_both_splits_is_refused(stand_in_hub: StandInHub) -> None:
     data_files = "[{split: train, path: '*.jsonl'}, {split: test, path: 1.jsonl}]"
     card = f"---\nconfigs:\n- config_name: a\n  data_files: {data_files}\n---\n"
     stand_in_hub.commit("org/name", {"README.md": card, "0.jsonl": "{}\n", "1.jsonl": "{}\n"})
-    with pytest.raises(ValueError, match=r"1\.jsonl is in both 'train', 'test'"):
+    with refusal(r"1\.jsonl is in both 'train', 'test'"):
         resolve(validation_split="test")
 
 
@@ -221,7 +222,7 @@ def test_a_hub_that_cannot_be_reached_is_named(
     stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ValueError, match=r"the hub at http://127\.0\.0\.1:9 cannot be reached .*\. Check the network"):
+    with refusal(r"the hub at http://127\.0\.0\.1:9 cannot be reached .*\. Check the network"):
         resolve()
     assert len(waits) == tasks.download.hub.ATTEMPTS - 1
 
@@ -229,7 +230,7 @@ def test_a_hub_that_cannot_be_reached_is_named(
 def test_a_hub_that_changes_under_the_process_is_refused(stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in_hub.commit("org/name", TWO_SPLITS)
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ValueError, match=r"HF_ENDPOINT became .* Set it before the process starts"):
+    with refusal(r"HF_ENDPOINT became .* Set it before the process starts"):
         resolve()
 
 
@@ -266,10 +267,10 @@ def test_a_hub_that_stays_busy_is_given_up_on(stand_in_hub: StandInHub, tmp_path
     # An earlier version in the cache is not taken for the dataset.
     (tmp_path / "huggingface" / "datasets" / "org___name" / "default" / "0.0.0" / "0123").mkdir(parents=True)
     stand_in_hub.fail("/README.md", 503, times=1000)
-    with pytest.raises(ValueError, match="is overloaded"):
+    with refusal("is overloaded"):
         resolve()
     stand_in_hub.fail("/revision/main", 503, times=1000)
-    with pytest.raises(ValueError, match=r"is overloaded \(HfHubHTTPError: HTTP status 503\)"):
+    with refusal(r"is overloaded \(HfHubHTTPError: HTTP status 503\)"):
         resolve()
 
 
@@ -313,7 +314,7 @@ def test_other_formats_become_parquet_of_text_and_id(stand_in_hub: StandInHub, t
 def test_other_formats_need_a_column_of_text(stand_in_hub: StandInHub, tmp_path: Path, column: str, message: str) -> None:
     stand_in_hub.commit("org/name", {"train.tar": tar({"0.txt": b"a", "0.json": b'{"a": 1}'})})
     (file,) = resolve(text_column=column).files
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with refusal(f"^{message}$"):
         fetch_hub(file, tmp_path / "files")
     assert not list((tmp_path / "files").iterdir())
 
@@ -328,7 +329,7 @@ def test_settings_and_archives_that_only_datasets_knows_are_converted(stand_in_h
     named = "hf://datasets/org/semicolons@main/0.csv"
     commit = stand_in_hub.commit("org/semicolons", {"README.md": card.replace("*.csv", named), "0.csv": "text;n"})
     moving = converted._replace(uri=f"datasets://org/semicolons@{commit}?split=train&text=text", immutable=commit)
-    with pytest.raises(ValueError, match=f"takes {named} from another revision"):
+    with refusal(f"takes {named} from another revision"):
         fetch_hub(moving, tmp_path)
 
 
@@ -349,7 +350,7 @@ def test_files_named_by_path_are_fetched_too(stand_in_hub: StandInHub, tmp_path:
     moving = file._replace(uri=f"hf://datasets/org/name/{file.name}", immutable=None)
     assert fetch_hub(moving, tmp_path).read_bytes() == TWO_SPLITS[file.name]
     gone = file._replace(uri=f"{file.uri}.gone")
-    with pytest.raises(ValueError, match="dataset org/name has no such file"):
+    with refusal("dataset org/name has no such file"):
         fetch_hub(gone, tmp_path)
 
 

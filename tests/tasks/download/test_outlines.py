@@ -39,6 +39,7 @@ from tasks.models import Slice
 from tasks.output.leases import Workspace
 from tests.faults.stores import BUCKETS, Bucket
 from tests.flows.runners.test_work_pool import served
+from tests.refusal import refusal
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
@@ -151,7 +152,7 @@ def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_pat
     assert not Path(ready.ranges[0].file.location).exists()
     put(bucket, name, (tmp_path / "1.parquet").read_bytes())
     with (
-        pytest.raises(ValueError, match=re.escape("w.parquet changed while the build read it")),
+        refusal(re.escape("w.parquet changed while the build read it")),
         lent(slices[1], (source,), here),
     ):
         pass
@@ -173,7 +174,7 @@ def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stan
     (slice_,) = slices_of(cuts, 1 << 30)
     Path(stand_in_hub.root, "datasets/org/text/commits", commit, f"1.{ending}").unlink()
     tasks.download.outlines._of_outline.cache_clear()
-    with pytest.raises(ValueError, match=f"1.{ending} changed while the build read it"), lent(slice_, config.sources, here):
+    with refusal(f"1.{ending} changed while the build read it"), lent(slice_, config.sources, here):
         pass
 
 
@@ -212,7 +213,7 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
         (1000, r"[\d,]+ bytes, and scratch_bytes is 1,000\."),
     ):
         small = settings(tmp_path / "small", f"{bucket.url}/in/6.jsonl.gz", scratch_bytes=bound, keep_files=False)
-        with pytest.raises(ValueError, match=rf"6\.jsonl\.gz takes {words}"):
+        with refusal(rf"6\.jsonl\.gz takes {words}"):
             built(small)
 
 

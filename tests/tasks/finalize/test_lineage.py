@@ -17,6 +17,7 @@ import pytest
 from tasks.config import BuildConfig
 from tasks.finalize.lineage import URL, LineageDataset, inputs_of, with_digests
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_build_tells_its_start_and_its_end(heard: list[dict[str, Any]], tmp_pa
     path = write_notes(tmp_path / "in" / "a.jsonl", 4)
     settings = settings_of(tmp_path / "out", path, name="notes")
     made = build_here(settings)
-    with pytest.raises(ValueError, match="is not published"):
+    with refusal("is not published"):
         build_here({**settings, "split_seed": 1, "publish": {"gates": [{"of": "documents", "at_least": 5}]}})
     assert [event["eventType"] for event in heard] == ["START", "COMPLETE", "START", "FAIL"]
     assert {event["job"]["name"] for event in heard} == {"notes"}

@@ -85,7 +85,6 @@ def test_a_killed_build_is_running_no_more(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
         assert in_use(root)
         process.kill()

@@ -16,6 +16,7 @@ from tasks.config import Source, TokenizerConfig
 from tasks.tokenize.chat import Chat, Conversations, chats_of
 from tasks.tokenize.engines import UnencodableError, large_string_array
 from tests.examples import examples
+from tests.refusal import refusal
 
 Messages = list[dict[str, Any]]
 
@@ -95,7 +96,6 @@ class Spoken:
 
     def __init__(self, encoder: Conversations, tokenizer: Path, messages: Messages) -> None:
         found = encoder(large_string_array(json.dumps(messages, ensure_ascii=False)))
-        assert found.mask is not None
         self.ids, self.mask = found.ids.tolist(), found.mask.tolist()
         self._tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
@@ -260,7 +260,7 @@ def test_templates_stay_in_their_sandbox(speak: Callable[..., Spoken], template:
 def test_the_day_is_a_setting(tokenizer: Path, speak: Callable[..., Spoken]) -> None:
     """A dataset does not depend on the day on which it was built."""
     template = "{{ strftime_now('%d %b %Y: ') + messages[0].content }}"
-    with pytest.raises(ValueError, match=r"Set source\.chat_date"):
+    with refusal(r"Set source\.chat_date"):
         speak(TALK, template)
     assert speak(TALK[:1], template, day="2024-07-26").ids == ids_of(tokenizer, "26 Jul 2024: What is 2+2?")
 
@@ -270,12 +270,11 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
 
     def template_of(name: Path, **more: Any) -> str:
         (chat,) = chats_of([Source(path="in", messages_column="m", **more)], TokenizerConfig(name=str(name)), None)
-        assert chat is not None
         return chat.template
 
     assert template_of(tokenizer) == template_of(tokenizer / "tokenizer.json") == CHATML
     (tmp_path / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
-    with pytest.raises(ValueError, match=r"has no chat template next to it. Set source.chat_template"):
+    with refusal(r"has no chat template next to it. Set source.chat_template"):
         template_of(tmp_path)
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -285,12 +284,10 @@ def test_where_a_template_comes_from(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("d")
     assert template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja")) == "d"
     (tmp_path / "mine.jinja").write_text("{% if %}")
-    with pytest.raises(
-        ValueError, match=r"the chat template of .*/mine\.jinja cannot be used: it is not one: Expected an expression"
-    ):
+    with refusal(r"the chat template of .*/mine\.jinja cannot be used: it is not one: Expected an expression"):
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
     (tmp_path / "mine.jinja").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"the chat template of .*/mine\.jinja cannot be used: it is not UTF-8 .* Convert it"):
+    with refusal(r"the chat template of .*/mine\.jinja cannot be used: it is not UTF-8 .* Convert it"):
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
 
 
@@ -300,7 +297,6 @@ def test_tokenizers_without_a_definition_of_the_library(name: str) -> None:
     template = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endfor %}"
     encoder = Conversations(Chat(template=template), TokenizerConfig(name=name))
     found = encoder(large_string_array('[{"role": "user", "content": "é😀 <|endoftext|>"}]'))
-    assert found.mask is not None
     if name == "bytes":
         assert bytes(i - 1 for i in found.ids) == "user: é😀 <|endoftext|><|endoftext|>".encode()
         assert found.mask.tolist() == [0] * 6 + [1] * (len(found.ids) - 6)

@@ -25,6 +25,7 @@ from tasks.tokenize.engines import Engine, Tokens, TooSlowError, UnencodableErro
 from tasks.tokenize.tokenizers import load_tokenizer
 from tasks.tokenize.trial import is_from_a_file, try_out
 from tests.examples import first_fast
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ LOSSY = {
 @pytest.mark.parametrize("tokenizer", first_fast(LOSSY.values(), every=3), ids=LOSSY)
 def test_a_tokenizer_that_leaves_out_text_is_refused_unless_that_is_wanted(tmp_path: Path, tokenizer: Trained) -> None:
     config = config_of(tokenizer, tmp_path)
-    with pytest.raises(ValueError, match=r"has no tokens for .+ in .+ lost\. .*set tokenizer\.lossy to true"):
+    with refusal(r"has no tokens for .+ in .+ lost\. .*set tokenizer\.lossy to true"):
         load_tokenizer(config)
     assert load_tokenizer(config.model_copy(update={"lossy": True})).name == config.name
 
@@ -138,7 +139,7 @@ def test_a_document_of_which_nothing_is_left_is_a_bad_document(tmp_path: Path) -
 def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
     tokenizer = word_level()
     tokenizer.normalizer = normalizers.Replace("\u0416", "a" * 10_000)  # a letter that few texts have
-    with pytest.raises(ValueError, match=r"makes 10,000 characters of 'Ж'.*tokenizer\.max_memory = 8,589,934,592"):
+    with refusal(r"makes 10,000 characters of 'Ж'.*tokenizer\.max_memory = 8,589,934,592"):
         load_tokenizer(config_of(tokenizer, tmp_path))
 
 
@@ -146,7 +147,7 @@ def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
 def test_memory_of_the_trial_is_limited(tmp_path: Path) -> None:
     tokenizer = word_level()
     tokenizer.normalizer = normalizers.Replace(Regex("[a-z]{20}"), "b" * 10_000_000)
-    with pytest.raises(ValueError, match=r"ends its process .*tokenizer\.max_memory = 1,073,741,824 bytes"):
+    with refusal(r"ends its process .*tokenizer\.max_memory = 1,073,741,824 bytes"):
         load_tokenizer(config_of(tokenizer, tmp_path, max_memory=1 << 30))
 
 
@@ -167,7 +168,7 @@ def ranks(directory: Path) -> str:
     ],
 )
 def test_a_pattern_that_panics_or_does_not_end_is_refused(tmp_path: Path, pattern: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with refusal(words):
         load_tokenizer(TokenizerConfig(name=ranks(tmp_path), pattern=pattern, max_seconds=2 if "max_seconds" in words else 60))
 
 
@@ -181,7 +182,7 @@ def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path: Path, monke
         raise Panic("out of luck")
 
     monkeypatch.setattr(tiktoken, "Encoding", panic)
-    with pytest.raises(ValueError, match="cannot be used with pattern 'gpt2': out of luck"):
+    with refusal("cannot be used with pattern 'gpt2': out of luck"):
         load_vocabulary(ranks(tmp_path), pattern="gpt2")
 
 
