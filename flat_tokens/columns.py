@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s
+from flat_tokens.annotations import Int64s, JsonFacts
 from flat_tokens.extras import LazyModule
 from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
@@ -415,13 +415,13 @@ class Columns:
                 yield str(error)
 
 
-def columns_left_out(store: Store, manifest: Mapping[str, Any], count: int) -> Columns:
+def columns_left_out(store: Store, manifest: JsonFacts, count: int) -> Columns:
     """The columns that a dataset keeps of *count* documents that it left out, at *store*."""
     kinds = manifest.get("columns") or {}
     return Columns(store, kinds, (Part(name_of("left_out", 0), 0, count),) if kinds and count else ())
 
 
-def columns_of(store: Store, manifest: Mapping[str, Any], split: str) -> Columns:
+def columns_of(store: Store, manifest: JsonFacts, split: str) -> Columns:
     """The columns that a dataset keeps of a split's documents; of none where its manifest names none."""
     kinds = manifest.get("columns") or {}
     if wrong := [name for name, kind in kinds.items() if kind not in KINDS]:

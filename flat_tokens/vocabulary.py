@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt8s, UInt32s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt8s, UInt32s
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.manifest import TokenBytes
@@ -200,7 +200,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         at += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> IntPair:
     """The number at a place, and the place after it."""
     if at < len(data) and data[at] < 0x80:
         return data[at], at + 1

@@ -12,7 +12,7 @@ from typing import Any, Self
 import google_crc32c
 import numpy as np
 
-from flat_tokens.annotations import AnyArray, IntPair, UInt8s
+from flat_tokens.annotations import AnyArray, IntPair, JsonObject, UInt8s
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
 from flat_tokens.arrays.maps import share
 from flat_tokens.batch import TOKENS, TokenBatch
@@ -200,7 +200,7 @@ def write_dataset(
     *,
     test: Iterable[TokenBatch] | None = None,
     layout: LayoutName = "mmap",
-    provenance: dict[str, Any] | None = None,
+    provenance: JsonObject | None = None,
 ) -> Store:
     """Write a dataset to an empty path or URL, the root group's metadata last. A split whose batches have a ``loss_mask`` has
     one. *test*: a third split, which the dataset has not without it.

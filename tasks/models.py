@@ -16,11 +16,10 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
-from flat_tokens.annotations import IntPair, JsonObject
+from flat_tokens.annotations import IntPair, JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS
 from flat_tokens.manifest import EVERY_SPLIT, SplitName
@@ -343,7 +342,7 @@ class TokenShard(Model):
         return self
 
     @property
-    def file_starts(self) -> npt.NDArray[np.uint64]:
+    def file_starts(self) -> UInt64s:
         """The row of the slice at which each file of a run of files begins, and the end of the last one: uint64[files + 1]. For
         one range of one file, its only start.
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
@@ -32,7 +31,7 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         name = first["name"]
         description = f"A tokenized dataset: {record['documents']:,} documents, {record['tokens']:,} tokens."
         version = f"0.0.0+{first['version'] or (first['manifest_sha256'] or 'unnamed')[:16]}"
-    made: dict[str, Any] = {
+    made: JsonObject = {
         "@context": json.loads((files("flat_tokens.record") / "croissant_context.json").read_text("utf-8")),
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,

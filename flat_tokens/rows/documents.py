@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Int64s, JsonObject, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
 from flat_tokens.keys import strings_by_key
@@ -199,7 +199,7 @@ class DocumentTable:
     splits: Mapping[Any, Any]
 
     @cached_property
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> JsonObject:
         return manifest_of(self.store)
 
     @cached_property
@@ -212,7 +212,7 @@ class DocumentTable:
         return found._replace(columns={**found.columns, LEFT_OUT: kept})
 
     @property
-    def _totals(self) -> dict[str, Any]:
+    def _totals(self) -> JsonObject:
         """Counts of the documents, as far as the manifest has them."""
         return (self._manifest.get("totals") or {}).get("documents") or {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from flat_tokens.annotations import Int64Pair, Int64s
+from flat_tokens.annotations import Int64Pair, Int64s, JsonObject
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
@@ -193,7 +193,7 @@ class PackedDocumentsView(SplitView):
         if self._is_mapped:
             self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> JsonObject:
         return {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}
 
     def _coverage(self) -> Coverage:

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
-from flat_tokens.annotations import Int32s, Int64Pair, Int64s, UInt64s
+from flat_tokens.annotations import Int32s, Int64Pair, Int64s, JsonObject, UInt64s
 from flat_tokens.arrays.maps import Recent, share
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
@@ -67,7 +67,7 @@ class Schedule:
         points = {(place * budget + target // 2) // target: weight for place, weight in self.points}
         return Schedule(list(points.items()), self.by, self.kind)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         return {"points": [list(point) for point in self.points], "by": self.by, "kind": self.kind}
 
 

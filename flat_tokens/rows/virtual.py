@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, read_gathered, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
@@ -217,7 +217,7 @@ class FillInMiddle:
         object.__setattr__(self, "inside", tuple(sorted({whole_number("inside", number) for number in self.inside})))
 
 
-def with_middle(tokens: FlatTokens, fim: FillInMiddle | dict[str, Any] | None) -> FlatTokens:
+def with_middle(tokens: FlatTokens, fim: FillInMiddle | JsonObject | None) -> FlatTokens:
     """The split of documents that are read so. One pass over ``seq_starts`` and the keys, 25 bytes a document in memory."""
     if fim is None:
         return tokens

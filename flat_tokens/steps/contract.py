@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from flat_tokens.annotations import Bools
+from flat_tokens.annotations import Bools, JsonFacts
 from flat_tokens.extras import pa
 
 
@@ -16,7 +16,7 @@ class TextMatch(NamedTuple):
 
     document: int
     name: str
-    example: Mapping[str, Any]
+    example: JsonFacts
 
 
 class Outcome(NamedTuple):

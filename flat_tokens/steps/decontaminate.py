@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, UInt8s, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, JsonObject, UInt8s, UInt64s
 from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import ranges, running_sums
@@ -311,8 +311,8 @@ class Decontaminate:
         self._ngram, self._min_words = ngram, min_words
         self.most_reasons = len(against)
         self.gives_columns: tuple[str, ...] = (column,) if action == "mark" else ()
-        described: dict[str, Any] = {"against": against, "ngram": ngram, "min_words": min_words, "action": action}
-        particular: dict[str, dict[str, Any]] = {"mark": {"column": column}, "span": {"context": context}, "drop": {}}
+        described: JsonObject = {"against": against, "ngram": ngram, "min_words": min_words, "action": action}
+        particular: dict[str, JsonObject] = {"mark": {"column": column}, "span": {"context": context}, "drop": {}}
         self.described_as = {**described, **particular[action]}
 
     @property

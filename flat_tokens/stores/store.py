@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Self, Type
 import numpy as np
 from blake3 import blake3
 
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.extras import LazyModule, extra
 from flat_tokens.stores import local, reading, signing
 from flat_tokens.stores.local import DIRECT_ALIGNMENT, WRITE_BUFFER_BYTES
@@ -93,7 +94,7 @@ class StoredObject(NamedTuple):
         """Whether *data* is the object's content."""
         return len(data) == self.size and content_digest(data, self.kind) == self.digest
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """The object as a manifest has it."""
         return {"key": self.key, "size": self.size, self.kind: self.hexadecimal}
 
@@ -106,7 +107,7 @@ def is_below(key: object) -> bool:
     return isinstance(key, str) and not {"\0", "\\"} & set(key) and not {"", ".", ".."} & set(key.split("/"))
 
 
-def stored_object(described: Mapping[str, Any]) -> StoredObject:
+def stored_object(described: JsonFacts) -> StoredObject:
     """The object that a manifest describes."""
     digest = described["sha256"] if "sha256" in described else f"{BLAKE3}{described['blake3']}"
     return StoredObject(described["key"], described["size"], digest)
@@ -680,12 +681,12 @@ def _beginning(store: Store, key: str, length: int) -> bytes:
     return found
 
 
-def read_json(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str = "a record") -> dict[str, Any]:
+def read_json(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str = "a record") -> JsonObject:
     """A JSON object, in one request. FileNotFoundError if there is none; ValueError, naming it, if it is none or too large."""
     return json_object(read_record(store, key, most, what), store.path(key))
 
 
-def json_object(data: bytes, path: str) -> dict[str, Any]:
+def json_object(data: bytes, path: str) -> JsonObject:
     """The JSON object in *data*. ValueError, naming the file at *path*, if it is none, nested deeper than any of ours, or has
     strings that are not Unicode.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, UInt8s
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt8s
 from flat_tokens.columns import FLOAT64_HAS_ALL
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
@@ -323,7 +323,7 @@ def _parse_line(line: bytes, file: TextFile) -> _Line:
     return row_of(value, file)
 
 
-def row_of(value: dict[str, Any], file: TextFile) -> _Line:
+def row_of(value: JsonObject, file: TextFile) -> _Line:
     """The row of an object, which a line is."""
     needed = (column for column in file.text_columns if column != file.tools_column)  # a conversation may do without tools
     for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
@@ -348,7 +348,7 @@ def row_of(value: dict[str, Any], file: TextFile) -> _Line:
     return _Line(text_bytes, None if identity is None else str(identity).encode(), kept)
 
 
-def _value(line: dict[str, Any], path: str) -> Any:
+def _value(line: JsonObject, path: str) -> Any:
     """The value at a path of a line; None if there is none."""
     found = value_at(line, path)
     return None if found is ABSENT else found
@@ -403,7 +403,7 @@ def keys_of_lines(whole: bytes, wanted: set[str]) -> dict[str, None]:
     return keys
 
 
-def keys_of_row(value: Mapping[str, Any], wanted: set[str]) -> dict[str, None]:
+def keys_of_row(value: JsonFacts, wanted: set[str]) -> dict[str, None]:
     """The keys of an object, and the paths of *wanted* that lead to a value of it."""
     paths = (path for path in wanted if path not in value and value_at(value, path) is not ABSENT)
     return {**dict.fromkeys(value), **dict.fromkeys(paths)}

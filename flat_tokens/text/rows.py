@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flat_tokens import columns as kept
-from flat_tokens.annotations import IntPair
+from flat_tokens.annotations import Int64s, IntPair, JsonObject, UInt8s, UInt64s
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.reading import open_plain
@@ -128,7 +127,7 @@ class Rows(NamedTuple):
 
     texts: pa.Array
     ids: pa.Array | None
-    rows: npt.NDArray[np.int64]
+    rows: Int64s
     end: int
     seen: int
     faults: tuple[tuple[int, str, str], ...] = ()
@@ -433,7 +432,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
         if _are_texts(values, messages := values.flatten()):
             return _texts_as_json(values, messages, encode)
 
-    def message(one: dict[str, Any] | None) -> bytes:
+    def message(one: JsonObject | None) -> bytes:
         """As ``json_bytes``, in half of the time where the values are text."""
         if not one:
             return json_bytes(one)
@@ -571,7 +570,7 @@ def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         start = stop
 
 
-def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+def _lengths(values: pa.Array) -> Int64s:
     """Bytes of each text, 0 of a null: int64[n]."""
     if pa.types.is_dictionary(values.type):
         indices = values.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -649,12 +648,12 @@ def ids_as_text(ids: pa.Array) -> pa.LargeStringArray:
     return to_large(ids.cast(pa.string()) if pa.types.is_integer(ids.type) else ids)
 
 
-def keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> npt.NDArray[np.uint64]:
+def keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> UInt64s:
     """Keys of documents without nulls, uint64[n]: of their ids, or else of their texts."""
     return document_keys(*text_buffers(texts if ids is None else ids_as_text(ids)))
 
 
-def text_buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def text_buffers(texts: pa.LargeStringArray) -> tuple[UInt8s, Int64s]:
     """The bytes and offsets of an Arrow array of texts without nulls: uint8[n], int64[m + 1]. No copy."""
     _, offsets, data = texts.buffers()
     window = np.zeros(1, np.int64)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.options import digits
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.foreign import packed_as, refuse_foreign
@@ -235,9 +236,9 @@ class _BadRowError(ValueError):
         self.fault: tuple[str, str] = (fault[0], fault[1])
 
 
-def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> dict[str, Any]:
+def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObject:
     """The row of members: the fields of its JSON, its text, and its key."""
-    value: dict[str, Any] = {}
+    value: JsonObject = {}
     if (member := members.of(OBJECTS)) is not None:
         name = f"{member.stem}.{member.ending}"
         data = _content(file, opened, member, limits.longest_line(file.max_bytes))

@@ -66,7 +66,7 @@ class CorpusSource(NamedTuple):
     name: str
     origin: str
     revision: str | None
-    settings: Mapping[str, Any]
+    settings: JsonFacts
     files: tuple[CorpusFile, ...]
 
 

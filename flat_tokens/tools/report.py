@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt64s
 from flat_tokens.keys import keys_of_bytes, mix
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
@@ -185,7 +185,7 @@ def vocabulary_facts(summary: JsonFacts) -> Iterator[tuple[str, str]]:
             yield "not in the vocabulary", f"{use['outside']:,} different ids"
 
 
-def _rank_plot(points: Sequence[tuple[int, int]]) -> Plot:
+def _rank_plot(points: Sequence[IntPair]) -> Plot:
     right, top = max(math.log10(points[-1][0]), 1), max(math.ceil(math.log10(points[0][1])), 1)
     x, y = _scale(0, right, LEFT, RIGHT), _scale(0, top, BASE, TOP)
     (_, most), (last, least) = points[0], points[-1]

@@ -333,7 +333,7 @@ def retokenize(corpus: Corpus, options: Namespace) -> tuple[int, Counter[str], l
 
 
 def _steps_of(
-    settings: Mapping[str, Any], trusted: bool, texts: Collection[str] = (), work: int = 0
+    settings: JsonFacts, trusted: bool, texts: Collection[str] = (), work: int = 0
 ) -> tuple[ReadySteps | None, str, int]:
     """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
     before; it is returned with those of this one.

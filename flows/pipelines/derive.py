@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             made_of = leaving_out(output.forgotten, derived(request, inputs, settings_of(request, listed)))
             kinds, forgotten = kept_columns(inputs), list_left_out(output.forgotten)
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
-        particular: dict[str, Any] = {"operation": request.operation.operation, "not_found": None}
+        particular: JsonObject = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
             publish(output.root, done, output.pointer.sequence)  # repairs what a death after the publication left
             # Not recorded: its inputs were others then.

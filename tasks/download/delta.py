@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-import numpy.typing as npt
 
+from flat_tokens.annotations import Bools, JsonFacts
 from flat_tokens.extras import pa
 from flat_tokens.stores.store import NO_OBJECT, Store, is_below, read_json
 from tasks.config import Source
@@ -74,7 +74,7 @@ def rows_of(place: str, version: str, uri: str, columns: Sequence[str]) -> Itera
 
 
 @functools.lru_cache(maxsize=2)
-def _changes(place: str, version: str, columns: tuple[str, ...]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+def _changes(place: str, version: str, columns: tuple[str, ...]) -> tuple[JsonFacts, Mapping[str, str]]:
     """The deleted rows of a version's files, and the names that columns have in files."""
     with ExitStack() as stack:
         table = _opened(place, int(version), stack, place)
@@ -123,7 +123,7 @@ def _has_deletions(table: Any) -> bool:
     return "deletionVectors" in (table.protocol().reader_features or ())
 
 
-def _deleted(table: Any) -> dict[str, npt.NDArray[np.bool_]]:
+def _deleted(table: Any) -> dict[str, Bools]:
     """The rows of files that the table has deleted: bool[rows], at least up to the last of them."""
     if not _has_deletions(table):
         return {}

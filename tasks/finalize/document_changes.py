@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, JsonObject, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -64,7 +64,7 @@ class _ComparedVersion(NamedTuple):
     has_ids: bool
     tokenizer: str | None
     rules: tuple[Any, ...]
-    split_rule: dict[str, Any]
+    split_rule: JsonObject
 
     @classmethod
     def opened(cls, root: Store, version: str) -> _ComparedVersion:

@@ -9,11 +9,10 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from flat_tokens.annotations import IntPair
+from flat_tokens.annotations import IntPair, JsonFacts, JsonObject
 from flat_tokens.manifest import SplitName, read_manifest, read_token_bytes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.rows.documents import DocumentTable, name_of_kept
@@ -71,7 +70,7 @@ class VersionFacts:
         return version_store(self._root, self.version)
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonObject:
         return read_manifest(self.store)
 
     @cached_property
@@ -79,12 +78,12 @@ class VersionFacts:
         return splits_of(self.manifest["totals"])
 
     @cached_property
-    def documents(self) -> dict[str, Any]:
+    def documents(self) -> JsonObject:
         """Totals of its documents, as far as they are known."""
         return self.manifest["totals"].get("documents") or {}
 
     @cached_property
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, JsonObject]:
         """Counts of each source; those of another writer may have none."""
         return {one["name"]: one for one in self.documents.get("by_source") or ()}
 
@@ -280,7 +279,7 @@ def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     return _count(of, fact, place)
 
 
-def share_near(counts: Mapping[str, Any], read: int) -> float:
+def share_near(counts: JsonFacts, read: int) -> float:
     """The share of near-duplicates, left out or kept, all but the first of each cluster, of the documents that were *read*."""
     found: int = (counts.get("skipped") or {}).get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
     return found / read if read else 0.0

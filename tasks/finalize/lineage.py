@@ -10,11 +10,12 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from flat_tokens import __version__
+from flat_tokens.annotations import JsonFacts
 from flat_tokens.manifest import splits_of
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import one_line
@@ -55,9 +56,7 @@ def inputs_of(request: Any) -> list[LineageDataset]:
     return [LineageDataset.at(place) for place in getattr(request, "inputs", None) or (request.path,)]
 
 
-def with_digests(
-    inputs: Sequence[LineageDataset], made_of: Mapping[str, Any], documents: Mapping[str, Any]
-) -> list[LineageDataset]:
+def with_digests(inputs: Sequence[LineageDataset], made_of: JsonFacts, documents: JsonFacts) -> list[LineageDataset]:
     """The inputs with what a manifest reports them: versions of datasets, or a digest of the names and contents of files."""
     if derived := made_of.get("inputs"):
         return [one._replace(version=of.get("version")) for one, of in zip(inputs, derived, strict=False)]
@@ -95,7 +94,7 @@ class Lineage:
         self._client: Any = None
         self._run_id = ""
 
-    def made(self, version: str, manifest: Mapping[str, Any], *, is_published: bool) -> None:
+    def made(self, version: str, manifest: JsonFacts, *, is_published: bool) -> None:
         """Note what the run made of its inputs. A version that waits for a person is not an output yet."""
         totals = manifest["totals"]
         self._inputs = with_digests(self._inputs, manifest["provenance"], totals.get("documents") or {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from flat_tokens.annotations import UInt64s
+from flat_tokens.annotations import JsonFacts, JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
@@ -63,10 +63,10 @@ class Provenance(Model):
     """Everything that a version's bytes depend on; nothing of when, where or by whom."""
 
     name: str
-    sources: tuple[dict[str, Any], ...]
-    tokenizer: dict[str, Any]
-    documents: dict[str, Any]
-    split: dict[str, Any]
+    sources: tuple[JsonObject, ...]
+    tokenizer: JsonObject
+    documents: JsonObject
+    split: JsonObject
     semantics: str = FORMAT_SEMANTICS
 
 
@@ -80,7 +80,7 @@ def provenance(
     """The provenance of a version."""
     without_fast_engine = config.tokenizer.engine == "reference" and tokenizer.make_fast is not None
     steps = config.documents.opened().described
-    of_source: list[list[dict[str, Any]]] = [[] for _ in config.sources]
+    of_source: list[list[JsonObject]] = [[] for _ in config.sources]
     for file in files:
         of_source[file.source].append(_facts_of(file))
     sources = [
@@ -110,14 +110,14 @@ def provenance(
     )
 
 
-def _facts_of(file: SourceFile) -> dict[str, Any]:
+def _facts_of(file: SourceFile) -> JsonObject:
     facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
     if version := version_read(file):
         facts["version"] = version
     return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
 
 
-def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_facts(tokenizer: Tokenizer) -> JsonObject:
     """The record of a tokenizer in a manifest."""
     return {
         # A file's name, not where it is on this machine; a hub repository's name is whole, and has a revision.
@@ -136,13 +136,13 @@ def build_id(made_of: Provenance, layout: LayoutName) -> str:
 CARD = "README.md"
 
 
-def split_words(rule: Mapping[str, Any]) -> str:
+def split_words(rule: JsonFacts) -> str:
     """The rule by which a document goes to a split, in words."""
     by = rule.get("by", "key")
     return {"key": "their keys", "text": "their texts"}.get(by, f"their values of {by!r}")
 
 
-def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], version: str) -> str:
+def card(made_of: Provenance, layout: LayoutName, totals: JsonObject, version: str) -> str:
     """The dataset card."""
     documents, fraction = totals["documents"], made_of.split["validation_fraction"]
     by = split_words(made_of.split)
@@ -170,7 +170,7 @@ def card(made_of: Provenance, layout: LayoutName, totals: dict[str, Any], versio
 COUNT_WORDS = {2: "two", 3: "three"}
 
 
-def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: str) -> list[str]:
+def card_head(name: str, layout: LayoutName, totals: JsonObject, version: str) -> list[str]:
     """The lines of a card that say what the dataset is and how to read it."""
     return [
         f"# {name}",
@@ -202,7 +202,7 @@ def card_head(name: str, layout: LayoutName, totals: dict[str, Any], version: st
     ]
 
 
-def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
+def card_tokenizer(tokenizer: JsonObject) -> list[str]:
     """The lines of a card that name the tokenizer; tokens from elsewhere may have no record of one."""
     if "name" not in tokenizer:
         return ["## Tokenizer", "", "Not recorded.", ""]
@@ -215,7 +215,7 @@ def card_tokenizer(tokenizer: dict[str, Any]) -> list[str]:
     ]
 
 
-def card_steps(steps: Sequence[dict[str, Any]]) -> list[str]:
+def card_steps(steps: Sequence[JsonObject]) -> list[str]:
     """The line of a card that names the steps which documents took, with their versions and options."""
     lines = []
     for step in steps:
@@ -231,7 +231,7 @@ def _option(value: Any) -> Any:
     return value
 
 
-def card_sources(sources: Sequence[dict[str, Any]]) -> list[str]:
+def card_sources(sources: Sequence[JsonObject]) -> list[str]:
     """The lines of a card that list the sources and their files, with the file numbers of ``documents/``."""
     lines, numbers = ["## Sources"], itertools.count()
     for source in sources:
@@ -265,8 +265,8 @@ class VersionDraft(NamedTuple):
 
     made_of: Provenance
     assembled: Assembled
-    documents: Callable[[int], dict[str, Any]]
-    card: Callable[[Any, LayoutName, dict[str, Any], str], str]
+    documents: Callable[[int], JsonObject]
+    card: Callable[[Any, LayoutName, JsonObject, str], str]
     token_bytes: Callable[[], TokenBytes | None] | None = None
     shards: Sequence[TokenShard] = ()
 
@@ -316,14 +316,14 @@ def _split_metadata(target: Target, split: Split, totals: dict[str, int]) -> lis
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
 
 
-def _texts_metadata(target: Target, totals: dict[str, Any]) -> Iterator[StoredObject]:
+def _texts_metadata(target: Target, totals: JsonObject) -> Iterator[StoredObject]:
     for split in filter(totals.__contains__, target.every_split):
         for name, numbers in target.texts_of(split).items():
             metadata = document_spec(target.layout_of(split)).metadata(numbers * totals[split]["seq_count"])
             yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
 
 
-def check_version(store: Store, objects: list[StoredObject], totals: dict[str, Any], level: str) -> None:
+def check_version(store: Store, objects: list[StoredObject], totals: JsonObject, level: str) -> None:
     """Check a version before it is published. ValueError names every fault, up to ten."""
     # The marker may be there: another process that builds the same may have been faster.
     besides = {MANIFEST, BYTES_RECORD, *group_metadata(2, {}), *group_metadata(3, {})}
@@ -343,9 +343,9 @@ def check_version(store: Store, objects: list[StoredObject], totals: dict[str, A
         raise ValueError(f"{store.url} is not what was written; nothing was published: {'; '.join(faults[:10])}")
 
 
-def split_totals(assembled: Assembled, splits: Sequence[Split]) -> dict[str, Any]:
+def split_totals(assembled: Assembled, splits: Sequence[Split]) -> JsonObject:
     """Counts of each split that has spans, from what was written of them."""
-    totals: dict[str, Any] = {}
+    totals: JsonObject = {}
     for split in splits:
         mine = [(at, part) for at, part in zip(assembled.spans, assembled.written, strict=True) if at.split == split]
         if not mine:
@@ -358,7 +358,7 @@ def split_totals(assembled: Assembled, splits: Sequence[Split]) -> dict[str, Any
     return totals
 
 
-def _sums(parts: Sequence[ShardPart]) -> dict[str, Any]:
+def _sums(parts: Sequence[ShardPart]) -> JsonObject:
     """Counts of the documents of parts, of those with near-duplicates that are kept only if there are any."""
     counts = [part.counts for part in parts]
     near = sum(some.documents for part in parts for some in part.repeats if some.reason is None)
@@ -369,7 +369,7 @@ def _sums(parts: Sequence[ShardPart]) -> dict[str, Any]:
     }
 
 
-def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]:
+def document_totals(parts: Sequence[ShardPart], repeated: int) -> JsonObject:
     found = _sums(parts)
     if found["read"] != found["written"] + sum(found["skipped"].values()):
         raise AssertionError(f"documents do not add up: {found}")
@@ -378,10 +378,10 @@ def document_totals(parts: Sequence[ShardPart], repeated: int) -> dict[str, Any]
     return {name: found[name] for name in names if name in found}
 
 
-def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> dict[str, Any]:
+def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
     """Documents in which steps found something, and examples; nothing where no step looks for anything."""
     names = [file["name"] for source in made_of.sources for file in source["files"]]
-    examples = dict[str, list[dict[str, Any]]]()
+    examples = dict[str, list[JsonObject]]()
     for part in parts:
         for name, of_slice in part.shard.examples.items():
             mine = examples.setdefault(name, [])
@@ -396,7 +396,7 @@ def _matches(made_of: Provenance, parts: Iterable[ShardPart]) -> dict[str, dict[
     return {"matches": matches} if matches else {}
 
 
-def _in_file(part: ShardPart, example: dict[str, Any], file_names: Sequence[str]) -> dict[str, Any]:
+def _in_file(part: ShardPart, example: JsonObject, file_names: Sequence[str]) -> JsonObject:
     """An example of a slice, by its file and its row there."""
     starts = part.shard.file_starts[:-1]  # none where the slice is of one file
     number = max(int(np.searchsorted(starts, np.uint64(example["row"]), "right")) - 1, 0)
@@ -412,7 +412,7 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(sums.items()))
 
 
-def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
+def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[JsonObject]:
     """Documents, text and tokens of each source, in the order of the sources."""
     of_file = [i for i, source in enumerate(made_of.sources) for _ in source["files"]]
     parts_of: list[list[ShardPart]] = [[] for _ in made_of.sources]
@@ -422,7 +422,7 @@ def source_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> list[dict[
     return [{"name": source["name"], **_sums(mine), **_matches(made_of, mine)} for source, mine in named]
 
 
-def repeated_keys(store: Store, layout: LayoutName, totals: dict[str, Any]) -> int:
+def repeated_keys(store: Store, layout: LayoutName, totals: JsonObject) -> int:
     """Count the documents whose key an earlier document has: equal ids, or, without ids, equal texts. The version's own arrays
     are read, as they have larger and fewer objects than the shards.
     """
@@ -447,7 +447,7 @@ def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
     return int(repeated)
 
 
-def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> dict[str, Any]:
+def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> JsonObject:
     """Totals of the documents of a build."""
     totals = {**document_totals(parts, repeated), **match_totals(made_of, parts)}
     return {**totals, "by_source": source_totals(made_of, parts)}

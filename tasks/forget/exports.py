@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flat_tokens import __version__
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.forgotten import DIRECTORY, STEP, WINDOW, Forgotten
 from flat_tokens.formats import FLAT_TOKENS
@@ -111,7 +112,7 @@ STEPS = 1_000
 """Steps of a run that are listed."""
 
 
-def saw(root: Store, path: str, before: int | None, skip_from: int | None, holders: Sequence[OfVersion]) -> dict[str, Any]:
+def saw(root: Store, path: str, before: int | None, skip_from: int | None, holders: Sequence[OfVersion]) -> JsonObject:
     """The visits of forgotten documents in a run, by its ledger, before a step; without one to its end. No batch is read.
     ValueError where the run has no end and no step is given, or the ledger is not understood.
     """
@@ -154,7 +155,7 @@ def _place(path_or_url: str) -> str:
     return path_or_url.rstrip("/") if "://" in path_or_url else real_path(path_or_url)
 
 
-def skip(root: Store, path: str, run: Mapping[str, Any], successors: Mapping[str, str]) -> dict[str, Any]:
+def skip(root: Store, path: str, run: JsonFacts, successors: Mapping[str, str]) -> JsonObject:
     """Edit the ledger of a run, so that from its ``skip_from`` on it reads successors of the versions that it names. Return the
     facts of the run with the names of its new sources, or why there are none.
     """
@@ -188,7 +189,7 @@ def certificate_key(id: str) -> str:
     return f"{DIRECTORY}/{id}.json"
 
 
-def certificate_of(pending: Pending, forgotten: Forgotten, facts: dict[str, Any]) -> dict[str, Any]:
+def certificate_of(pending: Pending, forgotten: Forgotten, facts: JsonObject) -> JsonObject:
     """The certificate as JSON. *facts*: what was done and checked."""
     request = pending.request
     return {
@@ -205,7 +206,7 @@ def certificate_of(pending: Pending, forgotten: Forgotten, facts: dict[str, Any]
     }
 
 
-def write_certificate(root: Store, certificate: dict[str, Any]) -> None:
+def write_certificate(root: Store, certificate: JsonObject) -> None:
     """Write a certificate and its page, signed where a key is set. A second time, it replaces what was there."""
     key = certificate_key(certificate["id"])
     data = to_json(certificate)
@@ -213,7 +214,7 @@ def write_certificate(root: Store, certificate: dict[str, Any]) -> None:
     root.put(key, data)
 
 
-def page(certificate: dict[str, Any], sha256: str) -> str:
+def page(certificate: JsonObject, sha256: str) -> str:
     """The page of a certificate: HTML without anything from elsewhere."""
     source, tokens, checked = certificate["source"], certificate["by_tokens"], certificate["checked"]
     exports = certificate["exports"]
@@ -249,7 +250,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
     ]
     files = [(one["source"], one["name"], one["sha256"]) for one in certificate["source_files"]]
     runs = list(_of_runs(certificate["runs"]))
-    sections: list[dict[str, Any]] = [
+    sections: list[JsonObject] = [
         {"id": "request", "title": "Request", "facts": request},
         {"id": "done", "title": "Done", "facts": done},
         {"id": "versions", "title": "Versions", "head": REPLACED, "rows": versions, "text": (1,)},
@@ -270,7 +271,7 @@ def page(certificate: dict[str, Any], sha256: str) -> str:
     )
 
 
-def _of_runs(runs: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _of_runs(runs: JsonObject) -> Iterator[tuple[str, str]]:
     for path, run in runs.items():
         steps = f", first at step {run['first_step']:,}, last at step {run['last_step']:,}" if run["visits"] else ""
         yield (

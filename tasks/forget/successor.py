@@ -13,12 +13,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, JsonFacts, JsonObject, UInt64s
 from flat_tokens.forgotten import NO_KEYS, Forgotten, windows_of
 from flat_tokens.keys import document_keys, strings_by_key
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest, splits_at
@@ -103,7 +103,7 @@ def table_of(root: Store, version: str) -> DocumentTable:
     return DocumentTable(store, {**{split: open_split(store / split) for split in splits_at(store)}, **left_out_at(store)})
 
 
-def sources_of_files(manifest: dict[str, Any]) -> list[tuple[str, str, str]]:
+def sources_of_files(manifest: JsonObject) -> list[tuple[str, str, str]]:
     """The source, name and digest of each file of a version, by its number."""
     sources = manifest["provenance"].get("sources") or ()
     return [(source["name"], file["name"], file["sha256"]) for source in sources for file in source["files"]]
@@ -264,7 +264,7 @@ ALIKE = 1_000_000
 """The similarity of equal texts."""
 
 
-def made_without(version: str, facts: dict[str, Any], forgotten: Forgotten) -> Provenance:
+def made_without(version: str, facts: JsonObject, forgotten: Forgotten) -> Provenance:
     """The provenance of the successor of a version with these *facts*. Its name follows from the version and the list."""
     # No build gives this name: a version has the bytes that its name says, and text that is not read cannot be counted anew.
     left_out = {"count": len(forgotten.digests), "sha256": forgotten.sha256, "of": version}
@@ -277,19 +277,19 @@ Lost = Counter[tuple[str, str]]
 WRITTEN, TOKEN_COUNT, NEAR_DUPLICATES = ("written", ""), ("token_count", ""), ("near_duplicates", "")
 
 
-def counts_without(counts: Mapping[str, Any], lost: Lost) -> dict[str, Any]:
+def counts_without(counts: JsonFacts, lost: Lost) -> JsonObject:
     """Counts of documents without those that are *lost*, which count as forgotten. Text that was read stays counted."""
     found = {name: of - lost[name, ""] if isinstance(of, int) else of for name, of in counts.items()}
     if "skipped" in counts:
         gone = Counter({reason: count for (name, reason), count in lost.items() if name == "skipped"})
-        skipped = Counter(counts["skipped"])
+        skipped = Counter[str](counts["skipped"])
         skipped.subtract(gone)
         skipped[FORGOTTEN] += lost[WRITTEN] + gone.total()
         found["skipped"] = dict(sorted((+skipped).items()))
     return {name: of for name, of in found.items() if of or name != "near_duplicates"}
 
 
-def totals_without(former: Mapping[str, Any], lost: Mapping[int, Lost], repeated: int) -> dict[str, Any]:
+def totals_without(former: JsonFacts, lost: Mapping[int, Lost], repeated: int) -> JsonObject:
     """Totals of the documents of a successor. *former*: the manifest of the version before. *lost*: by the source's index."""
     # Examples of what steps found may be of forgotten documents.
     before = {name: counts for name, counts in former["totals"]["documents"].items() if name != "examples"}
@@ -306,7 +306,7 @@ def lost_of(rows: npt.NDArray[np.void], reasons: Iterable[str]) -> Lost:
     return lost
 
 
-def lost_by_source(of: OfVersion, former: dict[str, Any], near: Mapping[int, int]) -> dict[int, Lost]:
+def lost_by_source(of: OfVersion, former: JsonObject, near: Mapping[int, int]) -> dict[int, Lost]:
     """The counts that a version loses with its forgotten documents, by the index of their source. *near*: how many
     near-duplicates fewer it keeps, by the number of their file.
     """
@@ -372,12 +372,12 @@ def renamed_clusters(table: DocumentTable, forgotten: Forgotten) -> tuple[npt.ND
     return renamed, lost
 
 
-def keeps_clusters(manifest: Mapping[str, Any]) -> bool:
+def keeps_clusters(manifest: JsonFacts) -> bool:
     """Whether a version says which of its documents are near-duplicates of each other."""
     return ((manifest["provenance"].get("documents") or {}).get("near_duplicates") or {}).get("action") == "keep"
 
 
-def facts_beside(root: Store, version: str, index: Index) -> dict[str, Any]:
+def facts_beside(root: Store, version: str, index: Index) -> JsonObject:
     """The settings of the successor of a version that follow from what is next to it: the facts of texts, and whether there are
     documents that it left out. None if they are not what was written: slices that need them are then tokenized again.
     """

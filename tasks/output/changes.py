@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
-from flat_tokens.annotations import JsonObject
+from flat_tokens.annotations import IntPair, JsonObject
 from flat_tokens.manifest import SplitName, compare_files
 from flat_tokens.tools.terminal import markdown, plural, source_called
 from tasks.models import Model
@@ -33,7 +33,7 @@ class SourceChange(Model):
     """Files, written documents and their tokens, before and after; None where they are unknown or there was no such source."""
 
     name: str
-    files: tuple[int, int]
+    files: IntPair
     documents: tuple[int | None, int | None]
     tokens: tuple[int | None, int | None]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -387,7 +387,7 @@ def remember(root: Store, refresh: Refreshed) -> None:
         swapped(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], _as_lines)
 
 
-def put_run(root: Store, at: datetime, version: str, facts: dict[str, Any]) -> None:
+def put_run(root: Store, at: datetime, version: str, facts: JsonObject) -> None:
     """Write the record of a run that ended *at* a time with a *version*. Next to it: the pointer's history."""
     with pointer_lock(root):
         if root.is_local and facts["latest"] is not None:

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata, to_json
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
@@ -102,7 +102,7 @@ def published_shards(version: Name, entries: Iterable[IndexEntry]) -> list[Token
     for shard, file, first_row, counts in entries:
         first_file, runs = file if shard.file_rows else None, dict(zip(ALL_SPLITS, zip(firsts, counts, strict=True), strict=True))
         location = PublishedLocation(version=version, first_row=first_row, first_file=first_file, **runs)
-        bare: dict[str, Any] = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
+        bare: JsonObject = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
         shards.setdefault(shard.key, shard.model_copy(update=bare))
         firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
     return list(shards.values())
@@ -110,7 +110,7 @@ def published_shards(version: Name, entries: Iterable[IndexEntry]) -> list[Token
 
 def write_index(root: Store, version: Name, shards: Sequence[TokenShard], beside: Sequence[StoredObject] = ()) -> None:
     """Write the index of a version that holds *shards*, and of the objects next to it."""
-    facts: dict[str, Any] = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
+    facts: JsonObject = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
     facts |= {"beside": [stored.described() for stored in beside]} if beside else {}
     root.put(index_key(version), to_json({"sha256": digest_of(facts), **facts}, None))
 
@@ -203,7 +203,7 @@ class VersionObjects(NamedTuple):
     """The parts of a version's manifest that are wanted here: its layout, its totals, its objects by their keys."""
 
     layout: Layout
-    totals: dict[str, Any]
+    totals: JsonObject
     objects: dict[str, StoredObject]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import pyarrow as pa
 from blake3 import blake3
 from pydantic import model_validator
 
-from flat_tokens.annotations import UInt64s
+from flat_tokens.annotations import JsonObject, UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import StoredObject
@@ -63,7 +63,7 @@ class Recipe(Model):
     """How messages become tokens, for each source that has some."""
     by_reference: tuple[int, ...] = ()
     """Sources whose conversations the reference engine tokenizes."""
-    steps: tuple[dict[str, Any], ...] = ()
+    steps: tuple[JsonObject, ...] = ()
     """Steps of documents, with their versions, as manifests have them."""
     split_by: str = "key"
     """The value that decides on a document's split: its key, its text or a column."""
@@ -180,7 +180,7 @@ class Recipe(Model):
         return digest_of(self.key_inputs(part))
 
 
-def settings_of_target(config: BuildConfig) -> dict[str, Any]:
+def settings_of_target(config: BuildConfig) -> JsonObject:
     """The settings of the version under way that follow from a configuration."""
     rule = SplitRule.of(config)
     return {

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part
 from flat_tokens.reader import open_split
@@ -124,7 +125,7 @@ class ShardWriter(NamedTuple):
             self.columns.append(kept, batch.kinds)
 
     @property
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> JsonObject:
         """The facts of the shard that its arrays tell, once they are closed."""
         beside = [*self.columns.objects, *(stored for array in self.facts.values() for stored in array.objects)]
         objects = tuple(sorted([*self.tokens.objects, *beside]))
@@ -171,7 +172,7 @@ class StreamedShardWriter:
         if (kept := kept_of(batch.rows)) is not None:
             self.columns.append(kept, batch.kinds)
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> JsonObject:
         """Write the entries, and wait for the tokens. Return where all is."""
         some = [write_entries(self._store, self._parts), *self.columns.objects]
         location, tails = self._stream.end()

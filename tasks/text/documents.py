@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, JsonObject, UInt64s
 from flat_tokens.columns import BEYOND, FLOAT64_HAS_ALL, as_arrow, common, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
@@ -83,7 +83,7 @@ class Tally:
     kind_files: dict[str, str] = field(default_factory=dict)
     file_rows: list[int] = field(default_factory=list)
     matches: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    examples: dict[str, list[JsonObject]] = field(default_factory=dict)
     forgotten: Forgotten = field(default_factory=Forgotten)
     left_out: list[pa.RecordBatch] = field(default_factory=list)
     file_bytes: list[int] = field(default_factory=list)

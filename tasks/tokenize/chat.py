@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from flat_tokens.annotations import JsonObject
+from flat_tokens.annotations import IntPair, JsonObject
 from flat_tokens.stores.store import file_at
 from flat_tokens.text.rows import BOUNDARY, prompts_and_completions
 from flat_tokens.vocabulary import beside
@@ -201,7 +201,7 @@ def spanned(config: TokenizerConfig, engine: Engine | None) -> Marked:
 
 def _as_parts(texts: pa.LargeStringArray) -> Iterator[Parted]:
     """Texts with spans as one part each."""
-    parts, spans, at = list[bytes](), list[tuple[int, int]](), 0
+    parts, spans, at = list[bytes](), list[IntPair](), 0
     for text in texts.to_pylist():
         plain, own = text_and_spans(text)
         data = plain.encode()

@@ -128,7 +128,7 @@ def texts_of_version(corpus: Corpus, vocabulary: Vocabulary, request: Vocabulary
     yield from _decoded(corpus, "train", vocabulary, zip(whole, times, strict=True), request, seen)
 
 
-def facts_of_run(ledger: Ledger, step: int) -> dict[str, Any]:
+def facts_of_run(ledger: Ledger, step: int) -> JsonObject:
     """Facts of a run that decide what it has seen before a step, without the places of its datasets."""
     directory, name = posixpath.split(ledger.path)
     content = read_json(Store.at(directory or "."), name, MAX_LEDGER_BYTES, "a ledger")
@@ -260,7 +260,7 @@ def learn(texts: Iterable[str], request: VocabularyRequest) -> Merges:
     return merges_of(json.loads(tokenizer.to_str()))
 
 
-def merges_of(definition: dict[str, Any]) -> Merges:
+def merges_of(definition: JsonObject) -> Merges:
     """The merges of a tokenizer.json that was made here, its special tokens left out."""
     model = definition["model"]
     return Merges(sorted(model["vocab"], key=model["vocab"].__getitem__), [(a, b) for a, b in model["merges"]])
@@ -306,7 +306,7 @@ TOKENIZER, TRAINING = "tokenizer.json", "training.json"
 HALF_WRITTEN = re.compile(r"\.(tokenizer|training)\.json\.\w+\.part")
 FORMAT, FORMAT_VERSION = "flat-tokens-vocabulary", 1
 MADE = {"vocab_size": int, "merges": int, "special_tokens": [str], "pattern": str, "sha256": str}
-SHAPE: dict[str, Any] = {"trained_on": {}, "read": {"documents": int, "text_bytes": int}, "by": str, "tokenizer": MADE}
+SHAPE: JsonObject = {"trained_on": {}, "read": {"documents": int, "text_bytes": int}, "by": str, "tokenizer": MADE}
 
 
 class Training(NamedTuple):

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.annotations import Int64s
+from flat_tokens.annotations import Int64s, JsonObject
 from flat_tokens.text.rows import text_buffers
 from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
 
@@ -79,7 +79,7 @@ class RenderProcess:
             given = json.dumps({"settings": settings._asdict(), "limits": limits._asdict()}).encode()
             self._send(FACTS.pack(len(given)), given)
             (size,) = FACTS.unpack(self._read(FACTS.size))
-            facts: dict[str, Any] = json.loads(self._read(size))
+            facts: JsonObject = json.loads(self._read(size))
         except BaseException as error:
             status, said = self.end()
             if not isinstance(error, _EndedError):
