@@ -41,7 +41,7 @@ from flat_tokens.manifest import (
     splits_of,
 )
 from flat_tokens.options import at_least, one_of, whole_number
-from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.reader import FlatTokens, open_root, open_split, open_splits
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.signing import SIGNATURE, Statement
@@ -132,7 +132,7 @@ def verify(
         seen(0)
     if faults:
         raise DamagedError(store.url, tuple(faults))
-    splits = [open_split(store / split) for split in splits_at(store)]
+    splits = list(open_splits(store).values())
     objects = manifest_of(store).get("objects", [])
     token_count, seq_count = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
     return Verification(store.url, level, len(objects), sum(item["size"] for item in objects), token_count, seq_count)

@@ -10,7 +10,7 @@ import re
 import reprlib
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -496,7 +496,7 @@ class Dataset:
         pandas take. ``split`` and ``place``: where it is; ``reason``: why it is in no split; ``of``: the key of the document that
         stayed. It warns if the dataset does not know all that it left out. It needs pyarrow.
         """
-        table = DocumentTable(self.store, {**self.splits, **left_out_at(self.store)})
+        table = document_table(self.store, self.splits)
         if table.unknown:
             warnings.warn(table.unknown, stacklevel=2)
         return table.read()
@@ -584,8 +584,8 @@ def open_root(root: Store) -> tuple[Store, JsonObject]:
 def check_where(root: Store, where: str) -> None:
     """ValueError for an expression that cannot be true or false of a dataset's documents, even if there are none."""
     store, _ = open_root(root)
-    for split in splits_at(store):
-        matching(open_split(store / split), parse(where), 0, 0, lambda: recorded_of(store))
+    for split in open_splits(store).values():
+        matching(split, parse(where), 0, 0, lambda: recorded_of(store))
 
 
 def resolve(store: Store) -> Store:
@@ -615,6 +615,16 @@ def without_links(store: Store) -> Store:
             break
         path = os.path.join(above, os.readlink(path)).rstrip("/")
     return replace(store, root=followed(store.root))
+
+
+def open_splits(store: Store) -> dict[SplitName, FlatTokens]:
+    """The splits of a dataset, by their names."""
+    return {split: open_split(store / split) for split in splits_at(store)}
+
+
+def document_table(store: Store, splits: Mapping[Any, Any]) -> DocumentTable:
+    """The documents of a version, those of its *splits* first, then those that it left out."""
+    return DocumentTable(store, {**splits, **left_out_at(store)})
 
 
 def left_out_at(version: Store) -> dict[str, FlatTokens]:

@@ -22,8 +22,8 @@ from flat_tokens.formats.modalities import MODALITIES
 from flat_tokens.formats.nanogpt import BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA, NANOGPT
 from flat_tokens.formats.olmo import OLMO
 from flat_tokens.formats.parquet import ARROW, PARQUET
-from flat_tokens.manifest import CACHE, EVERY_SPLIT, SplitName, splits_at
-from flat_tokens.reader import open_root, open_split, resolve
+from flat_tokens.manifest import CACHE, EVERY_SPLIT, SplitName
+from flat_tokens.reader import open_root, open_split, open_splits, resolve
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 
 __all__ = [
@@ -105,10 +105,10 @@ def check_format(format: object, known: Collection[str]) -> None:
 def source(path_or_url: PathOrUrl) -> Splits:
     """The splits of a dataset, as an export takes them. FileNotFoundError if there is no dataset."""
     store, _ = open_root(Store.at(path_or_url))
-    return {split: open_split(store / split) for split in splits_at(store)}
+    return open_splits(store)
 
 
-def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
+def _flat_tokens(root: Store, *, required: bool) -> Mapping[SplitName, Readable]:
     """The splits of a dataset, or a flat-tokens array alone under the split's name; nothing if *root* is neither."""
     try:
         store = resolve(root)
@@ -119,7 +119,7 @@ def _flat_tokens(root: Store, *, required: bool) -> dict[SplitName, Readable]:
         return {}
     if "max_token_id" in metadata["attributes"]:
         return {split_of(store.root.rsplit("/", 1)[-1]): open_split(store)}
-    return {split: open_split(store / split) for split in splits_at(store)}
+    return open_splits(store)
 
 
 def recognised(files: Files) -> list[str]:

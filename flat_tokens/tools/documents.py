@@ -15,7 +15,7 @@ from typing import Any
 from flat_tokens.annotations import JsonObject
 from flat_tokens.extras import LazyModule
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.reader import left_out_at
+from flat_tokens.reader import document_table
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.rows.where import pa, parse
 from flat_tokens.stores.local import kind_of
@@ -82,8 +82,7 @@ def table_of(path: str) -> DocumentTable:
         raise ValueError(
             f"{corpus.url}: is a {corpus.kind}, which has no record of documents. Name a dataset or a build's output."
         )
-    splits: Any = {**corpus.splits, **left_out_at(corpus.store)}
-    return DocumentTable(corpus.store, splits)
+    return document_table(corpus.store, corpus.splits)
 
 
 def _line(row: JsonObject, as_json: bool) -> str:

@@ -16,7 +16,8 @@ from flows.pipelines.publish import OpenOutput, Published, opened, publication, 
 from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, look_up, read_whole
 from tasks.config import BuildConfig
-from tasks.finalize.seal import VersionDraft, built_totals, card, is_published, leaving_out
+from tasks.finalize.card import card
+from tasks.finalize.seal import VersionDraft, built_totals, is_published, leaving_out
 from tasks.gates import Gate
 from tasks.output.places import layout_of
 from tasks.output.pointer import read_pointer

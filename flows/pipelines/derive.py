@@ -33,13 +33,13 @@ from tasks.derive.inputs import (
     read_ids,
     read_keys,
     settings_of_sources,
-    shuffling_of,
     splits_in,
     token_arrays_in,
     token_bytes_of,
 )
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
+from tasks.derive.shuffle import shuffling_of
 from tasks.finalize.seal import VersionDraft, leaving_out, list_left_out
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of

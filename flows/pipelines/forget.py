@@ -20,10 +20,9 @@ from flat_tokens.tools.terminal import plural
 from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
 from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
-from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, saw
-from tasks.forget.successor import (
+from tasks.derive.without import OfVersion
+from tasks.forget.documents import (
     NamedDocuments,
-    OfVersion,
     forgotten_in,
     keys_named,
     sources_of_files,
@@ -31,6 +30,7 @@ from tasks.forget.successor import (
     versions_of,
     with_same_text,
 )
+from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, saw
 from tasks.models import Model
 from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
 from tasks.output.paths import check_places, version_store

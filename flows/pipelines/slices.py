@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
-from flows.pipelines.plan import warn_of_room
 from flows.pipelines.publish import OpenOutput
+from flows.pipelines.room import warn_of_room
 from flows.pipelines.stages import (
     DUPLICATES,
     NEAR_DUPLICATES,

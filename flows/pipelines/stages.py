@@ -225,7 +225,7 @@ EXAMINE = Stage("examine", lazy("tasks.derive.inputs:examine"), str)
 MAKE_KEYS = Stage("make-keys", lazy("tasks.derive.inputs:make_keys"))
 SAMPLE = Stage("sample", lazy("tasks.derive.inputs:count_hashes"))
 COUNT = Stage("count", lazy("tasks.derive.inputs:count_taken"))
-SHUFFLE = Stage("shuffle", lazy("tasks.derive.inputs:scatter"))
+SHUFFLE = Stage("shuffle", lazy("tasks.derive.shuffle:scatter"))
 
 DIGEST = Stage("digest", lazy("tasks.derive.imports:digest_file"), str)
 IMPORT = Stage("import", lazy("tasks.derive.imports:import_part"))

@@ -29,29 +29,23 @@ from tasks.config import available_cores
 from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
 from tasks.derive.provenance import Derived
 from tasks.derive.provenance import card as card_of_derived
-from tasks.finalize.seal import VersionDraft, build_id, is_published
-from tasks.finalize.seal import card as card_of_build
-from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
-from tasks.forget.successor import (
+from tasks.derive.without import (
     OfVersion,
     copy_origin,
     facts_beside,
-    forgotten_in,
     keeps_clusters,
     left_out_by,
     lost_by_source,
     made_without,
-    make_removals_durable,
     renamed_clusters,
     successor_shards,
-    sweep_examples,
-    sweep_files,
-    sweep_shards,
-    sweep_unfinished,
-    table_of,
     totals_without,
-    versions_of,
 )
+from tasks.finalize.card import card as card_of_build
+from tasks.finalize.seal import VersionDraft, build_id, is_published
+from tasks.forget.documents import forgotten_in, table_of, versions_of
+from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
+from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.leases import attempt, collecting, sweep

@@ -1,11 +1,5 @@
 """Inputs: the datasets that others are made of. Where a version is, its counts, its tokenizer and its sources; cutting inputs
 into parts, counting the documents that are taken, and lists of documents.
-
-A split that fits in no memory is shuffled in two passes over the disk. Document i of the split goes to place ``p(i)``; p is a
-keyed permutation that depends on the seed alone. The places are cut into *buckets*. The first pass reads one part of the input
-after another and stores its documents in the order of their places: a flat-tokens array for each part, in which every bucket has
-its share. The second pass assembles the version from buckets (``tasks.parts.input``). Both passes read and write long runs, and
-hold one part or one bucket for each worker.
 """
 
 from __future__ import annotations
@@ -21,39 +15,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
 from flat_tokens.annotations import Int64s, IntPair, JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.checker import bytes_to_check, check_split, verify
-from flat_tokens.columns import ColumnsWriter, Kinds, columns_of
+from flat_tokens.columns import columns_of
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import keys_of_bytes, token_keys
-from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_at, splits_of
-from flat_tokens.reader import FlatTokens, open_root, open_split
-from flat_tokens.rows.views import running_sums
+from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_of
+from flat_tokens.reader import FlatTokens, open_root, open_split, open_splits
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
-from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import ALL_SPLITS, FORGOTTEN, Model, Split, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.output.target import Target
-from tasks.parts.documents import all_items
 from tasks.parts.input import (
-    BUCKET,
-    PLACE,
-    SCATTERED_COLUMNS,
     choose,
-    gather,
     input_documents,
     open_input,
     sample_hashes,
     sources_of,
 )
-from tasks.parts.part import InputPart, Shuffling
-from tasks.parts.stored import SHARD_LAYOUT, document_spec
+from tasks.parts.part import InputPart
 from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION
 
@@ -106,7 +91,7 @@ def examine(path_or_url: str) -> Input:
     store, _ = open_root(Store.at(path_or_url))
     if manifest := manifest_of(store):
         verify(store.url)
-    splits = {split: open_split(store / split) for split in splits_at(store)}
+    splits = open_splits(store)
     known = _of_manifest(store, splits, manifest) if manifest else _of_content(store, splits)
     return Input(
         location=store.url,
@@ -369,48 +354,3 @@ def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
 def _ids_in(path_or_url: str) -> list[bytes]:
     store, name = file_at(path_or_url)
     return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]
-
-
-BUCKET_TOKENS = 1 << 23
-MAX_BUCKET_TOKENS = 1 << 26
-BUCKET_DOCUMENTS = 1 << 20
-MAX_BUCKETS = 1 << 12
-"""With more buckets their runs would be too short for a disk. Buckets become larger instead, as far as memory goes."""
-
-
-def shuffling_of(split: Split, seed: int, parts: Sequence[InputPart], kinds: Kinds) -> Shuffling:
-    """How the documents of *parts* are shuffled."""
-    tokens, documents = sum(part.token_count for part in parts), sum(part.seq_count for part in parts)
-    size = min(max(BUCKET_TOKENS, tokens // MAX_BUCKETS), MAX_BUCKET_TOKENS)
-    buckets = max(-(-tokens // size), -(-documents // BUCKET_DOCUMENTS))
-    return Shuffling(split=split, seed=seed, seq_count=documents, buckets=min(buckets, documents), kinds=dict(kinds))
-
-
-def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling]) -> tuple[int, ...]:
-    """Store a part's documents in the order of their places. Return its count of tokens for each bucket."""
-    shuffling, spec = shufflings[part.split], document_spec(SHARD_LAYOUT)
-    documents = input_documents(part, target)
-    keep, _ = choose(part, documents, target.selection, target)
-    documents = documents.those(keep)
-    places = shuffling.places(np.arange(part.first_seq, part.first_seq + len(documents), dtype=np.uint64))
-    order = np.argsort(places)
-    arrays = {name: all_items(documents, name) for name in open_input(part).arrays}
-    begins, lengths = np.cumsum(documents.lengths) - documents.lengths, documents.lengths[order]
-    bounds = np.searchsorted(places[order], shuffling.bounds())
-    rows = {PLACE: places[order], **{name: documents.fact(name)[order] for name in target.facts}, BUCKET: bounds}
-    store = Store.at(target.workspace.staging) / f"{shuffling.directory}/{part.number}"
-    blocks = zip(*(gather(items, begins[order], lengths) for items in arrays.values()), strict=True)
-    with FlatTokensWriter(store, SHARD_LAYOUT, arrays) as writer:
-        for some in blocks:
-            of_runs, items = some[0][1], dict(zip(arrays, (block for block, _ in some), strict=True))
-            writer.append(TokenBatch.of_arrays(items, running_sums(of_runs).astype(np.uint64), 0))
-            meter.add("shuffle", items[TOKENS].nbytes, len(of_runs), len(items[TOKENS]))
-    for name, values in rows.items():
-        with ArrayWriter(store / DOCUMENTS, name, spec) as array_writer:
-            array_writer.append(values.astype(np.uint64))
-    if shuffling.kinds and len(order):
-        kept = documents.columns(np.arange(len(order))).take(pa.array(order))
-        with store.create(SCATTERED_COLUMNS) as stored, ColumnsWriter(stored, shuffling.kinds) as columns_writer:
-            columns_writer.append(kept)
-    sums = running_sums(lengths)
-    return tuple(np.diff(sums[bounds]).tolist())

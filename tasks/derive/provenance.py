@@ -14,7 +14,8 @@ from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
 from tasks.derive.inputs import Input, splits_in
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
-from tasks.finalize.seal import Provenance, card_head, card_sources, card_tokenizer, counts_text
+from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
+from tasks.finalize.seal import Provenance
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, JsonObjec
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import FlatTokens, open_split, open_splits
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, changes, token_digests
@@ -190,7 +190,7 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     b = _ComparedVersion.opened(root, after)
     if before is None:
         store = version_store(root, after)
-        table = DocumentTable(store, {name: open_split(store / name) for name in b.split_names})
+        table = DocumentTable(store, open_splits(store))
         sql = "SELECT split, source, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL"
         found = query(table.read(("split", "source")), sql)
         return summed({(split, source): Counter(added=count) for split, source, count in found}, b.names)

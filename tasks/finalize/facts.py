@@ -14,7 +14,7 @@ import numpy as np
 
 from flat_tokens.annotations import IntPair, JsonFacts, JsonObject
 from flat_tokens.manifest import SplitName, read_manifest, read_token_bytes, splits_of
-from flat_tokens.reader import open_split
+from flat_tokens.reader import open_split, open_splits
 from flat_tokens.rows.documents import DocumentTable, name_of_kept
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.documents import query
@@ -89,7 +89,7 @@ class VersionFacts:
 
     @cached_property
     def _table(self) -> DocumentTable:
-        return DocumentTable(self.store, {name: open_split(self.store / name) for name in self.splits})
+        return DocumentTable(self.store, open_splits(self.store))
 
     @cached_property
     def lengths(self) -> list[tuple[str, str, int, int]]:

@@ -28,7 +28,7 @@ from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import BESIDE
 from flat_tokens.tools.export import PLAN, holding
 from flat_tokens.tools.terminal import one_line, plural
-from tasks.forget.successor import OfVersion
+from tasks.derive.without import OfVersion
 from tasks.locations import writable
 from tasks.models import Split
 from tasks.output.forgotten import Pending

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import flat_tokens
 import tasks.assemble.write
 import tasks.derive.inputs
+import tasks.derive.shuffle
 import tasks.parts.input
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.keys import document_keys
@@ -61,8 +62,8 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
     monkeypatch.setattr(tasks.parts.input, "WHOLE_BLOCKS", Reads(8, None, whole=True))
     monkeypatch.setattr(tasks.parts.input, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_TOKENS", 16)
-    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 3)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
     monkeypatch.setattr(tasks.parts.input, "GATHERED_TOKENS", 10)
 
 
@@ -418,8 +419,8 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.Mo
     first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)
     monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 500)
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 70)
-    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_TOKENS", 90)
-    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 31)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
     second = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "second", workers=4)
     assert digests(Path(first.path)) == digests(Path(second.path))
 

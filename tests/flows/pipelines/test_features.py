@@ -15,6 +15,7 @@ import flat_tokens.columns
 import flat_tokens.steps
 import tasks.assemble.write
 import tasks.derive.inputs
+import tasks.derive.shuffle
 import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
@@ -84,7 +85,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 7)
-    monkeypatch.setattr(tasks.derive.inputs, "BUCKET_DOCUMENTS", 5)
+    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
     yield
     flat_tokens.steps._opened.cache_clear()
 

@@ -23,7 +23,7 @@ from flows.watch.pictures import link
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest, Merge
-from tasks.finalize.seal import card_sources
+from tasks.finalize.card import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
 from tests.flows.asked import ask

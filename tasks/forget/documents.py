@@ -1,0 +1,111 @@
+"""Documents that are forgotten: those that somebody names, and where the versions of an output have them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flat_tokens.annotations import Bools, JsonObject, UInt64s
+from flat_tokens.forgotten import NO_KEYS, Forgotten, windows_of
+from flat_tokens.keys import document_keys
+from flat_tokens.manifest import VERSIONS, read_manifest
+from flat_tokens.reader import check_where, document_table, open_splits
+from flat_tokens.rows.documents import DocumentTable, matching
+from flat_tokens.rows.where import parse
+from flat_tokens.stores.store import Store
+from tasks.derive.without import GONE, OfVersion
+from tasks.models import ALL_SPLITS, LEFT_OUT
+from tasks.output.paths import version_store
+from tasks.output.pointer import is_dataset
+from tasks.output.versions import names_of
+from tasks.rows import FILE, KEY, OF, REASON
+
+
+class NamedDocuments(NamedTuple):
+    """The documents that somebody names: by *keys*, uint64[n], sorted, by the list of another output, or an expression; all
+    without any of them; of one source.
+    """
+
+    keys: UInt64s | None = None
+    listed: Forgotten | None = None
+    where: str | None = None
+    source: str | None = None
+
+    def those(self, keys: UInt64s) -> Bools:
+        """Which documents with these *keys*, uint64[n], keys or a list name; all without any: bool[n]."""
+        if self.listed is not None:
+            return self.listed.those(keys)
+        return np.ones(len(keys), bool) if self.keys is None else np.isin(keys, self.keys)
+
+
+def versions_of(root: Store) -> list[str]:
+    """The versions that are at an output, complete."""
+    return [name for name in names_of(root, VERSIONS) if is_dataset(root, name)]
+
+
+def table_of(root: Store, version: str) -> DocumentTable:
+    """The documents of a version, those that it left out last."""
+    store = version_store(root, version)
+    return document_table(store, open_splits(store))
+
+
+def sources_of_files(manifest: JsonObject) -> list[tuple[str, str, str]]:
+    """The source, name and digest of each file of a version, by its number."""
+    sources = manifest["provenance"].get("sources") or ()
+    return [(source["name"], file["name"], file["sha256"]) for source in sources for file in source["files"]]
+
+
+def keys_named(table: DocumentTable, named: NamedDocuments) -> UInt64s:
+    """Keys of the documents of a version that somebody names, of the copies that it left out among them: uint64[n], sorted."""
+    of_source = np.array([named.source in (None, source) for source, *_ in sources_of_files(read_manifest(table.store))], bool)
+    where = parse(named.where) if named.where is not None else None
+    found = [NO_KEYS]
+    if where is not None:
+        check_where(table.store, where.text)
+    for split, start, stop in table.ranges():
+        keys = table.facts(split, KEY, start, stop)
+        mine = named.those(keys)
+        if named.source is not None:
+            mine &= of_source[table.facts(split, FILE, start, stop).astype(np.int64)]
+        if where is not None and mine.any():
+            mine &= matching(table.splits[split], where, start, stop, lambda: table.recorded)
+        found.append(keys[mine])
+    return np.unique(np.concatenate(found))
+
+
+def with_same_text(table: DocumentTable, keys: UInt64s) -> UInt64s:
+    """Keys of documents, with those that have the text of one of them, or nearly, as far as the version left them out. Or a copy
+    would take the place of a document that is forgotten.
+    """
+    if LEFT_OUT not in table.splits:
+        return keys
+    key, of = (table.facts(LEFT_OUT, name, 0, table.splits[LEFT_OUT].seq_count) for name in (KEY, OF))
+    key, of = key[of > 0], of[of > 0]
+    while True:
+        more = np.unique(np.concatenate([keys, key[np.isin(of, keys)], of[np.isin(key, keys)]]))
+        if len(more) == len(np.unique(keys)):
+            return keys if len(more) == len(keys) else more
+        keys = more
+
+
+def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:
+    """The forgotten documents that a version holds; None where it has none. Their tokens are read."""
+    table, parts, windows, token_keys = table_of(root, version), [np.empty(0, GONE)], [NO_KEYS], [NO_KEYS]
+    for split, start, stop in table.ranges():
+        at = np.flatnonzero(forgotten.those(table.facts(split, KEY, start, stop)))
+        if not len(at):
+            continue
+        starts = table.splits[split].seq_starts.read(start, stop + 1).astype(np.int64)
+        part = np.empty(len(at), GONE)
+        part["split"], part["number"], part["length"] = ALL_SPLITS.index(split), at + start, np.diff(starts)[at]
+        for name in (FILE, REASON):
+            part[name] = table.facts(split, name, start, stop)[at]
+        parts.append(part)
+        for first, length in zip(starts[at].tolist(), part["length"].tolist(), strict=True) if split != LEFT_OUT else ():
+            ids = table.splits[split].encoded_tokens.read(first, first + length) >> np.uint32(1)
+            windows.append(windows_of(ids, forgotten.salt))
+            if length:  # all empty texts are equal
+                token_keys.append(document_keys(ids.view(np.uint8), np.array([0, ids.nbytes])))
+    hashes = np.unique(np.concatenate(windows)), np.unique(np.concatenate(token_keys))
+    return OfVersion(version, rows, *hashes) if len(rows := np.concatenate(parts)) else None
