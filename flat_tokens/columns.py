@@ -15,9 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, JsonFacts
+from flat_tokens.annotations import AnyArray, Int64s, JsonFacts
 from flat_tokens.extras import LazyModule
 from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
@@ -54,7 +53,7 @@ def name_of(split: str, first: int) -> str:
     return f"documents/{split}/columns/{first}.parquet"
 
 
-def as_arrow(values: npt.NDArray[Any]) -> pa.Array:
+def as_arrow(values: AnyArray) -> pa.Array:
     """Numbers or truth values, [n], as Arrow has them. ``pa.array`` would import pandas first, which takes half a second."""
     data = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])

@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import AnyArray, Bools, Int64s, JsonFacts, JsonObject, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, ByteStrings, Int64s, JsonFacts, JsonObject, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.stores.store import Store, read_json
 
@@ -38,7 +37,7 @@ WINDOWS = 64
 TABLE = 1 << 22
 """Entries of a table by which most hashes are seen to be of no window."""
 
-Digests = npt.NDArray[np.bytes_]
+Digests = ByteStrings
 NO_DIGESTS: Digests = np.empty(0, f"S{DIGEST_BYTES}")
 NO_KEYS: UInt64s = np.empty(0, np.uint64)
 
@@ -186,7 +185,7 @@ def _heads(keys: UInt64s, salt: bytes) -> UInt32s:
     return mix(keys ^ np.frombuffer(salt, "<u8")[0]).astype(HEAD)
 
 
-def digests_of(keys: UInt64s, salt: bytes) -> npt.NDArray[np.bytes_]:
+def digests_of(keys: UInt64s, salt: bytes) -> ByteStrings:
     """Digests of keys, uint64[n]: S16[n]. One call a key, so only for few."""
     found = np.empty((len(keys), DIGEST_BYTES), np.uint8)
     found[:, : HEAD.itemsize] = _heads(keys, salt).reshape(-1, 1).view(np.uint8)

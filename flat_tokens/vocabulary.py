@@ -29,9 +29,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt8s, UInt32s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt8s, UInt32s, UInts
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.manifest import TokenBytes
@@ -709,7 +708,7 @@ class Vocabulary:
         """Ids of tokens whose bytes begin inside a character of UTF-8."""
         return [i for i in range(self.size) if (piece := self.piece(i)) and piece[0] & 0xC0 == 0x80]
 
-    def decode(self, ids: npt.NDArray[np.unsignedinteger]) -> tuple[bytes, Int64s]:
+    def decode(self, ids: UInts) -> tuple[bytes, Int64s]:
         """The bytes of ids, in order, and where each id's bytes end: bytes, int64[len(ids)]."""
         data, starts, lengths = self._table
         ids = np.minimum(ids, ids.dtype.type(min(self.size, np.iinfo(ids.dtype).max))).astype(np.int64)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, Structs, UInt64s
 from flat_tokens.keys import keys_of_bytes, mix
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
@@ -48,7 +47,7 @@ SHOWN_CHARACTERS = 700
 """Characters of a text that are shown, from a little before the first difference on."""
 LEAD_CHARACTERS = 80
 
-Entries = npt.NDArray[np.void]
+Entries = Structs
 ENTRY = np.dtype([(name, "<u8") for name in ("key", "file", "row", "of", "similarity")])
 
 

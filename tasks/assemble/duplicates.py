@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt64s
+from flat_tokens.annotations import Bools, Floats, Int64Pair, Int64s, UInt64s, UInts
 from flat_tokens.keys import mix
 from flat_tokens.reader import ahead
 from flat_tokens.stores.local import named_errors
@@ -195,7 +195,7 @@ ERRORS = 1.0
 """Standard errors by which an estimate may be below the threshold."""
 
 
-def least_similarity(threshold: float) -> npt.NDArray[np.float64]:
+def least_similarity(threshold: float) -> Floats:
     """The least estimate at which two texts belong together, by the bins that it goes by: float64[BYTES + 1]. Few bins of many
     are nearly all of the shingles: such an estimate is nearly exact.
     """
@@ -222,7 +222,7 @@ def clusters(signatures: UInt64s, threshold: float) -> Int64s:
     return forest.roots(np.arange(len(signatures)))
 
 
-def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+def _bands(signatures: UInt64s, threshold: float) -> Iterator[UInts]:
     """The bands of all texts: uint64[n] or uint32[n] each."""
     at_once = max(1, min(NUMBERS, BANDS_BYTES // (8 * max(len(signatures), 1))))
     for start in range(0, NUMBERS, at_once):
@@ -233,7 +233,7 @@ def _bands(signatures: UInt64s, threshold: float) -> Iterator[npt.NDArray[np.uns
             yield from (numbers,) if threshold >= WIDE_FROM else np.ascontiguousarray(numbers.view("<u4").reshape(-1, 2).T)
 
 
-def _runs(band: npt.NDArray[np.unsignedinteger]) -> Int64Pair:
+def _runs(band: UInts) -> Int64Pair:
     """The texts that agree in a band with others, run after run, in order; and where each one's run begins: int64[m] each."""
     packed = np.arange(len(band), dtype="<u8")
     packed.view("<u4")[1::2] = band if band.itemsize == 4 else mix(band.copy()) >> np.uint64(32)
@@ -249,7 +249,7 @@ def _runs(band: npt.NDArray[np.unsignedinteger]) -> Int64Pair:
     return texts[members], np.repeat(firsts, np.diff(firsts, append=len(members)))
 
 
-def _begins(ordered: npt.NDArray[np.unsignedinteger]) -> Bools:
+def _begins(ordered: UInts) -> Bools:
     """Where another value begins, and the end: bool[n + 1]."""
     begins = np.ones(len(ordered) + 1, bool)
     np.not_equal(ordered[1:], ordered[:-1], out=begins[1:-1])

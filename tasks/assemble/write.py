@@ -15,11 +15,10 @@ from queue import SimpleQueue
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int8s, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.layouts import Layout
 from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
@@ -42,7 +41,7 @@ SplitCounts = Mapping[Split, IntPair]
 """Sequences and tokens of a part, by split."""
 
 
-def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) -> npt.NDArray[np.int8]:
+def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) -> Int8s:
     """The split of each document of a slice, by its number in ALL_SPLITS: int8[n]. *all_in*: the split of all of them, where
     their file has one.
     """

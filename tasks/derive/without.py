@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt64s
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, Structs, UInt64s
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import CLUSTER, EVERY_SPLIT, read_manifest
@@ -49,13 +48,13 @@ class OfVersion(NamedTuple):
     """
 
     version: str
-    rows: npt.NDArray[np.void]
+    rows: Structs
     windows: UInt64s
     token_keys: UInt64s
 
-    def of(self, split: Split) -> npt.NDArray[np.void]:
+    def of(self, split: Split) -> Structs:
         """Those of a split, or of what the version left out."""
-        rows: npt.NDArray[np.void] = self.rows[self.rows["split"] == ALL_SPLITS.index(split)]
+        rows: Structs = self.rows[self.rows["split"] == ALL_SPLITS.index(split)]
         return rows
 
     @property
@@ -99,7 +98,7 @@ def totals_without(former: JsonFacts, lost: Mapping[int, Lost], repeated: int) -
     return {**counts_without(before, of_all), "repeated_keys": repeated, "by_source": sources}
 
 
-def lost_of(rows: npt.NDArray[np.void], reasons: Iterable[str]) -> Lost:
+def lost_of(rows: Structs, reasons: Iterable[str]) -> Lost:
     """The counts that go with forgotten documents, GONE[n], some of which were left out for *reasons*."""
     left_out, names = rows["reason"] > 0, strings_by_key(reasons)
     lost = Lost({WRITTEN: int((~left_out).sum()), TOKEN_COUNT: int(rows["length"][~left_out].sum())})
@@ -124,7 +123,7 @@ MEMBER = np.dtype([(name, "<u8") for name in ("split", "document", "key", "file"
 """A document of a version that keeps near-duplicates, the name of its cluster, and how alike it is to the one that names it."""
 
 
-def _members(table: DocumentTable) -> npt.NDArray[np.void]:
+def _members(table: DocumentTable) -> Structs:
     """The documents of a version that are in clusters: MEMBER[n]."""
     parts = [np.empty(0, MEMBER)]
     for split, start, stop in table.ranges():
@@ -140,14 +139,14 @@ def _members(table: DocumentTable) -> npt.NDArray[np.void]:
     return np.concatenate(parts)
 
 
-def _later(members: npt.NDArray[np.void], names: UInt64s) -> Int64s:
+def _later(members: Structs, names: UInt64s) -> Int64s:
     """Those that count as near-duplicates, if their clusters have these *names*: all but one of each. Files: uint64[m]."""
     is_name = np.flatnonzero((members["key"] == names) & (names > 0))
     firsts = is_name[np.unique(names[is_name], return_index=True)[1]]
     return np.delete(members["file"], np.union1d(firsts, np.flatnonzero(names == 0)))
 
 
-def renamed_clusters(table: DocumentTable, forgotten: Forgotten) -> tuple[npt.NDArray[np.void], Counter[int]]:
+def renamed_clusters(table: DocumentTable, forgotten: Forgotten) -> tuple[Structs, Counter[int]]:
     """Documents of a version that stay and whose cluster has another name without what is forgotten, RENAMED[n]: the lowest key
     names a cluster whose document has gone. And how many near-duplicates the files lose, by their numbers.
     """

@@ -14,9 +14,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, JsonObject, UInt64s
+from flat_tokens.annotations import Bools, ByteStrings, Int64Pair, Int64s, IntPair, JsonObject, Structs, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -60,7 +59,7 @@ class _ComparedVersion(NamedTuple):
     splits: tuple[_ComparedSplit, ...]
     split_names: tuple[Split, ...]
     shards: list[TokenShard]
-    segments: list[npt.NDArray[np.void]]
+    segments: list[Structs]
     has_ids: bool
     tokenizer: str | None
     rules: tuple[Any, ...]
@@ -117,7 +116,7 @@ class _ComparedVersion(NamedTuple):
             )
         return self.source_of[files]
 
-    def known(self, numbers: dict[str, int]) -> npt.NDArray[np.bytes_]:
+    def known(self, numbers: dict[str, int]) -> ByteStrings:
         """Its segments with their sources, by *numbers* of their names: KNOWN as bytes, n of them."""
         of, (source, in_splits) = (
             np.array([numbers[name] for name in self.names], np.int64),
@@ -210,7 +209,7 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     return summed(counts, names, same_tokenizer, of_splits)
 
 
-def in_both(a: npt.NDArray[np.bytes_], b: npt.NDArray[np.bytes_]) -> list[Bools]:
+def in_both(a: ByteStrings, b: ByteStrings) -> list[Bools]:
     """Which segments of each side the other has, too, as often: bool[len(a)], bool[len(b)]. One without a digest is not known."""
     names, which = np.unique(np.concatenate([a, b]), return_inverse=True)
     sides = which[: len(a)], which[len(a) :]

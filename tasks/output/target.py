@@ -6,10 +6,9 @@ import functools
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
-from flat_tokens.annotations import Bools, UInt64s
+from flat_tokens.annotations import Bools, Int8s, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TOKENS
@@ -72,7 +71,7 @@ class SplitRule(Model):
         """The splits that documents go to."""
         return EVERY_SPLIT if self.test_fraction else SPLITS
 
-    def numbers(self, keys: UInt64s) -> npt.NDArray[np.int8]:
+    def numbers(self, keys: UInt64s) -> Int8s:
         """The split of each document, by its number in EVERY_SPLIT: int8[n]."""
         hashes = self._hashes(keys)
         in_validation = _below(self.fraction, hashes)

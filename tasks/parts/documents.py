@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.annotations import AnyArray, Bools, DType, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, DType, Int8s, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.reader import FlatTokens
@@ -168,7 +167,7 @@ class Documents:
     documents i, int64[m], ascending.
     """
 
-    array: npt.NDArray[np.int8]
+    array: Int8s
     begins: Int64s
     lengths: Int64s
     arrays: tuple[TokenRuns, ...]
@@ -237,7 +236,7 @@ class Documents:
         return _merged(runs, array[some], begins[some], ends[some], dtype)
 
 
-def _merged(runs: Sequence[Runs], array: npt.NDArray[np.int8], begins: Int64s, ends: Int64s, dtype: DType) -> Iterator[AnyArray]:
+def _merged(runs: Sequence[Runs], array: Int8s, begins: Int64s, ends: Int64s, dtype: DType) -> Iterator[AnyArray]:
     """The items of consecutive runs, each of the array of that number."""
     if not len(array):
         return
@@ -267,7 +266,7 @@ def all_items(documents: Documents, name: str) -> AnyArray:
     return items
 
 
-def one_array(lengths: Int64s) -> tuple[npt.NDArray[np.int8], Int64s, Int64s]:
+def one_array(lengths: Int64s) -> tuple[Int8s, Int64s, Int64s]:
     """The array, the begin and the length of consecutive documents of a single array."""
     return np.zeros(len(lengths), np.int8), np.cumsum(lengths) - lengths, lengths
 

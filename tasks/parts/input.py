@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, Structs, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
@@ -258,9 +257,9 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
 
 
 @functools.lru_cache(len(ALL_SPLITS))
-def _renamed(path: Path, split: Split) -> npt.NDArray[np.void]:
+def _renamed(path: Path, split: Split) -> Structs:
     renamed = np.fromfile(path, RENAMED)  # without a header: two threads that parse one at once fail under Python 3.11
-    return cast("npt.NDArray[np.void]", renamed[renamed["split"] == ALL_SPLITS.index(split)])
+    return cast("Structs", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
 def choose(part: InputPart, documents: Documents, selection: Selection, target: Target) -> tuple[Bools, Counter[str]]:

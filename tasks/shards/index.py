@@ -17,10 +17,9 @@ from itertools import islice, pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import ValidationError
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, JsonObject, UInt64s
+from flat_tokens.annotations import Bools, ByteStrings, Int64s, IntPair, JsonObject, Structs, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata, to_json
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
@@ -50,18 +49,18 @@ VersionNames = tuple[Name, ...]
 """The versions whose indexes a build goes by, the latest first."""
 
 
-def as_text(records: npt.NDArray[np.void]) -> str:
+def as_text(records: Structs) -> str:
     """A shard's segments, or its files, as its receipt has them."""
     return base64.b64encode(records.tobytes()).decode()
 
 
-def segments_of(shard: TokenShard) -> npt.NDArray[np.void]:
+def segments_of(shard: TokenShard) -> Structs:
     """A shard's segments: STORED[m]; none where it has no record of them that fits its documents."""
     segments = _records(shard.segments, STORED)
     return segments if int(segments["documents"].sum(dtype=np.int64)) == shard.written else segments[:0]
 
 
-def segments_without(shard: TokenShard, gone: Bools) -> npt.NDArray[np.void]:
+def segments_without(shard: TokenShard, gone: Bools) -> Structs:
     """A shard's segments, where it loses documents: bool[n]. One that loses some has no digest."""
     segments = segments_of(shard).copy()
     ends = np.cumsum(segments["documents"], dtype=np.int64)
@@ -71,13 +70,13 @@ def segments_without(shard: TokenShard, gone: Bools) -> npt.NDArray[np.void]:
     return np.compress(segments["documents"] > 0, segments)
 
 
-def files_of(shard: TokenShard) -> npt.NDArray[np.void]:
+def files_of(shard: TokenShard) -> Structs:
     """The files of a published shard's run: STORED_FILE[m]; none where it has no record of them that fits its rows."""
     files = _records(shard.files, STORED_FILE)
     return files if shard.published and len(files) == len(shard.file_starts) - 1 else files[:0]
 
 
-def _records(text: str, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
+def _records(text: str, kind: np.dtype[np.void]) -> Structs:
     try:
         return np.frombuffer(base64.b64decode(text, validate=True), kind)
     except ValueError:
@@ -163,14 +162,14 @@ class _Known(NamedTuple):
     and how many.
     """
 
-    digests: npt.NDArray[np.bytes_]
+    digests: ByteStrings
     shard: Int64s
     first: Int64s
     counts: Int64s
     shards: list[TokenShard]
 
     @classmethod
-    def of(cls, shards: list[TokenShard], parts: list[npt.NDArray[np.void]], counts: list[Int64s]) -> Self:
+    def of(cls, shards: list[TokenShard], parts: list[Structs], counts: list[Int64s]) -> Self:
         """The segments or files of shards that have digests, from those of each shard and their *counts*."""
         none, shard = np.empty(0, np.int64), np.repeat(np.arange(len(shards)), [*map(len, parts)])
         count, first = np.concatenate([none, *counts]), np.concatenate([none, *(np.cumsum(some) - some for some in counts)])
@@ -179,7 +178,7 @@ class _Known(NamedTuple):
         order = order[digests[order] != b""]
         return cls(digests[order], shard[order], first[order], count[order], shards)
 
-    def find(self, digests: npt.NDArray[np.void]) -> Int64s:
+    def find(self, digests: Structs) -> Int64s:
         """The numbers of segments or files among the known ones, by their digests: int64[m], -1 where one is not known."""
         if not len(self.digests):
             return np.full(len(digests), -1)
@@ -234,7 +233,7 @@ class StoredTokens:
         shard = self.shards.get(key)
         return shard if shard is not None and self._is_whole(shard) else None
 
-    def find(self, segments: Segments, recipe: bytes) -> tuple[npt.NDArray[np.void], Int64s]:
+    def find(self, segments: Segments, recipe: bytes) -> tuple[Structs, Int64s]:
         """The digests of the segments, and the number of each among the known ones: int64[m], -1 where it is not known."""
         digests = segments.digests(recipe)
         return digests, self.segments.find(digests)

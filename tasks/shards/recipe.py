@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 from pydantic import model_validator
 
-from flat_tokens.annotations import JsonObject, UInt64s
+from flat_tokens.annotations import JsonObject, Structs, UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import StoredObject
@@ -129,7 +128,7 @@ class Recipe(Model):
             return {"files": len(ranges), "ranges": digest_of(*ranges)}
         return dict(zip(("file", "range"), ranges[0], strict=True))
 
-    def of_files(self, part: Slice) -> npt.NDArray[np.void]:
+    def of_files(self, part: Slice) -> Structs:
         """The digest by which each file is known: STORED_FILE["digest"][m], of its text and of all that decides its documents."""
         recipe = digest_of("file", self._besides(part))
         digests = (blake3(f"{recipe}{one.identity()}".encode()).digest(DIGEST_BYTES) for one in part.ranges)

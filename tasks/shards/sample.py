@@ -12,9 +12,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flat_tokens.annotations import AnyArray
+from flat_tokens.annotations import AnyArray, Floats
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa
@@ -47,7 +46,7 @@ SURE = 4.0
 """Half the width of the 99 % interval, in standard errors. Pieces drawn at random, as few as these, would need 2.7. Documents are
 in an order, and on the corpus errors were half as large again.
 """
-Counts = npt.NDArray[np.float64]
+Counts = Floats
 clock = time.perf_counter
 
 

@@ -13,10 +13,9 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from flat_tokens.annotations import Int64s
+from flat_tokens.annotations import Int64s, Structs
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.columns import as_arrow, with_kinds
 from flat_tokens.keys import strings_by_key
@@ -61,7 +60,7 @@ class Tokenized(NamedTuple):
     """
 
     batches: list[Batch]
-    segments: npt.NDArray[np.void]
+    segments: Structs
     text_bytes: int
     text_bytes_taken: int
     refused: Tally

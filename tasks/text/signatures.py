@@ -19,11 +19,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import Floats, Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.steps.words import Words, run_hashes, words_of
 from flat_tokens.text.rows import text_buffers
@@ -133,7 +132,7 @@ def _numbers(bins: UInt32s) -> UInt64s:
     return np.ascontiguousarray(bytes_).reshape(-1, BYTES).view("<u8").astype(np.uint64, copy=False)
 
 
-def similarity(one: UInt64s, other: UInt64s) -> tuple[npt.NDArray[np.float64], Int64s]:
+def similarity(one: UInt64s, other: UInt64s) -> tuple[Floats, Int64s]:
     """The estimated similarity of pairs of texts by their signatures, uint64[n, NUMBERS] each: float64[n], and the bins that it
     goes by: int64[n].
     """

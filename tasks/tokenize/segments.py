@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from blake3 import blake3
 
-from flat_tokens.annotations import Int64s
+from flat_tokens.annotations import Int64s, Structs
 from flat_tokens.keys import mix
 from flat_tokens.text.rows import text_buffers
 from tasks.rows import joined
@@ -44,7 +43,7 @@ class Segments(NamedTuple):
     documents: TextBatch
     ends: Int64s
 
-    def digests(self, recipe: bytes) -> npt.NDArray[np.void]:
+    def digests(self, recipe: bytes) -> Structs:
         """The digest by which each segment is known: STORED["digest"][m]. *recipe* decides its tokens besides, always as long."""
         data, offsets = text_buffers(self.documents.texts)
         found = np.empty(len(self.ends), STORED["digest"])
