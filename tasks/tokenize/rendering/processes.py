@@ -126,7 +126,7 @@ class RenderProcess:
         return self._process.poll() is None
 
     def end(self) -> tuple[int, str]:
-        """End the process: its status, and the last line of what it said."""
+        """End the process: its status, and the last line of what it said, without the advice that Rust gives."""
         self._process.kill()
         status, said = self._process.wait(), b""
         for one in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -134,7 +134,7 @@ class RenderProcess:
                 with contextlib.suppress(OSError):  # what was not sent cannot be sent any more
                     said = one.read() if one is self._process.stderr else b""
                     one.close()
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not line.startswith("note: ")]
         return status, f": {lines[-1][:200]}" if lines else ""
 
     def forget(self) -> None:

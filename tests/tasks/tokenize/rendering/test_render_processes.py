@@ -140,6 +140,11 @@ def test_a_template_has_limits(placed: tuple[int, bool]) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
+def test_the_advice_of_a_library_is_not_why_a_process_ended() -> None:
+    with pytest.raises(ValueError, match=r"^the chat template ends its process (?!.*: note: )"):
+        renderers(TOO_MUCH[28] + ALL, LIMITS._replace(memory=1 << 26))
+
+
 SIZED = [
     "{{ 'x'|center(SIZE) }}",
     "{{ 'x'.ljust(SIZE) }}",
