@@ -427,10 +427,11 @@ KEPT_NULLS = ("role", "content")
 
 def messages_as_json(values: pa.Array) -> pa.Array:
     """Lists of messages as JSON."""
-    encode, colon = msgspec.json.Encoder().encode, b": "
+    encoder, colon = msgspec.json.Encoder(), b": "
+    encode = encoder.encode
     with contextlib.suppress(UnicodeDecodeError):
         if _are_texts(values, messages := values.flatten()):
-            return _texts_as_json(values, messages, encode)
+            return _texts_as_json(values, messages, encoder)
 
     def message(one: JsonObject | None) -> bytes:
         """As ``json_bytes``, in half of the time where the values are text."""
@@ -453,18 +454,22 @@ def _are_texts(values: pa.Array, messages: pa.StructArray) -> bool:
     )
 
 
-def _texts_as_json(values: pa.Array, messages: pa.StructArray, encode: Callable[[str], bytes]) -> pa.Array:
+def _texts_as_json(values: pa.Array, messages: pa.StructArray, encoder: msgspec.json.Encoder) -> pa.Array:
     """The same where all values of the *messages* of lists are texts: one Python string a value, and none of what
     is made of them.
     """
     texts, join = functools.partial(kept.texts_as_arrow, kind=pa.large_binary()), pa.compute.binary_join_element_wise
-    parts = list[Any]()
-    for field, column in zip(messages.type, messages.flatten(), strict=True):
-        parts.append(texts([(b", " if parts else b"{") + encode(field.name) + b": "])[0])
-        parts.append(texts(list(map(encode, column.to_pylist()))))
-    opening, between, closing, behind, nothing = texts([b"[", b", ", b"]", b"}", b""])
+    columns, parts = messages.flatten(), list[Any]()
+    for number, (field, column) in enumerate(zip(messages.type, columns, strict=True), 1):
+        parts.append(texts([(b" " if parts else b"{") + encoder.encode(field.name) + b": "])[0])
+        # No string of JSON has a line's end within. What stands behind a value takes the place of its own.
+        lines = encoder.encode_lines(column.to_pylist())
+        ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1
+        buffers = [np.append(0, ends), lines.replace(b"\n", b"," if number < len(columns) else b"}")]
+        parts.append(pa.Array.from_buffers(pa.large_binary(), len(column), [None, *map(pa.py_buffer, buffers)]))
+    opening, between, closing, nothing = texts([b"[", b", ", b"]", b""])
     starts = values.offsets.cast(pa.int64())
-    lists = pa.LargeListArray.from_arrays(pa.compute.subtract(starts, starts[0]), join(*parts, behind, nothing))
+    lists = pa.LargeListArray.from_arrays(pa.compute.subtract(starts, starts[0]), join(*parts, nothing))
     return join(opening, pa.compute.binary_join(lists, between), closing, nothing)
 
 

@@ -160,7 +160,8 @@ class Renderer:
         text = "\0".join([*roles, *contents])
         if not found or "" in roles or any(len(message) != 2 for message in found) or any(one in text for one in UNLIKE):
             return None
-        if any(one in text for one in self._begins):
+        # A character is found ten times as fast as a string, and few texts have both ends of one.
+        if any(one[0] in text and one[-1] in text and one in text for one in self._begins):
             return None
         if self.names is not USUAL:
             roles = [roles_here.get(one, one) for one in roles]
