@@ -33,7 +33,8 @@ def prefect_server() -> str | None:
     url, secret, key = map(_setting, ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"))
     if not url:
         return None
-    import urllib.request  # only a server needs it
+    import urllib.error  # only a server needs it
+    import urllib.request
 
     # Where it goes away later, a run waits for it, up to four minutes: as with the deployments, see prefect.yaml.
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "7")
@@ -45,7 +46,10 @@ def prefect_server() -> str | None:
         with urllib.request.urlopen(asked, timeout=5):  # noqa: S310
             return url
     except (OSError, ValueError) as error:
-        status = getattr(error, "code", None)
+        status = None
+        if isinstance(error, urllib.error.HTTPError):
+            status = error.code
+            error.close()  # the connection
         if status and (status != 401 or key):
             return url  # it answers; whether it lets us in with a key, Prefect will tell
         remedy = "Set PREFECT_API_AUTH_STRING, as make serve prints it" if status else "Start it, such as by make serve"

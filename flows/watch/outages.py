@@ -41,7 +41,8 @@ def gone(url: str) -> str | None:
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310  an operator's setting
     except urllib.error.HTTPError as error:
-        return one_line(error) if error.code in (502, 503, 504) else None
+        with error:  # it has the connection
+            return one_line(error) if error.code in (502, 503, 504) else None
     except urllib.error.URLError as error:
         return one_line(error.reason) if isinstance(error.reason, ConnectionError | TimeoutError) else None
     except (ConnectionError, TimeoutError) as error:

@@ -177,30 +177,20 @@ def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[
         Ledger.open(path)
 
 
-def test_rows_that_no_split_has_are_refused(tmp_path: Path, views: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("packed_documents", "require_vocab", "the rows of source 'web' are 'require_vocab', but they are one of packed"),
+        ("HERE/web", "/" + "x" * 5000, r"run\.json: source 'web': File name too long"),
+        ('"fit": ', '"cache": "HERE/cache", "fit": ', "'packed_documents' has no setting 'cache'"),
+    ],
+    ids=["rows that no split has", "no path", "where something is written"],
+)
+def test_what_a_ledger_cannot_say_is_refused(tmp_path: Path, views: dict[str, Any], old: str, new: str, words: str) -> None:
     path = tmp_path / "run.json"
-    Ledger.create(path, {"web": (views["web"], 1)}, 8)
-    path.write_text(path.read_text().replace('"rows": "packed"', '"rows": "require_vocab"'))
-    with refusal("the rows of source 'web' are 'require_vocab', but they are one of packed"):
-        Ledger.open(path).mixture()
-
-
-def test_a_path_that_cannot_be_one_is_told_with_the_ledger(tmp_path: Path, views: dict[str, Any]) -> None:
-    path = tmp_path / "run.json"
-    Ledger.create(path, {"web": (views["web"], 1)}, 8)
-    content = json.loads(path.read_text())
-    content["sources"][0]["dataset"]["path"] = "/" + "x" * 5000
-    path.write_text(json.dumps(content))
-    with pytest.raises(OSError, match=r"run\.json: source 'web': File name too long"):
-        Ledger.open(path).mixture()
-
-
-def test_a_ledger_cannot_say_where_something_is_written(tmp_path: Path, views: dict[str, Any]) -> None:
-    path = tmp_path / "run.json"
-    packs = views["web"].tokens.packed_documents(20)
-    Ledger.create(path, {"web": (packs, 1)}, 8)
-    path.write_text(path.read_text().replace('"fit": ', f'"cache": "{tmp_path}/cache", "fit": '))
-    with refusal("'packed_documents' has no setting 'cache'"):
+    Ledger.create(path, {"web": (views["web"].tokens.packed_documents(20), 1)}, 8)
+    path.write_text(path.read_text().replace(*(text.replace("HERE", str(tmp_path)) for text in (old, new))))
+    with pytest.raises((ValueError, OSError), match=words):
         Ledger.open(path).mixture()
     assert not (tmp_path / "cache").exists()
 

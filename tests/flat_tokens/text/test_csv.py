@@ -136,16 +136,19 @@ def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path: Path, del
         list(CSV.ranges(file._replace(text_column="body", delimiter=delimiter), 1 << 20))
 
 
-@pytest.mark.parametrize("line", ["sep=;\n", '\ufeff"sep=\t"\r\n'])
-def test_a_line_for_excel_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(f"{line}id;text\n1;one\n", newline="")
-    with refusal(r"a.csv: its first line, .*sep=.* is for Excel.* Remove it: tail -n \+2 a.csv"):
-        list(CSV.ranges(TextFile(str(path), path.name, path.stat().st_size, "text", delimiter=";"), 1 << 20))
+EXCEL = r"a.csv: its first line, .*sep=.* is for Excel.* Remove it: tail -n \+2 a.csv"
 
 
-def test_a_tsv_with_commas_is_told_by_its_header(tmp_path: Path) -> None:
-    path = tmp_path / "a.tsv"
-    path.write_text("id,text\n1,one\n")
-    with refusal(r"Its delimiter looks like ',': set source\.delimiter"):
-        list(CSV.ranges(TextFile(str(path), "a.tsv", path.stat().st_size, "text"), 1 << 20))
+@pytest.mark.parametrize(
+    ("name", "text", "options", "words"),
+    [
+        ("a.csv", "sep=;\nid;text\n1;one\n", {"delimiter": ";"}, EXCEL),
+        ("a.csv", '\ufeff"sep=\t"\r\nid;text\n1;one\n', {"delimiter": ";"}, EXCEL),
+        ("a.tsv", "id,text\n1,one\n", {}, r"Its delimiter looks like ',': set source\.delimiter"),
+    ],
+)
+def test_a_first_line_that_is_no_header_is_named(tmp_path: Path, name: str, text: str, options: Any, words: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    with refusal(words):
+        list(CSV.ranges(TextFile(str(path), name, path.stat().st_size, "text", **options), 1 << 20))

@@ -45,22 +45,24 @@ def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes() -> No
     assert [terminal.duration(seconds) for seconds in (4.4, 75, 3723)] == ["0:04", "1:15", "1:02:03"]
 
 
-def test_a_check_shows_how_far_it_is(dataset: Path, stderr: Terminal, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("verify DATASET --full --json", "verify  100%  "),
+        ("export DATASET DATASET-out --to megatron", "export  100%  24 B of 24 B  "),
+    ],
+)
+def test_a_command_shows_how_far_it_is(
+    dataset: Path, stderr: Terminal, capsys: pytest.CaptureFixture[str], command: str, line: str
+) -> None:
     """The line is gone at the end, and standard output has the result alone."""
     with contextlib.redirect_stderr(stderr):
-        assert cli.main(["verify", str(dataset), "--full", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ok"]
-    shown = lines(stderr)
-    assert any(line.startswith("verify  100%  ") for line in shown)
-    assert shown[-1] == ""
-
-
-def test_an_export_shows_how_far_it_is(dataset: Path, tmp_path: Path, stderr: Terminal) -> None:
-    with contextlib.redirect_stderr(stderr):
-        assert cli.main(["export", str(dataset), str(tmp_path / "out"), "--to", "megatron"]) == 0
-    shown = lines(stderr)
-    assert any(line.startswith("export  100%  24 B of 24 B  ") for line in shown)
-    assert shown[-1] == ""
+        assert cli.main(command.replace("DATASET", str(dataset)).split()) == 0
+    said = capsys.readouterr().out
+    assert json.loads(said)["ok"] if "--json" in command else said
+    *shown, last = lines(stderr)
+    assert any(one.startswith(line) for one in shown)
+    assert last == ""
 
 
 def test_what_is_no_terminal_is_told_nothing(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,22 +109,46 @@ def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> Non
         ({"prompt_column": "q"}, "has a prompt_column; give its completion_column, too"),
         ({"prompt_column": "q", "completion_column": "q"}, "are both 'q'"),
         ({"prompt_column": "q", "completion_column": "a", "text_column": "t"}, "has text_column and prompt_column"),
+        ({"roles": ("user",)}, "has roles, which is for messages; give its messages_column, too"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(more: dict[str, str], told: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(more: dict[str, Any], told: str) -> None:
     with refusal(told):
         Source(path="in", **more)
 
 
-def test_a_missing_completion_is_a_bad_document(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "lines", "words", "left", "skipped"),
+    [
+        (
+            True,
+            '{"q": "a", "a": "b"}\n{"q": "c", "a": null}\n{"q": "d"}\n{"q": "e", "a": 5}\n',
+            "the text is null",
+            (b"a", b"b"),
+            {"null": 2, "wrong_type": 1},
+        ),
+        (
+            False,
+            '{"talk": [{"role": "user", "content": "a"}]}\n{"talk": {"role": "user"}}\n{"talk": null}\n{"talk": "[1]"}\n',
+            "'talk' is a JSON object, not an array of messages",
+            (b"u:a;", b""),
+            {"null": 1, "unencodable": 1, "wrong_type": 1},
+        ),
+    ],
+    ids=["completions", "messages"],
+)
+def test_completions_and_messages_that_are_none_are_bad_documents(
+    tmp_path: Path, pairs: bool, lines: str, words: str, left: tuple[bytes, bytes], skipped: dict[str, int]
+) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text('{"q": "a", "a": "b"}\n{"q": "c", "a": null}\n{"q": "d"}\n{"q": "e", "a": 5}\n')
-    with refusal(r"in.jsonl, line 2 \(row 1\): the text is null"):
-        build_here(settings(tmp_path / "out", path))
-    build_here(settings(tmp_path / "out", path, documents={"on_bad": "skip"}))
+    path.write_text(lines)
+    told = (settings if pairs else talk_settings)(tmp_path / "out", path)
+    with refusal(rf"in.jsonl, line 2 \(row 1\): {words}"):
+        build_here(told)
+    build_here({**told, "documents": {"on_bad": "skip"}})
     opened = flat_tokens.open(tmp_path / "out")
-    assert spelled(opened.train) == [(b"a", b"b")]
-    assert opened.manifest["totals"]["documents"]["skipped"] == {"null": 2, "wrong_type": 1}
+    assert spelled(opened.train) == [left]
+    assert opened.manifest["totals"]["documents"]["skipped"] == skipped
 
 
 def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:
@@ -226,19 +250,3 @@ def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path: Path) -> N
     recorded = flat_tokens.open(tmp_path / "out" / "versions" / first.version).manifest["provenance"]["sources"][0]
     assert recorded["chat"] == {"template": TEMPLATE, "tokens": {}, "roles": ["assistant"], "edition": 2}
     assert str(tmp_path) not in json.dumps(recorded)
-
-
-def test_messages_that_are_none_are_bad_documents(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text('{"talk": [{"role": "user", "content": "a"}]}\n{"talk": {"role": "user"}}\n{"talk": null}\n{"talk": "[1]"}\n')
-    with refusal(r"in.jsonl, line 2 \(row 1\): 'talk' is a JSON object, not an array of messages"):
-        build_here(talk_settings(tmp_path / "out", path))
-    build_here({**talk_settings(tmp_path / "out", path), "documents": {"on_bad": "skip"}})
-    opened = flat_tokens.open(tmp_path / "out")
-    assert spelled(opened.train) == [(b"u:a;", b"")]
-    assert opened.manifest["totals"]["documents"]["skipped"] == {"null": 1, "unencodable": 1, "wrong_type": 1}
-
-
-def test_settings_of_messages_need_messages() -> None:
-    with refusal("has roles, which is for messages; give its messages_column, too"):
-        Source(path="in", roles=("user",))

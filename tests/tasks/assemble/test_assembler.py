@@ -99,35 +99,24 @@ def test_what_is_written_while_parts_arrive_is_what_tasks_write(
     assert objects_of(place, "assembled") == objects_of(place)
 
 
-def test_tokens_are_written_without_a_task(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a last span, which is not full, too: 40 tokens are five objects, in spans of two, two and one."""
-    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", 100)
+@pytest.mark.parametrize(
+    ("setting", "value", "shards", "early"),
+    [
+        ("BACKLOG", 100, [(4, 5), (4, 5)], range(5)),  # five objects, in spans of two, two and one, which is not full
+        ("SMALL_TOKENS", 21, [(4, 5), (7, 3)], (4, 5)),  # the span that begins with the larger one
+        ("BACKLOG", -1, [(4, 5)], ()),  # the thread falls behind
+    ],
+)
+def test_tokens_are_written_without_a_task_or_left_to_the_tasks(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch, setting: str, value: int, shards: Any, early: Any
+) -> None:
+    """Those of small shards, and those that come faster than they are written, are left."""
+    monkeypatch.setattr(tasks.assemble.write, setting, value)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
-        for part in store_shards([even(4, 5), even(4, 5)], place):
+        for part in store_shards([even(*one) for one in shards], place):
             assembler.add(part)
         assembler.end()
-    assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in range(5)]
-
-
-def test_a_thread_that_falls_behind_leaves_spans_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", -1)
-    with opened(target_of(place, ALL_TRAIN)) as assembler:
-        for part in store_shards([even(4, 5)], place):
-            assembler.add(part)
-        assembler.end()
-        assert objects_of(place) == []
-        assembler.finish()
-    tokens = [name for name in objects_of(place) if "encoded_tokens" in name]
-    assert tokens == [f"train/encoded_tokens/c/{i}" for i in range(3)]
-
-
-def test_spans_of_small_shards_are_left_to_the_tasks(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 21)
-    with opened(target_of(place, ALL_TRAIN)) as assembler:
-        for part in store_shards([even(4, 5), even(7, 3)], place):
-            assembler.add(part)
-        assembler.end()
-    assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in (4, 5)]  # the span that begins with the larger one
+    assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in early]
 
 
 def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(

@@ -48,9 +48,13 @@ def fresh(name: str) -> bytes:
     return f"{name} {uuid.uuid4().hex}".encode()
 
 
-def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, asked: list[list[str]]) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, asked: list[list[str]], ahead: bool) -> None:
+    """When they are read, or when they are fetched ahead."""
     data = {name: fresh(name) for name in ("a", "b")}
     store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
+    if ahead:
+        assert store.fetch(["shard/a", "shard/b", "shard/c"]) == {"shard/a": data["a"], "shard/b": data["b"]}
     for _ in range(2):
         assert store.read_ranges(["shard/a", "shard/b", "shard/a"], [0, -3, 2], [4, None, 4]) == [
             data["a"][:4],
@@ -58,14 +62,6 @@ def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, ask
             data["a"][2:4],
         ]
         assert (store / "shard").read_ranges(["b"], [1], [1000]) == [data["b"][1:]]
-    assert asked == [["shard/a", "shard/b"]]
-
-
-def test_what_is_fetched_ahead_is_not_asked_for_again(root: Store, asked: list[list[str]]) -> None:
-    data = {name: fresh(name) for name in ("a", "b")}
-    store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
-    assert store.fetch(["shard/a", "shard/b", "shard/c"]) == {"shard/a": data["a"], "shard/b": data["b"]}
-    assert (store / "shard").read_ranges(["a"], [0], [3]) == [data["a"][:3]]
     assert asked == [["shard/a", "shard/b"]]
 
 

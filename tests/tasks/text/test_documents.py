@@ -307,26 +307,23 @@ def flip_bits(path: Path, kind: FileFormat, begin: int, end: int, step: int) -> 
 FORTY = pa.table({"id": range(40), "text": [f"text {i} of forty texts" * (i % 5) for i in range(40)]})
 
 
-def test_every_wrong_bit_in_the_pages_of_a_parquet_file_with_checksums_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(FORTY, path, row_group_size=15, write_page_checksum=True, compression="zstd")
-    data = path.read_bytes()
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    found = flip_bits(path, "parquet", 4, footer, 131)
-    assert set(found) <= {"same", "refused"}
-    assert found["refused"] > 30
-
-
-@pytest.mark.slow
-def test_no_wrong_bit_in_the_footer_of_a_parquet_file_loses_documents(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("footer", "options"),
+    [
+        (False, {"row_group_size": 15, "compression": "zstd"}),
+        pytest.param(True, {"store_schema": False, "write_statistics": False}, marks=pytest.mark.slow),
+    ],
+    ids=["pages", "footer"],
+)
+def test_every_wrong_bit_of_a_parquet_file_with_checksums_is_found(tmp_path: Path, footer: bool, options: dict[str, Any]) -> None:
     """The footer has no checksum, so another type is possible, but not silence, and not the end of the process."""
     path = tmp_path / "a.parquet"
-    pq.write_table(FORTY, path, write_page_checksum=True, store_schema=False, write_statistics=False)
+    pq.write_table(FORTY, path, write_page_checksum=True, **options)
     data = path.read_bytes()
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    found = flip_bits(path, "parquet", footer, len(data), 3)
-    assert set(found) <= {"same", "other", "refused"}
-    assert found["refused"] > 60
+    middle = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    found = flip_bits(path, "parquet", *((middle, len(data), 3) if footer else (4, middle, 131)))
+    assert set(found) <= {"same", "refused", *(["other"] if footer else [])}
+    assert found["refused"] > (60 if footer else 30)
 
 
 def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

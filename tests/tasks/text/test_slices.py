@@ -206,13 +206,6 @@ def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
         assert [(document.text, document.row) for document in found] == [("a", 0), ("b", 2), ("c" * 9, 3)]
 
 
-def test_a_text_without_a_separator_is_one_document(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
-    path = tmp_path / "file.txt"
-    path.write_bytes("one\r\n\r\n\0two é".encode())
-    blocks_of(3)
-    assert whole(path, "text", Source(path="x"), 4) == documents(["one\r\n\r\n\0two é"])
-
-
 def test_slices_of_about_the_wanted_size_cover_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     path.write_bytes(b'{"text":"0123456789"}\n' * 1000)  # 22 bytes each
@@ -301,30 +294,31 @@ def test_rows_count_what_was_skipped(tmp_path: Path, name: str) -> None:
     assert [(document.text, document.row) for document in found] == [(f"document {i}", i) for i in range(40) if i != 30]
 
 
-def test_rows_of_jsonl_are_its_lines_blank_ones_too(tmp_path: Path) -> None:
-    path = tmp_path / "file.jsonl"
-    path.write_bytes(b'\n{"text":"a"}\n \r\n\n{"text":"b"}\n{"text":"c"}')
-    for slice_bytes in (1, 15, 99):
-        assert [(d.text, d.row) for d in whole(path, "jsonl", Source(path="x"), slice_bytes)] == [("a", 1), ("b", 4), ("c", 5)]
-
-
-def test_rows_of_csv_are_its_records_not_its_lines(tmp_path: Path) -> None:
-    path = tmp_path / "file.csv"
-    path.write_bytes(b'id,text\n\n1,"a\n\nb"\n\n2,c\n3,"d ""e"""\n')
-    assert [(d.text, d.row) for d in whole(path, "csv", Source(path="x"), 9)] == [("a\n\nb", 0), ("c", 1), ('d "e"', 2)]
+@pytest.mark.parametrize("slice_bytes", [1, 9, 15, 99])
+@pytest.mark.parametrize(
+    ("kind", "data", "block", "rows"),
+    [
+        ("jsonl", '\n{"text":"a"}\n \r\n\n{"text":"b"}\n{"text":"c"}', None, [("a", 1), ("b", 4), ("c", 5)]),
+        ("csv", 'id,text\n\n1,"a\n\nb"\n\n2,c\n3,"d ""e"""\n', None, [("a\n\nb", 0), ("c", 1), ('d "e"', 2)]),
+        ("csv", 'text\na\n"' + "b\n" * 500 + '"\nc\n', 16, [("a", 0), ("b\n" * 500, 1), ("c", 2)]),
+        ("text", "one\r\n\r\n\0two é", 3, [("one\r\n\r\n\0two é", 0)]),
+    ],
+    ids=["lines, blank ones too", "records, not lines", "longer than a block", "all of a text"],
+)
+def test_rows_of_a_file(
+    tmp_path: Path, blocks_of: Callable[[int], None], kind: Any, data: str, block: int | None, rows: list[Any], slice_bytes: int
+) -> None:
+    path = tmp_path / f"file.{kind}"
+    path.write_bytes(data.encode())
+    if block is not None:
+        blocks_of(block)
+    assert [(d.text, d.row) for d in whole(path, kind, Source(path="x"), slice_bytes)] == rows
 
 
 def test_tsv_files_are_cut_at_tabs(tmp_path: Path) -> None:
     path = tmp_path / "file.tsv"
     path.write_bytes(b"id\ttext\n1\ta, b\n")
     assert [d.text for d in whole(path, "csv", Source(path="x"), 9)] == ["a, b"]
-
-
-def test_a_row_of_csv_may_be_longer_than_a_block(tmp_path: Path, blocks_of: Callable[[int], None]) -> None:
-    path = tmp_path / "file.csv"
-    path.write_bytes(b'text\na\n"' + b"b\n" * 500 + b'"\nc\n')
-    blocks_of(16)
-    assert [d.text for d in whole(path, "csv", Source(path="x"), 9)] == ["a", "b\n" * 500, "c"]
 
 
 def test_integers_and_their_digits_are_the_same_id(tmp_path: Path) -> None:

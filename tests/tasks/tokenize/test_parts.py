@@ -170,35 +170,34 @@ def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name: str, tmp_pa
         assert fast.by_reference == 0
 
 
-def test_a_text_of_unknown_places_changes_no_other(tmp_path: Path) -> None:
-    """Its neighbours keep their masks."""
-    tokenizer = MAKE["spaces, unknown characters"]()
-    config = saved(tokenizer, tmp_path)
-    fast, reference = PartEncoder(config, Plain(tokenizer)), PartEncoder(config, None)
-    texts: list[Text] = [([0, 1], []), (["a中e b"], [(1, 2), (3, 4)]), ([0, 1], []), (["e e"], [(1, 2)])]
-    one, other = fast(parted(texts)), reference(parted(texts))
-    assert one.tokens.mask.tolist() == other.tokens.mask.tolist()
-    assert fast.by_reference == 1
+AROUND: list[Text] = [(["a ", 0, " b"], [(0, 3)]), (["a b"], [(1, 2)])]
 
 
-@pytest.mark.parametrize("option", ["lstrip", "rstrip", "single_word"])
-def test_special_tokens_that_take_space_are_left_to_the_reference(option: str, tmp_path: Path) -> None:
-    """They have the space around them, which their neighbours then do not have."""
-    tokenizer = byte_level()
-    config = saved(tokenizer, tmp_path, **{option: True})
-    fast, reference = PartEncoder(config, Plain(tokenizer)), PartEncoder(config, None)
-    texts: list[Text] = [(["a ", 0, " b"], [(0, 3)]), (["a b"], [(1, 2)])]
-    one, other = fast(parted(texts)), reference(parted(texts))
-    assert one.tokens.ids.tolist() == other.tokens.ids.tolist()
-    assert fast.by_reference == 1
-
-
-def test_a_text_that_the_engine_does_not_take_goes_to_the_reference(tmp_path: Path) -> None:
-    tokenizer = byte_level()
-    config = saved(tokenizer, tmp_path)
-    texts: list[Text] = [(["a", 0], [(0, 1)]), (["b"], [])]
-    one, other = PartEncoder(config, Refusing(tokenizer))(parted(texts)), PartEncoder(config, Plain(tokenizer))(parted(texts))
-    assert one.tokens.ids.tolist() == other.tokens.ids.tolist()
+@pytest.mark.parametrize(
+    ("name", "options", "engine", "texts", "count"),
+    [
+        # Its neighbours keep their masks.
+        (
+            "spaces, unknown characters",
+            (),
+            Plain,
+            [([0, 1], []), (["a中e b"], [(1, 2), (3, 4)]), ([0, 1], []), (["e e"], [(1, 2)])],
+            1,
+        ),
+        # Special tokens that have the space around them, which their neighbours then do not have.
+        *(("bytes", (option,), Plain, AROUND, 1) for option in ("lstrip", "rstrip", "single_word")),
+        ("bytes", (), Refusing, AROUND, 2),
+    ],
+)
+def test_some_texts_are_left_to_the_reference(
+    tmp_path: Path, name: str, options: tuple[str, ...], engine: Any, texts: list[Text], count: int
+) -> None:
+    """Those whose tokens do not tell their places, and those that the engine does not take."""
+    tokenizer = MAKE[name]()
+    config = saved(tokenizer, tmp_path, **dict.fromkeys(options, True))
+    fast = PartEncoder(config, engine(tokenizer))
+    check_same(fast, PartEncoder(config, None), texts)
+    assert fast.by_reference == count
 
 
 def test_texts_that_lose_everything_are_refused(tmp_path: Path) -> None:
