@@ -64,7 +64,7 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(300)]
     pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data" / "a.parquet")
     commands = re.findall(r"^\.venv/bin/flat-tokens-service (.*?) *#", TEXT, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -76,4 +76,5 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
             [sys.executable, "-m", "flows", *shlex.split(command)], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-    assert flat_tokens.open(tmp_path / "out" / "my-dataset").train.seq_count > 290
+    for name in ("my-dataset", "my-dataset-o200k_base"):
+        assert flat_tokens.open(tmp_path / "out" / name).train.seq_count > 290
