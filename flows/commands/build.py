@@ -407,7 +407,7 @@ def plan_text(made: Plan) -> list[str]:
         f"  text       {about}{size(made.text_bytes)} in {about}{plural(made.slices, 'slice')}, {made.slices_stored:,} stored",
         f"  output     {stored} as {made.layout}",
         f"  disk       about {size(made.disk_bytes)} at the output{free}",
-        f"  scratch    {files}, {kept}",
+        "  scratch    nothing: no file is fetched or unpacked" if made.scratch_bytes == 0 else f"  scratch    {files}, {kept}",
         *(
             f"  server     {one} sends no ranges or no strong ETags: its files are fetched as a whole"
             for one in made.whole_files_of

@@ -17,7 +17,7 @@ from flows.pipelines.room import Sums, free_space, lack_of_room, room_for
 from flows.pipelines.text import Text, check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.write import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
-from tasks.download.cut import copied_bytes, cut_files, fetching_to, is_by_ranges
+from tasks.download.cut import copied_bytes, cut_files, fetching_to, is_by_ranges, scratch_for
 from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
@@ -65,10 +65,10 @@ class Loss(Model):
 
 class Plan(Model):
     """Forecast of a build. ``exact``: every file was looked into: only documents, tokens, text and what follows are estimates.
-    ``scratch_bytes``: most that fetched files take in scratch; None: no bound. ``keeps_files``: they stay there, but for
-    Parquet. ``whole_files_of``: web servers that send no ranges of Parquet and Arrow files. ``losses``: of each step, in a sample
-    of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these estimates; ``untold``: the facts of
-    gates of which a sample says nothing. ``pinned``: sources with a revision, and which.
+    ``scratch_bytes``: most that fetched and unpacked files take in scratch; None: no bound. ``keeps_files``: they stay there, but
+    for Parquet. ``whole_files_of``: web servers that send no ranges of Parquet and Arrow files. ``losses``: of each step, in a
+    sample of ``sampled_documents``. ``findings``: what the gates of a refresh would find, by these estimates; ``untold``: the
+    facts of gates of which a sample says nothing. ``pinned``: sources with a revision, and which.
     """
 
     version: str | None
@@ -161,7 +161,7 @@ def plan(config: BuildConfig) -> Plan:
         dataset_bytes_high=round(dataset_bytes + dataset_error),
         disk_bytes=disk_bytes,
         disk_free=free,
-        scratch_bytes=workspace.room,
+        scratch_bytes=workspace.room if any(map(scratch_for, found)) else 0,
         keeps_files=workspace.keeps,
         whole_files_of=servers_of_whole(found),
         warning=None if published else lack_of_room(root, disk_bytes, free),

@@ -41,7 +41,7 @@ def cut_files(
     """Stage download: fetch some small files of a source, or one large file, and cut each into ranges of about *slice_bytes* of
     text. ValueError, naming the file, where one is damaged or not as its source says.
     """
-    room = sum(map(room_for, pack))
+    room = sum(map(scratch_for, pack))
     try:
         if len(pack) == 1 and not is_small(pack[0]):
             raise NoRoomError
@@ -84,7 +84,7 @@ UNPACKED_TIMES = 8
 """Bytes of a packed file's text for one of its own, before it has to have the room alone."""
 
 
-def room_for(found: FoundFile) -> int:
+def scratch_for(found: FoundFile) -> int:
     """Bytes of the scratch directory that a file takes, about."""
     size = 1 << 60 if found.size is None else found.size
     local, packed = "://" not in found.uri, found.name.lower().endswith(tuple(PACKED))
@@ -93,7 +93,7 @@ def room_for(found: FoundFile) -> int:
 
 def _to_keep(found: FoundFile) -> int:
     """Bytes that are counted for a file that is kept."""
-    return UNKNOWN_BYTES if found.size is None else room_for(found)
+    return UNKNOWN_BYTES if found.size is None else scratch_for(found)
 
 
 def bytes_to_keep(found: Iterable[FoundFile], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace) -> int:
@@ -168,7 +168,7 @@ def _fetched(
     room are taken, too. *digests*: of the files, if they are known.
     """
     size, left = sum(one.size or 0 for one in found if "://" in one.uri), _left(workspace)
-    wanted = more + min(sum(map(room_for, found)), max(left - more, size))
+    wanted = more + min(sum(map(scratch_for, found)), max(left - more, size))
     # What a packed file takes is not known before it is unpacked. One that takes more than was counted for it is kept where half
     # of what is left is enough, so that there is room for another one. At last it has all the room, and what was counted for it.
     kept: list[tuple[int | None, bool]] = [(more, True), (None, True)] if workspace.keeps else []

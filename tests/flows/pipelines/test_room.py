@@ -34,6 +34,7 @@ def test_plan_and_build_warn_when_the_disk_is_too_small(
     made = plan(config)
     assert (made.warning is not None) == is_told
     assert any(line.startswith("  warning ") for line in plan_text(made)) == is_told
+    assert "  scratch    nothing: no file is fetched or unpacked" in plan_text(made)
     with caplog.at_level(logging.WARNING), Threads(1) as runner:
         build(config, runner)
     told = [line for line in caplog.messages if "the build needs" in line]
