@@ -42,7 +42,7 @@ RESERVED = ("tokens", "source", "file", "row", "key", "text")
 NAME = re.compile(r"documents/(train|validation|test)/columns/(0|[1-9][0-9]{0,18})\.parquet")
 """The key of an object of a split's columns, and the document of its first row."""
 
-REMEDY = "Write its integers as text in the source, or leave the column out of source.keep_columns."
+REMEDY = "Write its values as text in the source, or leave the column out of source.keep_columns."
 
 Kinds = Mapping[str, str]
 """The kind of each column by its name, in the columns' order."""

@@ -129,7 +129,7 @@ def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values: lis
     assert common("int64", kind) == common(kind, "int64") == common("null", kind) == kind
     if kind == BEYOND:
         assert common(kind, "float64") is common("float64", kind) is None
-        with refusal(r"column 'n' cannot be float64: Integer value .* Write its integers as text"):
+        with refusal(r"column 'n' cannot be float64: Integer value .* Write its values as text"):
             as_kind(found, "float64", "n")
     else:
         assert as_kind(found, "float64", "n").to_pylist() == values
