@@ -12,19 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from flat_tokens.annotations import AnyArray, Int64s, JsonFacts
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import pa
 from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = LazyModule("pyarrow", "reading kept columns")
 
 GROUP_ROWS = 1 << 14
 """Rows of a row group, all but the last: bytes do not depend on how rows came."""

@@ -38,4 +38,4 @@ class LazyModule:
 if TYPE_CHECKING:
     import pyarrow as pa
 else:
-    pa = LazyModule("pyarrow", "reading source files")
+    pa = LazyModule("pyarrow", "what reads and writes tables, such as Parquet")

@@ -8,15 +8,10 @@ left to the file's own averages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flat_tokens.annotations import IntPair
-from flat_tokens.extras import LazyModule
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = LazyModule("pyarrow", "reading Parquet")
+from flat_tokens.extras import pa
 
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Doc(NamedTuple):
 
 
 Docs = Sequence[Doc]
-Sequences = Sequence[Any]
+Sequences = Iterable[Any]
 
 
 def docs_of(*sequences: Sequence[int], file: int = 0, key: int = 1000) -> list[Doc]:
@@ -145,7 +145,7 @@ def small(name: LayoutName, tokens: int, starts: int, *, in_blocks: bool = False
     )
 
 
-def write_ragged(path: Path, shortest: int, longest: int, count: int) -> Path:
+def write_ragged(path: Path, shortest: int, longest: int, count: int) -> Any:
     """Write a dataset of random sequences, each from *shortest* to below *longest* tokens."""
     rng = np.random.default_rng(0)
     return write_sequences(path, [rng.integers(0, 2**31, rng.integers(shortest, longest)).tolist() for _ in range(count)])

@@ -9,15 +9,13 @@ from typing import Literal
 import zstandard
 
 from flat_tokens.arrays.codecs import inflate
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import pa
 
 Codec = Literal["zstd", "gz", "br", "bz2", "snappy"]
 LEVELS: dict[Codec, int | None] = {"zstd": 3, "gz": 6, "br": 5, "bz2": 9, "snappy": None}
 """The level at which each is written; snappy has none."""
 MAX_WHOLE_BYTES = 1 << 30
 """Such a file is held in memory: a larger one is neither read nor written."""
-
-pa = LazyModule("pyarrow", "br or snappy")
 
 
 def compress(codec: Codec, data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from flat_tokens.annotations import AnyArray, Bools, Int64s, IntPair, UInt32s
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.columns import ObjectFile, type_of
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import pa
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
@@ -30,8 +30,6 @@ from flat_tokens.rows.views import IGNORED_LABEL, running_sums
 from flat_tokens.stores.reading import library_path
 from flat_tokens.stores.store import Store, StoredObject, read_json
 from flat_tokens.text.limits import LARGEST_PAGE
-
-pyarrow: Any = LazyModule("pyarrow", "reading and writing Parquet and Arrow files")
 
 MAX_ROW_TOKENS = 2**31 - 1
 """A list's offsets are 32 bits wide."""
@@ -117,31 +115,31 @@ def write_parquet(splits: Splits, file: ExportFile, store: Store, options: Parqu
         "write_page_checksum": True,
         "use_content_defined_chunking": True,  # so that two versions share bytes in a store that knows chunks, as the hub's
     }
-    opened = partial(pyarrow.parquet.ParquetWriter, **settings)
+    opened = partial(pa.parquet.ParquetWriter, **settings)
     return _write(splits, file, store, options.column, options.tokens_per_row_group, opened)
 
 
 def write_arrow(splits: Splits, file: ExportFile, store: Store, options: Arrow) -> list[StoredObject]:
     """One file, a stream of record batches."""
-    return _write(splits, file, store, options.column, options.tokens_per_batch, pyarrow.ipc.new_stream)
+    return _write(splits, file, store, options.column, options.tokens_per_batch, pa.ipc.new_stream)
 
 
 def _write(
     splits: Splits, file: ExportFile, store: Store, column: str, max_tokens: int, opened: Callable[..., Any]
 ) -> list[StoredObject]:
-    kind = pyarrow.list_(pyarrow.int32())
+    kind = pa.list_(pa.int32())
     masked, kept = splits[file.split].loss_mask is not None, kept_columns(splits[file.split])
     beside = [] if kept is None else [(name, type_of(kind)) for name, kind in kept.kinds.items()]
-    schema, at = pyarrow.schema([(column, kind), *([(LABELS, kind)] if masked else []), *beside]), file.start
+    schema, at = pa.schema([(column, kind), *([(LABELS, kind)] if masked else []), *beside]), file.start
     with store.create(file.key) as writing, opened(ObjectFile(writing), schema) as writer:
         for batch in splits[file.split].batches(file.start, file.stop, max_tokens=max_tokens):
             tokens = (batch.encoded_tokens >> np.uint32(1)).view(np.int32)  # ids end at 2**31 - 1
             values = [tokens, *([] if batch.loss_mask is None else [np.where(batch.loss_mask, tokens, np.int32(IGNORED_LABEL))])]
             starts = batch.seq_starts.astype(np.int32)
-            lists = [pyarrow.ListArray.from_arrays(starts, of_column, type=kind) for of_column in values]
+            lists = [pa.ListArray.from_arrays(starts, of_column, type=kind) for of_column in values]
             rows = np.arange(at, at + batch.seq_count)
             columns = [] if kept is None else kept.take(rows, list(kept.kinds)).columns
-            writer.write_batch(pyarrow.record_batch([*lists, *columns], schema=schema))
+            writer.write_batch(pa.record_batch([*lists, *columns], schema=schema))
             at += batch.seq_count
     return [writing.stored]
 
@@ -270,7 +268,7 @@ class ParquetRows(ListRows):
         """The masks, and the row groups."""
         with _refused_by_name(self.path, "Parquet"), self.store.open(self.key) as opened:
             footer = Footer(opened)
-            with pyarrow.parquet.ParquetFile(footer, pre_buffer=True) as file:
+            with pa.parquet.ParquetFile(footer, pre_buffer=True) as file:
                 _check_column(file.schema_arrow, self.column, self.path)
                 masks = _masks(file.schema_arrow, self)
                 columns = [self.column, *masks]
@@ -321,7 +319,7 @@ class ParquetRows(ListRows):
         with (
             _refused_by_name(self.path, "Parquet"),
             _source(self.store, self.key) as source,
-            pyarrow.parquet.ParquetFile(source, **settings) as file,
+            pa.parquet.ParquetFile(source, **settings) as file,
         ):
             yield file
 
@@ -372,7 +370,7 @@ class ArrowRows(ListRows):
         with _refused_by_name(self.path, "Arrow"), _source(self.store, self.key, mapped) as source:
             is_file = source.read(len(ARROW_MAGIC)) == ARROW_MAGIC
             source.seek(0)
-            with pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source) as file:
+            with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as file:
                 yield file.schema, (file.get_batch(i) for i in range(file.num_record_batches)) if is_file else iter(file)
 
 
@@ -487,7 +485,7 @@ def _source(store: Store, key: str, mapped: bool = False) -> Any:
     if not store.is_local:
         return store.open(key)
     with library_path(store.path(key)) as path:
-        return pyarrow.memory_map(path) if mapped else pyarrow.OSFile(path)
+        return pa.memory_map(path) if mapped else pa.OSFile(path)
 
 
 @contextmanager
@@ -495,7 +493,7 @@ def _refused_by_name(path: str, kind: str) -> Iterator[None]:
     """Turn pyarrow's errors about a file into ValueError with the file's name. The system's own errors pass."""
     try:
         yield
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path}: cannot be read as {kind} ({str(error)[:300]})") from error
@@ -529,7 +527,7 @@ def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
 
 def _is_of_lists(kind: Any, *, is_mask: bool = False) -> bool:
     """Whether a type is that of lists of integers; of a mask, also of booleans."""
-    types = pyarrow.types
+    types = pa.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(lists and (types.is_integer(kind.value_type) or (is_mask and types.is_boolean(kind.value_type))))
 

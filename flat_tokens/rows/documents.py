@@ -20,9 +20,10 @@ import numpy as np
 from flat_tokens.annotations import Bools, Int64s, JsonObject, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import Columns, columns_left_out, columns_of, type_of
+from flat_tokens.extras import pa
 from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import BESIDE, CLUSTER, dataset_of, manifest_of, splits_of
-from flat_tokens.rows.where import Where, pa
+from flat_tokens.rows.where import Where
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:

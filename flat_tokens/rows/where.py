@@ -13,10 +13,8 @@ from functools import lru_cache, reduce
 from typing import Any, NamedTuple, NoReturn
 
 from flat_tokens.annotations import Bools
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import pa
 from flat_tokens.options import digits
-
-pa: Any = LazyModule("pyarrow", "an expression (where)")
 
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.extras import LazyModule
+from flat_tokens.extras import LazyModule, pa
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.reader import document_table
 from flat_tokens.rows.documents import DocumentTable
-from flat_tokens.rows.where import pa, parse
+from flat_tokens.rows.where import parse
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import open_corpus
