@@ -247,18 +247,15 @@ def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]
             is_change = isinstance(given, str)
             if given is None or (is_change and former is None):
                 continue
-            bound = of_change(given, former) if is_change and former is not None else given
+            bound = given
+            if is_change and former is not None:  # -50 % of what was there, exactly
+                bound = Fraction(former) * (1 + Fraction(given.removesuffix("%").strip()) / 100)
             if value is not None and (value >= bound if side == "at_least" else value <= bound):
                 continue
             wanted = given if is_change else number(of, given)
             limit = f"{side.replace('_', ' ')} {wanted}"
             compared = former if is_change else None
             yield Finding(of=gate.of, place=str(place), value=value, before=compared, limit=limit, action=gate.action)
-
-
-def of_change(change: str, before: float) -> Fraction:
-    """The value that a change such as ``-50 %`` leads to, exactly."""
-    return Fraction(before) * (1 + Fraction(change.removesuffix("%").strip()) / 100)
 
 
 def worst(findings: Iterable[Finding]) -> Action | None:

@@ -234,8 +234,8 @@ def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
     def begun(record: Any) -> Any:
         if record.pending is not None:
             raise ValueError(f"{root.url}: another process has just begun to forget documents. Run it again.")
-        made = record.with_list(plan.forgotten)
-        return made.model_copy(update={"pending": pending, "files": tuple(sorted({*record.files, *held}))})
+        files = tuple(sorted({*record.files, *held}))
+        return record.model_copy(update={**plan.forgotten.described(), "pending": pending, "files": files})
 
     change_record(root, begun)
 

@@ -20,7 +20,7 @@ from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
 from tasks.assemble.write import SpanInProgress, SpanWriter, split_numbers
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
-from tasks.parts.documents import runs_in_memory
+from tasks.parts.documents import runs_of_parts
 from tasks.parts.part import ShardPart
 from tasks.parts.stored import Tail, followed_by, last_of
 from tasks.rows import REASON, drawn_by
@@ -209,7 +209,9 @@ class VersionStream:
         for split, sink in self._sinks.items():
             some = (of_run == ALL_SPLITS.index(split)) & (begins < ends)
             runs = begins[some], ends[some]
-            for items in zip(*(runs_in_memory([array], *runs) for array in arrays.values()), strict=True):
+            for items in zip(
+                *(runs_of_parts([len(array)], [array].__getitem__, *runs) for array in arrays.values()), strict=True
+            ):
                 sink.append(dict(zip(arrays, items, strict=True)), 2 * batch.max_token_id + 1)
         return numbers
 

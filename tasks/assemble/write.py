@@ -434,7 +434,8 @@ class SpanWriter:
         self.end_of_tokens = end
         here = part.model_copy(update={"first_token": begin, "token_count": token_count})
         for start in range(begin // self._length * self._length, end, self._length):
-            if begin <= start and token_count >= SMALL_TOKENS and self._backlog() <= BACKLOG:
+            is_large = begin <= start and token_count >= SMALL_TOKENS
+            if is_large and sum(span.items.qsize() for span in list(self._begun.values())) <= BACKLOG:
                 self._begin(start)
             if (span := self._begun.get(start)) is not None:
                 span.items.put(here)
@@ -475,9 +476,6 @@ class SpanWriter:
         if self._is_broken:
             items.put(GIVE_UP)
         return span
-
-    def _backlog(self) -> int:
-        return sum(span.items.qsize() for span in list(self._begun.values()))
 
     def end(self) -> None:
         """There are no more tokens."""

@@ -32,7 +32,6 @@ from tasks.progress import meter
 from tasks.rows import KEY, ROW
 from tasks.shards.index import VersionNames, load_or_published
 from tasks.shards.receipts import write_shard
-from tasks.shards.recipe import imported_content
 from tasks.shards.writers import staging_shard
 from tasks.text.files import stamp
 from tasks.tokenize.engines import Tokenizer
@@ -106,7 +105,7 @@ def parts_of(
     """
     part: JsonObject = {"path": request.path, "format": opened.format, "options": request.options, "tokenizer": tokenizer}
     part["forgotten"] = forgotten
-    part["content"] = imported_content(stored)
+    part["content"] = digest_of(*map(list, sorted(stored)))  # in any order
     parts = []
     for split in (split for split in EVERY_SPLIT if split in opened.splits):
         count = opened.splits[split].seq_count

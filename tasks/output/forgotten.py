@@ -90,9 +90,6 @@ class ForgottenRecord(Model):
     def forgotten(self) -> Forgotten:
         return Forgotten.of(self.model_dump(include={"salt", "digests", "windows", "texts"}))
 
-    def with_list(self, forgotten: Forgotten) -> ForgottenRecord:
-        return self.model_copy(update=forgotten.described())
-
     def renamed(self, mapping: Mapping[str, str], there: list[str]) -> ForgottenRecord:
         """The record after versions were replaced, old name -> new one, of all that are *there*."""
         versions = {base: mapping.get(now, now) for base, now in self.versions.items()}

@@ -95,11 +95,6 @@ def read_runs(source: StoredArray, begins: Int64s, ends: Int64s, reads: Reads) -
             yield from _of_block(block, reading.result(), begins, ends)
 
 
-def runs_in_memory(parts: Sequence[AnyArray], begins: Int64s, ends: Int64s) -> Iterator[AnyArray]:
-    """The items of the same runs where they are in memory, in parts in order."""
-    return runs_of_parts([*map(len, parts)], parts.__getitem__, begins, ends)
-
-
 def runs_of_parts(
     counts: Sequence[int],
     part: Callable[[int], AnyArray],
@@ -264,11 +259,6 @@ def all_items(documents: Documents, name: str) -> AnyArray:
     if at != count:
         raise ValueError(f"there are {at} items of {name} where {count} were expected")
     return items
-
-
-def one_array(lengths: Int64s) -> tuple[Int8s, Int64s, Int64s]:
-    """The array, the begin and the length of consecutive documents of a single array."""
-    return np.zeros(len(lengths), np.int8), np.cumsum(lengths) - lengths, lengths
 
 
 def of_shard(root: Store, read: Read, shard: TokenShard) -> Read:

@@ -42,7 +42,7 @@ from tasks.config import BuildConfig
 from tasks.models import ALL_SPLITS, Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import DOCUMENTS, home_key, shard_key, unfinished_key
 from tasks.output.target import layout_of
-from tasks.parts.documents import Documents, Read, Runs, TokenRuns, of_shard, one_array, read_fact, runs_of_parts, stored_arrays
+from tasks.parts.documents import Documents, Read, Runs, TokenRuns, of_shard, read_fact, runs_of_parts, stored_arrays
 from tasks.rows import Facts, fact
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
@@ -212,9 +212,9 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
     store = _store_of(root, shard, ("seq_starts", *names)) / shard_key(shard.key)
     tokens = open_split(store)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
-    lengths: Int64s = np.diff(starts)
-    read = of_shard(root, open_facts(store, shard.facts), shard)
-    return Documents(*one_array(lengths), (stored_arrays(tokens),), read, functools.partial(shard_columns, root, shard))
+    read, columns = of_shard(root, open_facts(store, shard.facts), shard), functools.partial(shard_columns, root, shard)
+    array = np.zeros(len(starts) - 1, np.int8)
+    return Documents(array, starts[:-1], np.diff(starts), (stored_arrays(tokens),), read, columns)
 
 
 def shard_columns(root: Store, shard: TokenShard, wanted: Int64s) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -13,7 +13,6 @@ from pydantic import model_validator
 from flat_tokens.annotations import JsonObject, Structs, UInt64s
 from flat_tokens.batch import LOSS_MASK, TOKENS
 from flat_tokens.manifest import CLUSTER
-from flat_tokens.stores.store import StoredObject
 from tasks.config import BuildConfig, DocumentPolicy, NearDuplicates, Source, TokenizerConfig
 from tasks.models import FORMAT_SEMANTICS, Model, Slice, digest_of
 from tasks.output.target import SplitRule
@@ -192,8 +191,3 @@ def settings_of_target(config: BuildConfig) -> JsonObject:
         "token_arrays": config.token_arrays,
         "columns": dict.fromkeys(config.kept_columns, "null") | ({CLUSTER: "uint64"} if config.documents.keeps_clusters else {}),
     }
-
-
-def imported_content(stored: Sequence[StoredObject]) -> str:
-    """The digest of all files of an import, in any order."""
-    return digest_of(*map(list, sorted(stored)))

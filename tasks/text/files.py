@@ -144,14 +144,12 @@ def unused_separators(sources: Sequence[Source], files: Sequence[SourceFile]) ->
         begin = f"{source.called}: document_separator is {source.document_separator!r}, but"
         if mine[0].format != "text":
             yield f"{begin} {mine[0].name} is {mine[0].format}, where it means nothing. Leave it out."
-        elif not any(kind_of(file.location) != "file" or _is_separated(file, source) for file in mine):
+        elif not any(
+            kind_of(file.location) != "file" or has_separator(text_file(file, source, DocumentPolicy())) for file in mine
+        ):
             named = mine[0].name if len(mine) == 1 else f"none of {len(mine):,} files"
             has = "does not have it" if len(mine) == 1 else "has it"
             yield f"{begin} {named} {has}: a file is one document.{_remedy(source.document_separator, mine[0])}"
-
-
-def _is_separated(file: SourceFile, source: Source) -> bool:
-    return has_separator(text_file(file, source, DocumentPolicy()))
 
 
 def _remedy(separator: str, file: SourceFile) -> str:
