@@ -7,10 +7,11 @@ there are.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from flat_tokens.keys import A, B, mix
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
+from flat_tokens.stores.local import named_errors
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.documents import CHANGES, NAMES, REPEATED, connection, query
@@ -164,6 +166,16 @@ class Side(NamedTuple):
     firsts: Int64s
     names: tuple[str, ...]
 
+    @classmethod
+    def on_disk(cls, file: Any, firsts: Int64s, names: tuple[str, ...]) -> Self:
+        """A side whose keys and digests are in a temporary file, zeros so far. OSError if the disk has no room."""
+        count = int(firsts[-1])
+        with named_errors(tempfile.gettempdir()):
+            if hasattr(os, "posix_fallocate"):  # a full disk would be a signal when memory is written
+                os.posix_fallocate(file.fileno(), 0, 16 * max(count, 1))
+        keys, digests = np.memmap(file, np.uint64, "w+", shape=(2, max(count, 1)))[:, :count]
+        return cls(keys, digests, firsts, names)
+
     def place(self, i: int) -> tuple[str, int]:
         """Split and sequence of document *i*."""
         k = int(np.searchsorted(self.firsts, i, side="right")) - 1
@@ -198,21 +210,19 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> JsonObject:
 
 def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side:
     counts = [split.seq_count for split in corpus.splits.values()]
-    firsts = np.append(0, np.cumsum(counts)).astype(np.int64)
-    arrays = np.memmap(file, np.uint64, "w+", shape=(2, max(int(firsts[-1]), 1)))
-    keys, digests = arrays[0, : firsts[-1]], arrays[1, : firsts[-1]]
-    for first, (name, split) in zip(firsts, corpus.splits.items(), strict=False):
+    side = Side.on_disk(file, np.append(0, np.cumsum(counts)).astype(np.int64), tuple(corpus.splits))
+    for first, (name, split) in zip(side.firsts, corpus.splits.items(), strict=False):
         if by_tokens:
             at = int(first)
             for some in token_digests(split):
-                digests[at : at + len(some)] = some
+                side.digests[at : at + len(some)] = some
                 at += len(some)
         documents = corpus.documents(name) if by_key else None
         for start in range(0, split.seq_count, KEYS_AT_A_TIME):
             stop = min(start + KEYS_AT_A_TIME, split.seq_count)
             whole = slice(int(first) + start, int(first) + stop)
-            keys[whole] = digests[whole] if documents is None else documents.key.read(start, stop)
-    return Side(keys, digests, firsts, tuple(corpus.splits))
+            side.keys[whole] = side.digests[whole] if documents is None else documents.key.read(start, stop)
+    return side
 
 
 def token_digests(split: Readable) -> Iterator[UInt64s]:

@@ -6,7 +6,6 @@ and by a digest of their tokens.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,23 +161,19 @@ class _ComparedVersion(NamedTuple):
         for i in range(len(self.splits)):
             for _, sources in self.documents(i, is_passed_over):
                 counts[i] += np.bincount(sources, minlength=len(self.names))
-        firsts = np.append(0, np.cumsum(counts.reshape(-1)))
-        shape = (2, max(int(firsts[-1]), 1))
-        if hasattr(os, "posix_fallocate"):  # so that a full disk is an error here, and no signal when memory is written
-            os.posix_fallocate(file.fileno(), 0, 8 * shape[0] * shape[1])
-        arrays = np.memmap(file, np.uint64, "w+", shape=shape)
-        keys, digests = arrays[0, : firsts[-1]], arrays[1, : firsts[-1]]
-        places = firsts[:-1].reshape(counts.shape).copy()
+        names = tuple(f"{split}/{name}" for split in self.split_names for name in self.names)
+        side = Side.on_disk(file, np.append(0, np.cumsum(counts.reshape(-1))), names)
+        places = side.firsts[:-1].reshape(counts.shape).copy()
         for i, split in enumerate(self.splits):
             for numbers, sources in self.documents(i, is_passed_over):
                 for source in np.unique(sources).tolist():
                     mine, place = numbers[sources == source], int(places[i, source])
                     places[i, source] += len(mine)
-                    keys[place : place + len(mine)] = split.key.take(mine)
+                    side.keys[place : place + len(mine)] = split.key.take(mine)
                     for some in token_digests(split.tokens.select(indices=mine)) if by_tokens else ():
-                        digests[place : place + len(some)] = some
+                        side.digests[place : place + len(some)] = some
                         place += len(some)
-        return Side(keys, digests, firsts, tuple(f"{split}/{name}" for split in self.split_names for name in self.names))
+        return side
 
 
 def document_changes(root: Store, before: str | None, after: str) -> DocumentChanges:

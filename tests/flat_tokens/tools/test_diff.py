@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +237,20 @@ def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_ro
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
     with pytest.raises(OSError, match="has no room for a query"), changes(*sides):
         pass
+
+
+def test_a_full_disk_is_an_error_that_names_the_place(tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a signal, when the memory of a file is written for which there is no room."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    paths = [build(tmp_path, name, {"a": name}) for name in ("one", "two")]
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    status, _, said = tool("diff", *paths)
+    assert status == 2
+    assert said.startswith("flat-tokens diff: No space left on device")
+    assert tempfile.gettempdir() in said
 
 
 def test_no_query_writes_a_bar_to_standard_output() -> None:
