@@ -46,12 +46,13 @@ class Segments(NamedTuple):
     def digests(self, recipe: bytes) -> Structs:
         """The digest by which each segment is known: STORED["digest"][m]. *recipe* decides its tokens besides, always as long."""
         data, offsets = text_buffers(self.documents.texts)
+        keys = self.documents.keys
         found = np.empty(len(self.ends), STORED["digest"])
         start = 0
         for i, end in enumerate(self.ends.tolist()):
             known = blake3(recipe)
             known.update((end - start).to_bytes(8, "little"))
-            known.update(self.documents.keys[start:end].view(np.uint8).data)
+            known.update(keys[start:end].view(np.uint8).data)
             known.update(np.diff(offsets[start : end + 1]).view(np.uint8).data)
             known.update(data[offsets[start] : offsets[end]].data)
             found[i] = np.void(known.digest(DIGEST_BYTES))
@@ -65,15 +66,12 @@ def cut(batches: Iterable[TextBatch]) -> Iterator[Segments]:
     byte_count = 0
     for batch in batches:
         ends, byte_count = _ends(batch, byte_count)
-        at = 0
-        # The segment that was begun is joined alone: the others are not copied.
-        for some in (ends[:1], ends[1:]) if begun else (ends,):
-            if len(some):
-                stop = int(some[-1])
-                documents = _joined([*begun, batch.part(at, stop)])
-                # (batch, document) -> (what is given, document): those that were begun come first
-                yield Segments(documents, some + len(documents.texts) - stop)
-                begun, at = [], stop
+        at = int(ends[-1]) if len(ends) else 0
+        if at:
+            documents = _joined([*begun, batch.part(0, at)])
+            # (batch, document) -> (what is given, document): those that were begun come first
+            yield Segments(documents, ends + len(documents.texts) - at)
+            begun = []
         if at < len(batch.texts):
             begun.append(batch.part(at, len(batch.texts)))
     if begun:
