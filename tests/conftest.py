@@ -55,7 +55,7 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if (SHARED / "vocab").exists():
-    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab" / "tiktoken_cache"))
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(SHARED / "vocab/tiktoken_cache"))
 
 settings.load_profile(FEW)
 
@@ -185,8 +185,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests whose packages, programs or material are not here, and count them by what they need. Mark those that
     need shared material.
     """
-    absent = config.stash[ABSENT] = Counter[str]()
-    stay, go = list[pytest.Item](), list[pytest.Item]()
+    absent = config.stash[ABSENT] = Counter()
+    stay, go = [], []
     for item in items:
         needs = [name for mark in item.iter_markers("needs") for name in mark.args]
         needs += [name for fixture in getattr(item, "fixturenames", ()) for name in FIXTURES.get(fixture, ())]

@@ -136,7 +136,7 @@ def _opener(call: ast.Call) -> str:
 
 def faults(root: Path = ROOT) -> Iterator[str]:
     """A sentence for each call that opens a path elsewhere, and for each permission that nothing uses."""
-    used = set[str]()
+    used = set()
     for path in sorted(path for floor in FLOORS for path in (root / floor).rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if name == DOOR:

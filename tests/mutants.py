@@ -28,7 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PLACES = [f"tasks/{name}" for name in ("parts", "shards", "assemble", "output", "download", "tokenize")]
 PLACES += [f"flat_tokens/{name}" for name in ("rows", "arrays", "stores")]
-RECORD = ROOT / ".venv" / "reports" / "coverage"
+RECORD = ROOT / ".venv/reports/coverage"
 SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,

@@ -21,7 +21,7 @@ ALLOWED = {
 
 def defined(floor: tuple[str, ...], root: Path = ROOT) -> dict[str, list[str]]:
     """The modules that define each class name."""
-    modules = defaultdict[str, list[str]](list)
+    modules = defaultdict(list)
     for path in sorted(path for name in floor for path in (root / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):

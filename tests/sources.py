@@ -60,7 +60,7 @@ def write_partitioned(directory: Path, rows: Rows, names: Sequence[str], ending:
     """Rows in files below *directory*, one for each set of values of the columns *names*, which its directories give. The rows of
     each file with these, in the files' order.
     """
-    found: dict[str, Rows] = {}
+    found = {}
     for row in rows:
         values = ((name, "__HIVE_DEFAULT_PARTITION__" if row[name] is None else quote(row[name], "")) for name in names)
         found.setdefault("/".join(f"{name}={value}" for name, value in values), []).append(row)
@@ -81,7 +81,7 @@ def as_line(row: dict[str, Any]) -> str:
 
 def as_archive(rows: Rows, group: int) -> bytes:
     """Rows as members: alternately some as lines of one, each as one of JSON, and each as one of text next to one of JSON."""
-    members: list[tuple[str, str]] = []
+    members = []
     for number, start in enumerate(range(0, len(rows), group)):
         some = rows[start : start + group]
         if number % 3 == 0:
@@ -168,8 +168,8 @@ def expected(
     column that decides on the split.
     """
     rule = SplitRule(fraction=fraction, test_fraction=test, seed=seed)
-    found: dict[str, list[Held]] = {name: [] for name in rule.splits}
-    seen = set[tuple[bytes, bytes]]()
+    found = {name: [] for name in rule.splits}
+    seen = set()
     for file, rows in enumerate(files):
         for number, row in enumerate(rows):
             before, text = (row[prompt] if prompt else "").encode(), row["text"].encode()
@@ -198,7 +198,7 @@ def documents_of(
     """Row, text, id and columns of each document of a file, or the fault of a row."""
     path.write_bytes(data)
     file = TextFile(str(path), path.name, len(data), text, identity, kept_columns=tuple(columns), **more)
-    found: list[tuple[Any, ...]] = []
+    found = []
     before = 0
     for part in kind.ranges(file, range_bytes):
         assert kind.rows_before(file, part) == before

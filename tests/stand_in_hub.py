@@ -170,7 +170,7 @@ class StandInHub:
     def _put_chunks(self, name: str | None, body: bytes) -> None:
         """Keep an object of chunks by its *name* or, without one, the files that a list of such parts makes up."""
         if name is not None:
-            chunks, at = list[bytes](), 0
+            chunks, at = [], 0
             while at + 8 <= len(body):  # version, packed size, kind, size
                 packed, kind, size = (int.from_bytes(body[at + a : at + b], "little") for a, b in ((1, 4), (4, 5), (5, 8)))
                 chunk = body[at + 8 : at + 8 + packed]
@@ -263,7 +263,7 @@ class StandInHub:
 
     def _tree(self, files: dict[str, dict[str, Any]], directory: str, recursive: bool) -> Answer:
         prefix = f"{directory}/" if directory else ""
-        entries: dict[str, dict[str, Any]] = {}
+        entries = {}
         for path, entry in files.items():
             if not path.startswith(prefix):
                 continue
@@ -400,7 +400,7 @@ def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment(url, home).items():
         monkeypatch.setenv(name, value)
-    in_huggingface_hub: dict[str, object] = {
+    in_huggingface_hub = {
         "ENDPOINT": url,
         "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HOME": str(home),
@@ -413,12 +413,12 @@ def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": True,
         "HF_HUB_DISABLE_XET": True,
     }
-    in_datasets: dict[str, object] = {
+    in_datasets = {
         "HF_ENDPOINT": url,
         "HF_CACHE_HOME": str(home),
         "HF_DATASETS_CACHE": home / "datasets",
-        "DOWNLOADED_DATASETS_PATH": home / "datasets" / "downloads",
-        "EXTRACTED_DATASETS_PATH": home / "datasets" / "extracted",
+        "DOWNLOADED_DATASETS_PATH": home / "datasets/downloads",
+        "EXTRACTED_DATASETS_PATH": home / "datasets/extracted",
         "HF_HUB_OFFLINE": False,
         "HF_UPDATE_DOWNLOAD_COUNTS": False,
     }

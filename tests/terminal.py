@@ -33,8 +33,7 @@ class Terminal:
 
     def json(self, *arguments: object, status: int = 0) -> dict[str, Any]:
         """The value that a command prints if it is asked for JSON."""
-        value: dict[str, Any] = json.loads(self.out(*arguments, "--json", status=status))
-        return value
+        return json.loads(self.out(*arguments, "--json", status=status))
 
     def errors(self, *arguments: object, status: int = 2) -> str:
         """The errors of a command that ends with this status."""

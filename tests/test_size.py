@@ -26,7 +26,7 @@ def test_code_tokens(source: str, count: int) -> None:
 
 def test_more_than_the_ceiling_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text("x = 1\n")
+    (tmp_path / "tests/test_a.py").write_text("x = 1\n")
     (tmp_path / "a.py").write_text("x = 1 + 1\n")
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)

@@ -88,7 +88,7 @@ def faults(paths: list[Path]) -> Iterator[str]:
 
 def pages() -> list[Path]:
     """All that people read, but for the tables that programs write."""
-    measured = ROOT / "docs" / "measured"
+    measured = ROOT / "docs/measured"
     written = [page for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if measured not in page.parents]
     return sorted([*written, *(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))])
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-DEMO = Path(__file__).resolve().parents[2] / "deployments" / "demo"
+DEMO = Path(__file__).resolve().parents[2] / "deployments/demo"
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY_SIZE = 4096
 

@@ -118,7 +118,7 @@ def copied(terminal: int, path: Path) -> None:
 
 def start(home: Path, port: int, *arguments: str) -> Service:
     """``make serve SERVE="..."`` in a terminal of its own, once it says that it is ready. Who asks there waits for ever."""
-    put_empty_database(home / "prefect" / "prefect.db")
+    put_empty_database(home / "prefect/prefect.db")
     command = [sys.executable, "deployments/serve.py", "--port", str(port), *arguments]
     ours, theirs = pty.openpty()
     (home / "output.txt").write_bytes(b"")

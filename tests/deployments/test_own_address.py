@@ -29,7 +29,7 @@ async def _application(scope: Any, receive: Any, send: Any) -> None:
 
 def answer(kind: str, port: int, *headers: tuple[str, str]) -> Any:
     """The first thing that the server tells whoever sent these headers: an HTTP status, or the type of a websocket message."""
-    sent: list[Any] = []
+    sent = []
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -105,7 +105,7 @@ def test_browsers_leave_out_port_80() -> None:
 
 
 def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path: Path) -> None:
-    one, other = tmp_path / "new" / "secret", tmp_path / "secret"
+    one, other = tmp_path / "new/secret", tmp_path / "secret"
     before = os.umask(0)
     try:
         secret = secret_in(one)

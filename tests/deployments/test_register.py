@@ -61,7 +61,7 @@ print(json.dumps([load_flow_from_entrypoint(one, use_placeholder_flow=False).nam
 
 
 def options(*datasets: Path, **given: Any) -> argparse.Namespace:
-    settings: dict[str, Any] = {"cron": None, "every": None, "timezone": "UTC", "keep": None, "credentials": None, **given}
+    settings = {"cron": None, "every": None, "timezone": "UTC", "keep": None, "credentials": None, **given}
     return argparse.Namespace(datasets=list(datasets), **settings)
 
 

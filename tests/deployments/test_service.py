@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def launched() -> Iterator[list[Service]]:
     """Those that were started, one after the other."""
-    started = list[Service]()
+    started = []
     yield started
     for one in started:
         end(one)
@@ -609,7 +609,7 @@ def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: S
         create_pools(client, [elsewhere])
         register(client, elsewhere)
         (silent,) = (one for one in read_automations(client, None) if one.name == "flat-tokens-silent-runs")
-        trigger: Any = silent.trigger
+        trigger = silent.trigger
         trigger.within, trigger.match_related = timedelta(seconds=15), {"prefect.resource.id": "prefect.tag.short-of-patience"}
         automate(client, silent.model_copy(update={"name": "short-of-patience"}))
 
@@ -669,7 +669,7 @@ def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, ho
     """Nothing is there twice when it is back. Profiles stay as they are, absent or with one of this address: Prefect's own
     command asks which one to change, or changes to it.
     """
-    profiles = home / "prefect" / "profiles.toml"
+    profiles = home / "prefect/profiles.toml"
     assert not profiles.exists()
     names = sorted(one["name"] for one in service.get("/deployments/filter", {"limit": 200}))
     automations = sorted(one["name"] for one in service.get("/automations/filter", {"limit": 200}))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = ROOT / "docker" / "compose.yaml"
-DOCKERFILE = ROOT / "docker" / "Dockerfile"
+COMPOSE = ROOT / "docker/compose.yaml"
+DOCKERFILE = ROOT / "docker/Dockerfile"
 SECRETS = {"AUTH_STRING": "admin:swordfish", "POSTGRES_PASSWORD": "wolfram", "REDIS_PASSWORD": "caesium"}
 
 Service = dict[str, Any]
@@ -39,6 +39,6 @@ def read_services(variables: Mapping[str, str]) -> dict[str, Service]:
     """The services by name, those that others depend on first."""
     done = compose_config(variables)
     assert done.returncode == 0, done.stderr
-    services: dict[str, Service] = json.loads(done.stdout)["services"]
+    services = json.loads(done.stdout)["services"]
     order = TopologicalSorter({name: service.get("depends_on", ()) for name, service in services.items()})
     return {name: services[name] for name in order.static_order()}

@@ -35,7 +35,7 @@ class Stage(NamedTuple):
 
 def read_stages() -> list[Stage]:
     parsed = DockerfileParser(path=str(DOCKERFILE.parent), env_replace=False)
-    stages: list[Stage] = []
+    stages = []
     for one in parsed.structure:
         if one["instruction"] == "FROM":
             _, _, name = one["value"].partition(" AS ")

@@ -31,10 +31,10 @@ def test_compose_refuses_it_without_a_secret(name: str) -> None:
 
 def test_no_secret_stands_in_the_files() -> None:
     """Secrets come from docker/.env, which git and the image's build leave out; the example has none."""
-    example = (ROOT / "docker" / ".env.example").read_text("utf-8")
+    example = (ROOT / "docker/.env.example").read_text("utf-8")
     for name in SECRETS:
         assert f"\n{name}=\n" in example
-    assert ".env" in (ROOT / "docker" / ".gitignore").read_text("utf-8").split()
+    assert ".env" in (ROOT / "docker/.gitignore").read_text("utf-8").split()
     for line in COMPOSE.read_text("utf-8").splitlines():
         if re.search(r"(PASSWORD|AUTH_STRING|REDISCLI_AUTH):", line):
             assert "${" in line or "*auth" in line, line
@@ -123,7 +123,7 @@ def test_nothing_starts_before_what_it_needs(compose_services: dict[str, Service
         {"condition": "service_healthy", "required": True},
         {"condition": "service_completed_successfully", "required": True},
     )
-    needs: dict[str, Any] = {name: service.get("depends_on", {}) for name, service in compose_services.items()}
+    needs = {name: service.get("depends_on", {}) for name, service in compose_services.items()}
     assert needs["migrate"] == {"postgres": healthy}
     assert needs["server"] == needs["services"] == {"migrate": done, "redis": healthy}
     assert needs["register"] == {"server": healthy}
@@ -132,7 +132,7 @@ def test_nothing_starts_before_what_it_needs(compose_services: dict[str, Service
 
 def test_pools_and_limits_are_those_of_the_deployments(compose_services: dict[str, Service]) -> None:
     """A worker for each pool that deployments go to; one group at a time in each worker."""
-    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
+    listed = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text("utf-8"))["deployments"]
     commands = {name: compose_services[name]["command"] for name in ("builds", "groups")}
     pools = {command[command.index("--pool") + 1] for command in commands.values()}
     assert pools == {one["work_pool"]["name"] for one in listed}
@@ -158,7 +158,7 @@ def names_of_settings() -> set[str]:
 def _names(model: Any, prefix: str = "prefect_") -> set[str]:
     from pydantic import AliasChoices
 
-    names: set[str] = set()
+    names = set()
     for name, field in model.model_fields.items():
         names.add(f"{prefix}{name}")
         if hasattr(field.annotation, "model_fields"):

@@ -15,13 +15,11 @@ from tests.docker.dockerfile import read_stages
 
 @pytest.fixture(scope="module")
 def template() -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((ROOT / "docker" / "kubernetes-job.json").read_text("utf-8"))
-    return read
+    return json.loads((ROOT / "docker/kubernetes-job.json").read_text("utf-8"))
 
 
 def pod(template: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
-    return spec
+    return template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
 
 
 def test_every_variable_is_used_and_every_placeholder_is_a_variable(template: dict[str, Any]) -> None:
@@ -31,7 +29,7 @@ def test_every_variable_is_used_and_every_placeholder_is_a_variable(template: di
 
 
 def test_the_deployments_job_variables_are_ones_that_it_knows(template: dict[str, Any]) -> None:
-    listed = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text("utf-8"))["deployments"]
+    listed = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text("utf-8"))["deployments"]
     for deployment in listed:
         assert set(deployment["work_pool"]["job_variables"]) <= set(template["variables"]["properties"])
 

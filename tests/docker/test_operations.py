@@ -10,7 +10,7 @@ import yaml
 from tests.docker.compose import COMPOSE, ROOT
 from tests.docker.test_compose import names_of_settings
 
-TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs" / "operations").glob("*.md")))
+TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/operations").glob("*.md")))
 
 
 def test_files_that_are_named_are_there() -> None:

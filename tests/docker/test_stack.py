@@ -141,7 +141,7 @@ class Stack:
             port = ["-p", str(self.ports["redis"])] if own[1] == "redis-cli" else []
             return [program(own[1]), *port, *own[2:]]
         (image,) = [one.value for one in self.stage.instructions if one.name == "HEALTHCHECK"]
-        words: list[str] = json.loads(image[image.index("[") :])
+        words = json.loads(image[image.index("[") :])
         return [sys.executable, *words[1:]]
 
     def wait(self, name: str, condition: str) -> None:
@@ -199,7 +199,7 @@ def make_database(directory: Path, environment: dict[str, str], port: int) -> li
     directory.mkdir()
     password = directory.with_suffix(".password")
     password.write_text(environment["POSTGRES_PASSWORD"], "utf-8")
-    as_nobody: dict[str, Any] = {}
+    as_nobody = {}
     if os.geteuid() == 0:  # which PostgreSQL refuses to run as
         as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         os.chown(directory, NOBODY, NOBODY)
@@ -236,7 +236,7 @@ def make_database(directory: Path, environment: dict[str, str], port: int) -> li
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """A container of the image that docker/try.sh makes and tries."""
     scratch = tmp_path_factory.mktemp("image")
-    tried = subprocess.run([ROOT / "docker" / "try.sh", scratch], capture_output=True, text=True, timeout=1800, check=False)
+    tried = subprocess.run([ROOT / "docker/try.sh", scratch], capture_output=True, text=True, timeout=1800, check=False)
     if tried.returncode == 77:
         pytest.skip(f"docker/try.sh {tried.stderr.strip()}")
     assert tried.returncode == 0, tried.stderr[-5000:]
@@ -258,8 +258,8 @@ def started(container: list[str] | None) -> Iterator[Stack]:
         root.chmod(0o755)
         stage = read_stages()[-1]
         for name in context_files(ROOT):
-            (root / "opt" / "flat-tokens" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, root / "opt" / "flat-tokens" / name)
+            (root / "opt/flat-tokens" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, root / "opt/flat-tokens" / name)
         for name in ("data", "scratch", "tmp"):
             (root / name).mkdir()
         made = Stack(root, read_services(SECRETS), stage)
@@ -281,7 +281,7 @@ def started(container: list[str] | None) -> Iterator[Stack]:
 def stacks(request: pytest.FixtureRequest) -> Iterator[Callable[[], Stack]]:
     """The stack, started again after the test that stops it."""
     container = request.getfixturevalue("container") if request.param == "containers" else None
-    made = list[Stack]()
+    made = []
     with contextlib.ExitStack() as held:
 
         def running() -> Stack:
@@ -328,7 +328,7 @@ def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Cl
 def wait_for(client: httpx.Client, run: str) -> dict[str, Any]:
     until = time.monotonic() + DEADLINE
     while True:
-        found: dict[str, Any] = client.get(f"flow_runs/{run}").json()
+        found = client.get(f"flow_runs/{run}").json()
         if found["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
             return found
         assert time.monotonic() < until, found["state"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.programs import ROOT, programs
 
-TEXT = (ROOT / "docs" / "api.md").read_text("utf-8")
+TEXT = (ROOT / "docs/api.md").read_text("utf-8")
 
 
 def test_every_name_has_an_example() -> None:

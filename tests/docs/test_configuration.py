@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tasks.config import BuildConfig, DocumentPolicy, GroupPolicy, Source
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text("utf-8")
 
 
 def keys_under(heading: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import re
 from flat_tokens.formats import FORMATS
 from tests.docs.programs import ROOT
 
-TEXT = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
 
 
 def test_every_format_has_a_row() -> None:

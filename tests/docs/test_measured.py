@@ -25,7 +25,7 @@ def number(cell: str) -> int:
 
 
 def test_trials_are_the_sums_of_the_table() -> None:
-    trials, wrong = Counter[str](), Counter[str]()
+    trials, wrong = Counter(), Counter()
     for row in rows("measured/faults.md"):
         if len(row) == 10 and (campaign := re.match(r"`--only (\w+)", row[9])):
             trials[campaign[1]] += number(row[2])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.programs import ROOT, Program, printed_by, programs
 
-TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs" / "reading").glob("*.md")))
+TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/reading").glob("*.md")))
 PROGRAMS = programs(TEXT)
 
 

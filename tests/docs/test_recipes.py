@@ -14,7 +14,7 @@ import pytest
 
 from tests.docs.programs import ROOT
 
-RECIPES = ROOT / "docs" / "recipes"
+RECIPES = ROOT / "docs/recipes"
 PAGES = sorted(path.name for path in RECIPES.glob("*.md") if path.name != "README.md")
 PACKAGES = {
     *("torch", "torchdata", "transformers", "accelerate", "datasets", "trl", "megatron", "streaming", "grain", "jax", "litdata"),

@@ -16,7 +16,7 @@ from tasks.config import DocumentPolicy
 from tests.docs.programs import ROOT, Program, printed_by, programs
 from tests.faults.support import build_here
 
-PAGE = (ROOT / "docs" / "steps.md").read_text("utf-8")
+PAGE = (ROOT / "docs/steps.md").read_text("utf-8")
 PROGRAM, COLUMN = programs(PAGE)
 
 

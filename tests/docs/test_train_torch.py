@@ -16,7 +16,7 @@ import flat_tokens
 from tests.made import write_sequences
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "docs" / "examples" / "train_torch.py"
+EXAMPLE = ROOT / "docs/examples/train_torch.py"
 STEPS_A_CHECKPOINT = 10
 
 pytestmark = [
@@ -31,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     documents = [(np.arange(rng.integers(0, 61)) + rng.integers(0, 400)).tolist() for _ in range(500)]
     root = tmp_path_factory.mktemp("dataset")
-    write_sequences(root / "versions" / "one", documents)
+    write_sequences(root / "versions/one", documents)
     (root / "latest.json").write_text('{"version": "one"}')
     return root
 
@@ -67,7 +67,7 @@ def test_a_killed_run_goes_on_with_the_same_batches_and_losses(dataset: Path, tm
     undisturbed = printed_by(dataset, tmp_path / "undisturbed", steps)
     assert killed == undisturbed[: len(killed)]
 
-    write_sequences(dataset / "versions" / "two", [[1, 2, 3]] * 500)
+    write_sequences(dataset / "versions/two", [[1, 2, 3]] * 500)
     (dataset / "latest.json").write_text('{"version": "two"}')
     assert flat_tokens.open(dataset).train.token_count == 1500
     again = printed_by(dataset, tmp_path / "killed", steps)

@@ -39,7 +39,7 @@ def main() -> int:
             Path(directory, f"{name}.py").write_text(source, "utf-8")
         configuration = Path(directory, "mypy.ini")
         configuration.write_text(CONFIGURATION, "utf-8")
-        cache = ROOT / ".mypy_cache" / "docs"
+        cache = ROOT / ".mypy_cache/docs"
         mypy = [sys.executable, "-m", "mypy", f"--config-file={configuration}", f"--cache-dir={cache}", directory]
         done = subprocess.run(mypy, cwd=ROOT, env={"MYPYPATH": str(ROOT)}, check=False)
     print(f"docs: {len(found)} programs")

@@ -46,7 +46,7 @@ def main() -> int:
     if options.share:
         make_share(options)
         return 0
-    begun, rows, known = time.monotonic(), dict[tuple[str, str], Row](), list[str | None]()
+    begun, rows, known = time.monotonic(), {}, []
     for line in lines_of_all(options.jobs, options.results):
         done = json.loads(line)
         if not is_wanted(done, options):

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from flat_tokens.arrays.layouts import LayoutName
 from tests.faults import store_bench
 from tests.faults.cases import CASES, STREAMED
 from tests.faults.chains import Chains
@@ -73,7 +72,7 @@ def _faulty(bench: Bench, row: str, case: str, fault: Fault, user: int | None = 
 
 def at_most_one_of_each(flaws: list[Flaw]) -> list[Flaw]:
     """The first one of each kind, and how many there are."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for what, told in flaws:
         found.setdefault(what, []).append(told)
     return [Flaw(what, f"{told[0]}{f' (and {len(told) - 1} more)' if told[1:] else ''}") for what, told in found.items()]
@@ -138,7 +137,7 @@ def power(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     for case in filter(under.search, CASES):
         bench.calm(case)
         bench.lay_out()
-        disk, known = Disk(bench.here), set[tuple[int, bool]]()
+        disk, known = Disk(bench.here), set()
         recorded, counted = bench.record(case), itertools.count(1)
         for number, operation in enumerate(recorded, 1):
             disk.apply(operation)
@@ -169,7 +168,7 @@ def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]
         for kind, count, flaws in read_while_published(bench.scratch / "readers", versions):
             yield kind, Done(flaws, count)
 
-    found: dict[str, Done] = {}
+    found = {}
     for kind in filter(under.search, KINDS_OF_READERS):
         yield Trial(
             f"reads while {versions} versions are published and collected",
@@ -181,7 +180,7 @@ def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]
 
 def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """A build of the whole corpus is killed at a random time, and run again."""
-    layouts: dict[str, LayoutName] = {BUILD_OF_THE_CORPUS: "mmap", f"{BUILD_OF_THE_CORPUS}, compact": "compact"}
+    layouts = {BUILD_OF_THE_CORPUS: "mmap", f"{BUILD_OF_THE_CORPUS}, compact": "compact"}
     for name, layout in layouts.items():
         killing = CorpusKills(bench.scratch / name, layout)
         for number in range(CORPUS_KILLS // every if killing.is_there and under.search(name) else 0):
@@ -233,7 +232,7 @@ def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
 
 def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[Trial]:
     """Deaths and faults at some of the requests of a command."""
-    numbers, trials = range(1, len(methods) + 1), list[Trial]()
+    numbers, trials = range(1, len(methods) + 1), []
     for number in _some(numbers, KILLS_ON_A_STORE):
         trials.append(_on_store(there, "killed behind a request to a store", case, RequestFault(number, store_bench.KILL)))
     row = f"one request to a store fails: {', '.join(store_bench.OF_WRITES)}"

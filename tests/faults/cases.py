@@ -62,8 +62,8 @@ def packed(path: Path) -> Path:
 
 def prepare_build(here: Path, command: Command, layout: str) -> None:
     """An older version, and sources of two slices and more."""
-    command("build", config(here, "old", write_notes(here / "in" / "old.jsonl", 2), layout=layout), "--no-server")
-    new = [write_notes(here / "in" / "new.jsonl", 4), packed(write_notes(here / "in" / "more.jsonl", 2))]
+    command("build", config(here, "old", write_notes(here / "in/old.jsonl", 2), layout=layout), "--no-server")
+    new = [write_notes(here / "in/new.jsonl", 4), packed(write_notes(here / "in/more.jsonl", 2))]
     config(here, "new", *new, layout=layout)
 
 
@@ -75,23 +75,23 @@ def prepare_refresh(here: Path, command: Command) -> None:
 
 
 def prepare_retokenize(here: Path, command: Command) -> None:
-    shutil.copy(ROOT / "deployments" / "demo" / "tokenizer.json", here / "tokenizer.json")
-    command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
+    shutil.copy(ROOT / "deployments/demo/tokenizer.json", here / "tokenizer.json")
+    command("build", config(here, "new", write_notes(here / "in/a.jsonl", 4)), "--no-server")
 
 
 def prepare_train_tokenizer(here: Path, command: Command) -> None:
-    command("build", config(here, "new", write_notes(here / "in" / "a.jsonl", 8)), "--no-server")
+    command("build", config(here, "new", write_notes(here / "in/a.jsonl", 8)), "--no-server")
 
 
 def prepare_rollback(here: Path, command: Command) -> None:
     """Three versions."""
     for seed in range(3):
-        name = config(here, "new", write_notes(here / "in" / "a.jsonl", 3), split_seed=seed)
+        name = config(here, "new", write_notes(here / "in/a.jsonl", 3), split_seed=seed)
         command("build", name, "--no-server")
 
 
 def first_version(here: Path) -> str:
-    former = json.loads((here / "out" / "latest.json").read_bytes())["former"]
+    former = json.loads((here / "out/latest.json").read_bytes())["former"]
     return str(former[0]["version"])
 
 
@@ -106,7 +106,7 @@ def prepare_gc(here: Path, command: Command) -> None:
     for left in (*remains, "_cache/left_out/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)
         (out / left).write_text("{}")
-    (out / "_quarantine" / "damaged").mkdir(parents=True)
+    (out / "_quarantine/damaged").mkdir(parents=True)
 
 
 def prepare_forget(here: Path, command: Command) -> None:
@@ -117,8 +117,8 @@ def prepare_forget(here: Path, command: Command) -> None:
         if some == notes[:1]:
             command("pin", str(here / "out"))
     (here / "ids").write_text("a-1\nb-2\n")
-    (here / "out" / "_cache" / "files").mkdir(parents=True, exist_ok=True)
-    (here / "out" / "_cache" / "files" / f"{'0' * 64}.raw").write_text("text")
+    (here / "out/_cache/files").mkdir(parents=True, exist_ok=True)
+    (here / "out/_cache/files" / f"{'0' * 64}.raw").write_text("text")
 
 
 def without_chance() -> None:
@@ -128,8 +128,8 @@ def without_chance() -> None:
 
 def prepare_two(here: Path, command: Command) -> None:
     """Two datasets, one of which has a version at the output already."""
-    command("build", config(here, "one", write_notes(here / "in" / "a.jsonl", 4)), "--no-server")
-    more = config(here, "two", write_notes(here / "in" / "b.jsonl", 3))
+    command("build", config(here, "one", write_notes(here / "in/a.jsonl", 4)), "--no-server")
+    more = config(here, "two", write_notes(here / "in/b.jsonl", 3))
     command("build", more, "--no-server", "--set", f"output={here / 'more'}")
 
 
@@ -202,7 +202,7 @@ TEMPLATE = (
 
 def prepare_streamed(here: Path, command: Command, made: Callable[[str, int], list[Row]], **settings: Any) -> None:
     """A version of some documents, and sources with more: slices of several batches, in objects that they do not fit."""
-    old, more = here / "in" / "a.jsonl", here / "in" / "b.jsonl"
+    old, more = here / "in/a.jsonl", here / "in/b.jsonl"
     (here / "x.jinja").write_text(TEMPLATE)
     source = settings.pop("source", {})
     if "chat_template" in source:
@@ -223,8 +223,8 @@ def prepare_many_files(here: Path, command: Command) -> None:
     """A version, and other sources: many small files, whose slices are runs of them."""
     rows = rows_of("a", 48)
     for k in range(24):
-        write_rows(here / "in" / "many" / f"{k:02}.jsonl", rows[2 * k : 2 * k + 2])
-    old = write_rows(here / "in" / "old" / "00.jsonl", rows_of("b", 4))
+        write_rows(here / "in/many" / f"{k:02}.jsonl", rows[2 * k : 2 * k + 2])
+    old = write_rows(here / "in/old/00.jsonl", rows_of("b", 4))
 
     def config_of(name: str, path: Path) -> str:
         sources = [{"name": "many", "path": str(path), "id_column": "id"}]
@@ -233,7 +233,7 @@ def prepare_many_files(here: Path, command: Command) -> None:
         return str(here / f"{name}.json")
 
     command("build", config_of("old", old.parent), "--no-server")
-    config_of("new", here / "in" / "many")
+    config_of("new", here / "in/many")
 
 
 LOSS_MASKS = "build, streamed, loss masks"
@@ -307,7 +307,7 @@ CASES = {
             prepare_train_tokenizer,
             lambda here: [
                 *("train-tokenizer", str(here / "out"), "--no-server", "--vocab-size", "260,264"),
-                *("--to", str(here / "tokenizers" / "{size}")),
+                *("--to", str(here / "tokenizers/{size}")),
             ],
         ),
         Case("rollback", prepare_rollback, lambda here: ["rollback", str(here / "out"), first_version(here)]),

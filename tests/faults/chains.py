@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
 from tasks.garbage import stored_shards, unneeded_objects
@@ -87,13 +87,13 @@ class Chains:
         calm, here, chance = self._bench.calm(case), self._bench.here, random.Random(f"{case} {seed}")
         is_loop = seed % CRASH_LOOP == CRASH_LOOP - 1
         links = (crash_loop_of if is_loop else links_of)(chance, calm.counts)
-        flaws, damaged, claimed = list[Flaw](), False, False
+        flaws, damaged, claimed = [], False, False
         self._bench.lay_out()
         before = bytes_of(here)
         most = before + VERSIONS_KEPT * (calm.byte_count - before) + ROOM
         for number, link in enumerate(links, 1):
             ended = self._bench.child(lambda link=link, damaged=damaged: self._attempt(link.fault, damaged=damaged))  # type: ignore[misc]
-            attempt: Attempt | None = ended.value
+            attempt = ended.value
             found = list(self._messages(link.fault, ended))
             if attempt is not None and attempt.unreadable:
                 found.append(Flaw("readers", attempt.unreadable))
@@ -149,7 +149,7 @@ def bytes_of(here: Path) -> int:
     """Bytes of all files, each of them once whatever names it has. Not of those that were put aside, of records of runs, and of
     the metadata of shards, of which small ones have more than tokens.
     """
-    sizes = dict[int, int]()
+    sizes = {}
     for name, entry in entries(here):
         if not NOT_COUNTED.search(name) and entry.is_file(follow_symlinks=False):
             status = entry.stat(follow_symlinks=False)
@@ -165,7 +165,7 @@ def damage(here: Path, template: Path, chance: random.Random) -> bool:
         return False
     left = sorted(name for name, entry in entries(here) if entry.is_file(follow_symlinks=False) and _is_left(name, template))
     for name in chance.sample(left, min(chance.randrange(1, 3), len(left))):
-        way: Callable[[Path, random.Random], Any] = chance.choice(DAMAGES)
+        way = chance.choice(DAMAGES)
         if (here / name).exists():  # the first one may have taken its directory away
             way(here / name, chance)
     return bool(left)

@@ -163,7 +163,7 @@ def tokens_there(here: Path) -> set[str]:
 
 def made_from_now_on() -> list[str]:
     """Keys of the token shards that this process begins to make."""
-    made: list[str] = []
+    made = []
     for module, name in WRITERS:
         real = getattr(module, name)
 
@@ -298,15 +298,14 @@ class Bench:
         ended = self.child(lambda: command(calm.words, Watch(self.here, record=True)))
         assert ended.value is not None, ended.error
         assert ended.value.status == 0, ended.output
-        recorded: list[tuple[Any, ...]] = ended.value.recorded
-        return recorded
+        return ended.value.recorded
 
     def trial(self, name: str, fault: Fault, user: int | None = None) -> tuple[Operation | str, list[Flaw]] | None:
         """Run a case with a fault: the operation that it met, and all that did not hold. None: there is no such operation."""
         calm = self.calm(name)
         self.lay_out(user)
         ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user)
-        ran: Ran | None = ended.value
+        ran = ended.value
         if ran is not None and ran.fired is None and not ended.died:
             return None
         flaws = list(self.messages_of(fault, ended))
@@ -349,7 +348,7 @@ class Bench:
         ended = self.child(lambda: look_and_run(self.here, calm.words), user)
         if ended.value is None:
             return [Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")]
-        looked: Looked = ended.value
+        looked = ended.value
         flaws = []
         if looked.seen is None:
             flaws.append(Flaw("readers", looked.unreadable))
@@ -395,7 +394,7 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
 
 def status_of(value: Any) -> int:
     """The exit status of a command, as a trial or an attempt of a chain has it."""
-    ran: Ran = getattr(value, "ran", value)
+    ran = getattr(value, "ran", value)
     return ran.status
 
 

@@ -70,7 +70,7 @@ class CorpusKills:
     def kill(self) -> list[Flaw]:
         """Kill a build once, look around, and let it come to its end from time to time; what did not hold."""
         _, seconds = self._calm()
-        flaws: list[Flaw] = []
+        flaws = []
         while True:
             earlier = receipts(self._here)
             ended = self._run(self._chance.uniform(0, seconds / KILLS_OF_A_BUILD * 2))

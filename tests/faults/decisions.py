@@ -71,7 +71,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def successors(out: Path) -> dict[str, str]:
     """Versions that lost forgotten documents, by those which took their places."""
-    return dict(_json(out / "forgotten" / "list.json").get("successors", {}))
+    return dict(_json(out / "forgotten/list.json").get("successors", {}))
 
 
 def forgotten(out: Path, ids: list[str]) -> set[str]:
@@ -125,9 +125,9 @@ class Decisions(Histories):
     def play(self, seed: int, variant: str) -> list[Flaw]:
         shutil.rmtree(self._here, ignore_errors=True)
         history = History(self._here, seed, variant, gates=True)
-        chance, out, flaws = random.Random(f"decisions {seed}"), self._here / "out", list[Flaw]()
-        names = list[str]()
-        self._asked = set[str]()
+        chance, out, flaws = random.Random(f"decisions {seed}"), self._here / "out", []
+        names = []
+        self._asked = set()
         history.change()
         for number in range(STEPS):
             step = chance.choice(CHOICES) if number else "refresh"
@@ -262,7 +262,7 @@ class Decisions(Histories):
         shutil.rmtree(self._here / "anew", ignore_errors=True)
         self._run(self._words(history), None)
         self._run(["approve", str(out), "--reason", "the last one", "--no-server", "--quiet"], None)
-        gone = forgotten(out, sorted({*self._asked, *history.ids})) if (out / "forgotten").exists() else set[str]()
+        gone = forgotten(out, sorted({*self._asked, *history.ids})) if (out / "forgotten").exists() else set()
         settings = json.loads(Path(history.settings("anew")).read_text())
         if gone >= {*history.ids}:  # a source without files is refused
             yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))

@@ -181,7 +181,7 @@ class Histories:
         """Play a history; what did not hold."""
         shutil.rmtree(self._here, ignore_errors=True)
         history = History(self._here, seed, variant)
-        counts, flaws = Counter[str](), list[Flaw]()
+        counts, flaws = Counter(), []
         for number in range(CHANGES):
             history.change()
             history.turn()

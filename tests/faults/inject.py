@@ -158,7 +158,7 @@ class Watch:
             def opened(path: Any, flags: int) -> int:
                 return real_open(path, flags, mode, dir_fd=dir_fd)
 
-            fd: int = self._do(kind, "open", where, opened, (path, flags), {})
+            fd = self._do(kind, "open", where, opened, (path, flags), {})
             self._open[fd] = where
             return fd
 
@@ -381,7 +381,7 @@ class Child:
         """Wait for the child. It hangs, and is killed, if it does not work for *seconds*, or takes ten times as long. What its
         threads were doing is behind its output then. *kill_after*: it is killed in any case when so many seconds have passed.
         """
-        begun, parts, hung = time.monotonic(), list[bytes](), False
+        begun, parts, hung = time.monotonic(), [], False
         window = seconds / WINDOWS
         deadline, worked, idle = begun + (window if kill_after is None else kill_after), 0.0, 0
         while True:

@@ -93,8 +93,8 @@ class Disk:
         return State(outcome, tree, hash(frozenset(tree.items())))
 
     def _tree(self, outcome: str, chance: random.Random) -> Tree:
-        tree: Tree = {}
-        places: dict[int, tuple[str, bool]] = {}
+        tree = {}
+        places = {}
 
         def put(node: Node, path: str, is_live: bool) -> None:
             if node.kind == "link":

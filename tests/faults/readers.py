@@ -59,7 +59,7 @@ def publish(root: Path, versions: int) -> None:
 def all_of(dataset: flat_tokens.Dataset) -> set[int]:
     """Read everything: the versions that it names. ValueError where a document is missing."""
     splits = (dataset.train, dataset.validation)
-    found: set[int] = set().union(*(said(split.slice(0, split.token_count) >> 1) for split in splits))
+    found = set().union(*(said(split.slice(0, split.token_count) >> 1) for split in splits))
     if (count := sum(split.seq_count for split in splits)) != DOCUMENTS:
         raise ValueError(f"{count} documents")
     return found
@@ -84,7 +84,7 @@ def plain_zarr(link: Path) -> Iterator[set[int]]:
     import zarr  # starts threads, which the parent must not have
 
     group = zarr.open_group(os.path.realpath(link), mode="r")
-    found: set[int] = set()
+    found = set()
     for split in ("train", "validation"):
         tokens = np.asarray(group[f"{split}/encoded_tokens"])
         # What was removed meanwhile reads as the fill value, which is no token.
@@ -118,7 +118,7 @@ class Readings(NamedTuple):
 
 
 def read_on(root: Path, kind: str, stop: Path) -> Readings:
-    chance, right, gone, versions, flaws = random.Random(kind), 0, 0, set[int](), list[Flaw]()
+    chance, right, gone, versions, flaws = random.Random(kind), 0, 0, set(), []
     while not stop.exists():
         try:
             for found in KINDS_OF_READERS[kind](root, chance):

@@ -99,8 +99,8 @@ def config(here: Path, output: str, name: str, *notes: Path, **settings: Any) ->
 
 def prepare_build(here: Path, output: str, do: Do) -> None:
     """An older version, and sources of two slices and more."""
-    do("build", config(here, output, "old", write_notes(here / "in" / "old.jsonl", 2)), "--no-server")
-    new = [write_notes(here / "in" / "new.jsonl", 4), packed(write_notes(here / "in" / "more.jsonl", 2))]
+    do("build", config(here, output, "old", write_notes(here / "in/old.jsonl", 2)), "--no-server")
+    new = [write_notes(here / "in/new.jsonl", 4), packed(write_notes(here / "in/more.jsonl", 2))]
     config(here, output, "new", *new)
     config(here, output, "other", *new, split_seed=1)
 
@@ -125,7 +125,7 @@ def prepare_gc(here: Path, output: str, do: Do) -> None:
 
 def prepare_approval(here: Path, output: str, do: Do) -> None:
     """A version, and one that waits, since the source lost most of its documents."""
-    notes = write_notes(here / "in" / "a.jsonl", 8)
+    notes = write_notes(here / "in/a.jsonl", 8)
     do("build", config(here, output, "new", notes), "--no-server")
     write_notes(notes, 2)
     do("refresh", str(here / "new.json"), "--no-server")
@@ -209,8 +209,8 @@ class Served(NamedTuple):
 
 def serve(protocol: str, content: Content, rule: Rule, shared: _Shared) -> Served:
     """An emulator and its proxy, until the trial is over. *rule*: the fault of the N-th request that counts."""
-    counted: list[tuple[str, str]] = []
-    behind: list[tuple[str, str]] = []
+    counted = []
+    behind = []
     parent = os.getppid()
 
     def spoil(method: str, path: str) -> str | None:
@@ -368,7 +368,7 @@ class StoreBench:
         """A fresh bucket with what was prepared. What it was asked is in the list behind the block."""
         if self.protocol == "abfs":
             azurite(AZURITE_SECONDS)  # here, so that the forks share it
-        shared, served = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), list[Served]()
+        shared, served = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), []
         child = Child(lambda: serve(self.protocol, self._content, rule, shared))
         try:
             end = time.monotonic() + HANGS_AFTER
@@ -471,7 +471,7 @@ class StoreBench:
         return Looked(version, unreadable, first, status, self._facts(shared))
 
     def _found(self, calm: Calm, looking: Ended, served: Served, claimed: bool) -> Iterator[Flaw]:
-        looked: Looked = looking.value
+        looked = looking.value
         if looked.unreadable:
             yield Flaw("readers", looked.unreadable)
         elif looked.seen not in calm.versions:
@@ -519,7 +519,7 @@ class StoreBench:
                     flaws.append(Flaw("message", f"it fails: {one.output}"))
         if looking.value is None:
             return [*flaws, Flaw("bytes", f"again: {'it did not end' if looking.hung else looking.error}")]
-        looked: Looked = looking.value
+        looked = looking.value
         if looked.unreadable:
             flaws.append(Flaw("readers", looked.unreadable))
         elif looked.seen not in calm.versions:

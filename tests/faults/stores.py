@@ -118,7 +118,7 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     read = emulator._read_raw_data
 
     def read_all(handler: Any) -> bytes | None:
-        data: bytes | None = read(handler)
+        data = read(handler)
         if len(data or b"") < int(handler.headers.get("Content-Length") or 0):
             raise ConnectionError("half an upload")
         return data
@@ -139,7 +139,7 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         server.stop()
 
 
-AZURITE = Path(sys.prefix) / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+AZURITE = Path(sys.prefix) / "azurite/node_modules/.bin/azurite-blob"
 ACCOUNT, KEY = "devstoreaccount1", base64.b64encode(SECRET.encode()).decode()
 
 

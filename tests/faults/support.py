@@ -110,8 +110,7 @@ def receipts(root: Path) -> set[str]:
 
 
 def pointer(root: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((root / "latest.json").read_bytes())
-    return value
+    return json.loads((root / "latest.json").read_bytes())
 
 
 def command(config: Path, *arguments: str) -> list[str]:

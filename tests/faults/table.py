@@ -37,7 +37,7 @@ def write_table(page: Path, rows: Sequence[Row], options: str) -> None:
     """
     before, rest = page.read_text().split(BEGIN)
     table, after = rest.split(END)
-    lines: dict[tuple[str, ...], str] = {}
+    lines = {}
     if options:
         told = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| fault |")]
         lines = {tuple(re.split(r" *\| *", line.strip("| "))[:2]): line for line in told}

@@ -25,7 +25,7 @@ def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path
     root = tmp_path / "out"
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 6) for name in ("a", "b", "c")]
     ended = threading.Event()
-    faults: list[str] = []
+    faults = []
 
     def collect_all_the_time() -> None:
         try:
@@ -58,8 +58,8 @@ def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path
 def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     """Nor do lists of the versions: what another one has just removed is no error."""
     root = tmp_path / "out"
-    first = build_here(settings_of(root, write_notes(tmp_path / "in" / "a.jsonl", 2)))
-    faults: list[str] = []
+    first = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 2)))
+    faults = []
 
     def collect_once(barrier: threading.Barrier, last: int) -> None:
         barrier.wait()
@@ -89,7 +89,7 @@ def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
 def test_the_link_leads_somewhere_behind_a_kill_between_pointer_and_link(tmp_path: Path) -> None:
     """A collection mends it before it removes what it led to."""
     root = tmp_path / "out"
-    source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+    source = write_notes(tmp_path / "in/a.jsonl", 4)
     first, last = build_here(settings_of(root, source)), build_here(settings_of(root, source, split_seed=1))
     (root / "latest").unlink()
     (root / "latest").symlink_to(f"versions/{first.version}")
@@ -102,7 +102,7 @@ def test_the_link_leads_somewhere_behind_a_kill_between_pointer_and_link(tmp_pat
 def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     """However young it is: nobody goes on with half a record, a probe, or the origin of a version that is gone."""
     root = tmp_path / "out"
-    build = build_here(settings_of(root, write_notes(tmp_path / "in" / "a.jsonl", 4)))
+    build = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 4)))
     before = tree(root)
     for name in ("origins/.x.json.0123.part", "runs/.x.json.0123.part", "origins/gone.json",
                  ".latest.json.0123.part", ".probe", f".probe-{'0' * 32}"):  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
 def test_who_has_a_version_open_by_its_files_reads_on(tmp_path: Path) -> None:
     """A version that goes while it is read goes whole: what is mapped stays, what is opened anew is not there."""
     root = tmp_path / "out"
-    source = write_notes(tmp_path / "in" / "a.jsonl", 20)
+    source = write_notes(tmp_path / "in/a.jsonl", 20)
     first = build_here(settings_of(root, source))
     reader = flat_tokens.open(root)
     tokens = reader.train.slice(0, reader.train.token_count)
@@ -131,7 +131,7 @@ def test_who_has_a_version_open_by_its_files_reads_on(tmp_path: Path) -> None:
 
 def test_who_opened_the_link_keeps_the_version_that_it_led_to(tmp_path: Path) -> None:
     root = tmp_path / "out"
-    source = write_notes(tmp_path / "in" / "a.jsonl", 20)
+    source = write_notes(tmp_path / "in/a.jsonl", 20)
     build_here(settings_of(root, source))
     through_link, itself = flat_tokens.open(root / "latest"), flat_tokens.open(root)
     build_here(settings_of(root, source, split_seed=1))

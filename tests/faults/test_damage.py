@@ -73,7 +73,7 @@ def _shards_stay() -> Iterator[None]:
 def built(tmp_path_factory: pytest.TempPathFactory, _shards_stay: None) -> tuple[Settings, str, dict[str, str]]:
     """A build of many slices, undisturbed: what it was told, its version, its bytes."""
     work = tmp_path_factory.mktemp("built")
-    settings = settings_of(work / "out", write_notes(work / "in" / "a.jsonl", 12), slice_bytes=150)
+    settings = settings_of(work / "out", write_notes(work / "in/a.jsonl", 12), slice_bytes=150)
     result = build_here(settings)
     assert result.slices >= 10
     return settings, result.version, version_digests(work / "out", result.version)

@@ -28,7 +28,7 @@ from tests.terminal import Terminal
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 6), slice_bytes=400)
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 6), slice_bytes=400)
 
 
 def write_config(settings: Settings, directory: Path) -> Path:
@@ -175,7 +175,7 @@ def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: P
 
 def test_output_that_is_no_directory_is_refused_in_one_line(settings: Settings, tmp_path: Path, terminal: Terminal) -> None:
     (tmp_path / "file").write_text("in the way")
-    config = write_config({**settings, "output": str(tmp_path / "file" / "out")}, tmp_path)
+    config = write_config({**settings, "output": str(tmp_path / "file/out")}, tmp_path)
     errors = terminal.errors("build", config, "--no-server", status=1)
     assert errors.splitlines() == [
         f"flat-tokens-service build: cannot write to output {tmp_path}/file/out: Not a directory. Choose another output."

@@ -50,14 +50,14 @@ def told(tmp_path: Path, name: str, count: int = 72, **settings: Any) -> dict[st
 def _shards_stay(tmp_path: Path) -> Iterator[None]:
     """As long as somebody else uses the output, its builds leave their shards, which tell what was made once and again."""
     (tmp_path / "out").mkdir()
-    with building(Store.at(tmp_path / "out"), tmp_path / "out" / "_cache"):
+    with building(Store.at(tmp_path / "out"), tmp_path / "out/_cache"):
         yield
 
 
 def receipts(tmp_path: Path) -> Receipts:
     """When each finished slice was finished."""
     found = {}
-    for path in (tmp_path / "out" / "_cache").glob("*/receipt.json"):
+    for path in (tmp_path / "out/_cache").glob("*/receipt.json"):
         found[path] = path.stat().st_mtime_ns
     return found
 
@@ -84,7 +84,7 @@ def test_a_run_a_worker_and_both_together_are_killed(service: Pool, workers: dic
     """The run alone, the worker alone, whose run lives on, and a worker with its run, while another one takes over."""
     told(tmp_path, "killed")
     build = service.build(tmp_path / "build.yaml")
-    seen: Receipts = {}
+    seen = {}
 
     for name, disturb in (("a", "run"), ("b", "worker"), ("a", "both")):
         seen = wait_for_more(tmp_path, build, seen)
@@ -99,7 +99,7 @@ def test_a_run_a_worker_and_both_together_are_killed(service: Pool, workers: dic
 
     assert {path: at for path, at in receipts(tmp_path).items() if path in seen} == seen
     assert as_on_threads(tmp_path, result["version"])
-    assert not (tmp_path / "out" / "_groups").exists()
+    assert not (tmp_path / "out/_groups").exists()
 
 
 def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
@@ -107,7 +107,7 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
 ) -> None:
     """Run again as a command, terminated, and then run as a deployment."""
     settings = told(tmp_path, "orphans")
-    seen: Receipts = {}
+    seen = {}
     for how in (signal.SIGKILL, signal.SIGTERM):
         build = service.build(tmp_path / "build.yaml")
         now = wait_for_more(tmp_path, build, seen)
@@ -121,11 +121,11 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
 
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert {path: at for path, at in receipts(tmp_path).items() if path in seen} == seen
-    version = json.loads((tmp_path / "out" / "latest.json").read_bytes())["version"]
+    version = json.loads((tmp_path / "out/latest.json").read_bytes())["version"]
     assert as_on_threads(tmp_path, version)
     groups = [run["parameters"]["group"] for run in service.runs("dataset:orphans") if "group" in run["parameters"]]
     assert len(set(groups)) == len(groups)  # adopted, not begun again
-    assert not (tmp_path / "out" / "_groups").exists()
+    assert not (tmp_path / "out/_groups").exists()
     assert staged(tmp_path / "out") == []
 
 
@@ -141,7 +141,7 @@ def test_the_server_dies_and_comes_back(service: Pool, tmp_path: Path) -> None:
     spread = service.build(tmp_path / "build.yaml")
     wait_for_more(tmp_path, spread, {})
     alone = service.build(tmp_path / "threads.yaml")
-    until(lambda: list((tmp_path / "threads" / "_cache").glob("*/receipt.json")), "nothing is tokenized on threads")
+    until(lambda: list((tmp_path / "threads/_cache").glob("*/receipt.json")), "nothing is tokenized on threads")
     service.stop([service.server])
     time.sleep(AWAY_SECONDS)
     service.serve()

@@ -153,7 +153,7 @@ def test_a_disk_keeps_what_was_synced(tmp_path: Path, file: bool, directory: boo
     assert states["dropped"] == {"old": (b"new" if file else b"") if directory else b"old"}
     assert states["names"] == {"old": b"new" if file else b""}
     write_tree(states["names"], tmp_path / "after")
-    assert (tmp_path / "after" / "old").read_bytes() == states["names"]["old"]
+    assert (tmp_path / "after/old").read_bytes() == states["names"]["old"]
 
 
 def test_a_disk_that_synced_everything_holds_everything(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def settings_at(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 4))
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 4))
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -55,7 +55,7 @@ def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, el
         build_here({**settings, "split_seed": 1})
     with refusal("is a link instead of a directory"):
         collect(root, NOW, delete=True)
-    with pytest.raises(NotADirectoryError, match="through which nothing is removed"):
+    with refusal("through which nothing is removed", NotADirectoryError):
         root.remove(f"{name}/b")
     assert tree(elsewhere) == before
 
@@ -132,7 +132,7 @@ def test_remove(tmp_path: Path, elsewhere: Path) -> None:
         local.remove(str(tmp_path), key)
     assert os.listdir(tmp_path) == ["elsewhere"]
     (tmp_path / "link").symlink_to(elsewhere)
-    with pytest.raises(NotADirectoryError, match=rf"through which nothing is removed: '{tmp_path}/link'"):
+    with refusal(rf"through which nothing is removed: '{tmp_path}/link'", NotADirectoryError):
         local.remove(str(tmp_path), "link/b")
     local.remove_empty(str(tmp_path), "link/empty/collected", "link")
     assert tree(elsewhere) == before
@@ -190,8 +190,8 @@ def test_groups_and_reports_are_written_through_no_link(tmp_path: Path, elsewher
         "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip
     (tmp_path / "out/_groups" / group.digest).symlink_to(elsewhere)
     before, root = tree(elsewhere), Store.at(tmp_path / "out")
-    with pytest.raises(NotADirectoryError, match="Is a link instead of a directory"):
+    with refusal("Is a link instead of a directory", NotADirectoryError):
         put_group(root, group)
-    with pytest.raises(NotADirectoryError, match="Is a link instead of a directory"), reporting(root, group, "run"):
+    with refusal("Is a link instead of a directory", NotADirectoryError), reporting(root, group, "run"):
         pass
     assert tree(elsewhere) == before

@@ -51,7 +51,7 @@ def planted_record(fuse: Path, key: str) -> bytes:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 4), slice_bytes=400)
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 4), slice_bytes=400)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_the_planted_record_is_one_that_prefect_would_run(tmp_path: Path) -> Non
     """Without our storage, the same bytes under the same key run: the other tests test something."""
     fuse = tmp_path / "fuse"
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "key").write_bytes(planted_record(fuse, "key"))
+    (tmp_path / "results/key").write_bytes(planted_record(fuse, "key"))
     store = ResultStore(result_storage=LocalFileSystem(basepath=str(tmp_path / "results")))
     assert store.exists("key")
     store.read("key")

@@ -121,7 +121,7 @@ def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, mo
 
 def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
     """Whatever is asked, and however many of them come in a row."""
-    store, left = Store.at(f"{bucket.url}/below"), list[str]()
+    store, left = Store.at(f"{bucket.url}/below"), []
     bucket.proxy.spoil = lambda method, path: left.pop() if left else None
     for faults in (["429", "503", "reset", "half"], ["lost"], ["half upload", "lost", "429"]):
         for act, expected in (
@@ -158,7 +158,7 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: "stall"
-    with pytest.raises(TimeoutError, match=rf"^{bucket.url}/out/object: no answer in \d+ tries"):
+    with refusal(rf"^{bucket.url}/out/object: no answer in \d+ tries", TimeoutError):
         store.exists("object")
     bucket.proxy.spoil = lambda method, path: None
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
@@ -219,7 +219,7 @@ def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
     store.put("there", b"old")
     bucket.proxy.spoil = lambda method, path: "half upload" if method in ("PUT", "POST") else None
     for key in ("there", "new"):
-        with pytest.raises(TimeoutError, match="no answer"):
+        with refusal("no answer", TimeoutError):
             store.put(key, bytes(100_000))
     bucket.proxy.spoil = lambda method, path: None
     assert dict(store.listing()) == {"there": 3}

@@ -26,7 +26,7 @@ from tests.faults.support import (
     write_notes,
 )
 
-DEMO = ROOT / "deployments" / "demo"
+DEMO = ROOT / "deployments/demo"
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ def test_terminated_build_ends_and_goes_on(demo: tuple[Settings, str, dict[str, 
 def test_a_reader_keeps_its_version_while_the_next_one_is_built_and_published(tmp_path: Path) -> None:
     """What is published is never touched again, and who has it open sees no change."""
     root = tmp_path / "out"
-    first = build_here(settings_of(root, write_notes(tmp_path / "in" / "a.jsonl", 3)))
+    first = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 3)))
     reader = flat_tokens.open(root)
     before, tokens = digests(Path(first.path)), reader.train.slice(0, reader.train.token_count)
     stamps = {path: path.stat().st_mtime_ns for path in Path(first.path).rglob("*")}
 
-    build_here(settings_of(root, write_notes(tmp_path / "in" / "b.jsonl", 6)))
+    build_here(settings_of(root, write_notes(tmp_path / "in/b.jsonl", 6)))
 
     assert pointer(root)["sequence"] == 2
     assert (reader.train.slice(0, reader.train.token_count) == tokens).all()

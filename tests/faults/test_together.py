@@ -40,7 +40,7 @@ def together(*several: Settings) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 12), slice_bytes=400)
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 12), slice_bytes=400)
 
 
 def undisturbed(settings: Settings, root: Path) -> tuple[str, dict[str, str]]:
@@ -75,7 +75,7 @@ def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
     for turn in range(times):
         result = build_here(settings)
         for key in receipts(root):
-            shard = root / "_cache" / key / "encoded_tokens" / "c" / "0"
+            shard = root / "_cache" / key / "encoded_tokens/c/0"
             shard.write_bytes(shard.read_bytes()[:-1])
         version = root / "versions" / result.version
         version.rename(tmp_path / f"first-{turn}")
@@ -87,7 +87,7 @@ def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
 def test_different_builds_at_once_lose_no_update(settings: Settings, tmp_path: Path, times: int) -> None:
     """Both versions are complete; who comes second to the pointer is told so, and its rerun makes it the latest."""
     root = Path(settings["output"])
-    other = settings_of(root, write_notes(tmp_path / "in" / "b.jsonl", 12), slice_bytes=400)
+    other = settings_of(root, write_notes(tmp_path / "in/b.jsonl", 12), slice_bytes=400)
     sequence = 0
     for turn in range(times):
         builds = [{**settings, "split_seed": turn}, {**other, "split_seed": turn}]

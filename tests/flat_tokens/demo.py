@@ -12,7 +12,7 @@ from flows.pipelines.build import build
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 
-DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+DEMO = Path(__file__).parents[2] / "deployments/demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
 
 

@@ -50,9 +50,9 @@ def test_encodings_of_the_same_file_have_their_own_special_tokens() -> None:
 
 def test_a_file_of_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "__init__.py").touch()
-    (tmp_path / "other" / "data").mkdir()
-    (tmp_path / "other" / "data" / "cl100k_base.tiktoken").write_bytes(resolve("cl100k_base").file + b"\n")  # type: ignore[union-attr]
+    (tmp_path / "other/__init__.py").touch()
+    (tmp_path / "other/data").mkdir()
+    (tmp_path / "other/data/cl100k_base.tiktoken").write_bytes(resolve("cl100k_base").file + b"\n")  # type: ignore[union-attr]
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(vocabulary, "PACKAGES", {"other": ("other", ("cl100k_base",))})
     assert published(tiktoken, "cl100k_base") is None

@@ -14,6 +14,7 @@ import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.reader import datasets_below
 from flat_tokens.stores.store import Store
+from tests.refusal import refusal
 from tests.terminal import Terminal
 
 BATCH = TokenBatch.from_sequences([[1, 2, 3]])
@@ -60,7 +61,7 @@ SAID = {
 @pytest.mark.parametrize("path", SAID)
 def test_what_is_there_and_the_nearest_dataset_are_named(place: Path, path: str) -> None:
     said = re.escape(f"{place}/{path}: {SAID[path].format(place=place)}")
-    with pytest.raises(FileNotFoundError, match=f"^{said}"):
+    with refusal(f"^{said}", FileNotFoundError):
         flat_tokens.open(place / path)
 
 
@@ -75,7 +76,7 @@ def test_many_datasets_are_counted(tmp_path: Path) -> None:
     for i in range(8):
         (tmp_path / f"{i}").mkdir()
         (tmp_path / f"{i}/latest.json").touch()
-    with pytest.raises(FileNotFoundError, match=rf"below: {tmp_path}/0, .*{tmp_path}/4 and 3 more$"):
+    with refusal(rf"below: {tmp_path}/0, .*{tmp_path}/4 and 3 more$", FileNotFoundError):
         flat_tokens.open(tmp_path)
 
 
@@ -83,11 +84,9 @@ def test_a_url_is_answered_in_the_same_way() -> None:
     memory = fsspec.filesystem("memory")
     write_dataset("memory://nearest/web", [BATCH])
     try:
-        with pytest.raises(
-            FileNotFoundError, match=r"memory://.*nearest/wep: there is nothing here. Did you mean: memory://.*/web\?"
-        ):
+        with refusal(r"memory://.*nearest/wep: there is nothing here. Did you mean: memory://.*/web\?", FileNotFoundError):
             flat_tokens.open("memory://nearest/wep")
-        with pytest.raises(FileNotFoundError, match=r"is not a dataset itself. Name one below: memory://.*/nearest/web$"):
+        with refusal(r"is not a dataset itself. Name one below: memory://.*/nearest/web$", FileNotFoundError):
             flat_tokens.open("memory://nearest")
     finally:
         memory.rm("/nearest", recursive=True)

@@ -137,7 +137,7 @@ WHOLE: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_no_whole_number_is_refused_by_name(path: Path, name: str) -> None:
-    with pytest.raises(TypeError, match=r"\w+ is '4', but it is a whole number"):
+    with refusal(r"\w+ is '4', but it is a whole number", TypeError):
         WHOLE[name](path, "4")
 
 
@@ -167,9 +167,9 @@ def test_an_option_of_a_format_is_refused_by_name(path: Path, format: str, optio
 def test_options_of_another_format_are_refused(path: Path, tmp_path: Path) -> None:
     write(export_of(path, "megatron", {}), str(tmp_path / "out"))
     for options in (FORMATS["parquet"].options(), {"sequence": "document"}):
-        with pytest.raises(TypeError, match=r"options are .*, but those of megatron are Megatron, with .*sequence"):
+        with refusal(r"options are .*, but those of megatron are Megatron, with .*sequence", TypeError):
             open_any(tmp_path / "out", "megatron", options)
-    with pytest.raises(TypeError, match="flat-tokens has none"):
+    with refusal("flat-tokens has none", TypeError):
         open_any(path, options=FORMATS["parquet"].options())
 
 

@@ -299,5 +299,5 @@ def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch: 
 @pytest.mark.parametrize(("name", "package"), [("gpt2", "tiktoken"), (TOKENIZER, "tokenizers"), ("org/name", "huggingface_hub")])
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModuleNotFoundError, match=f"needs the package '{package}'.*pip install {package}"):
+    with refusal(f"needs the package '{package}'.*pip install {package}", ModuleNotFoundError):
         load_vocabulary(name)

@@ -95,8 +95,7 @@ class Pool:
     def runs(self, *tags: str) -> list[dict[str, Any]]:
         """The newest flow runs with these tags."""
         some = {"sort": "EXPECTED_START_TIME_DESC", "limit": 200, "flow_runs": {"tags": {"all_": list(tags)}}}
-        found: list[dict[str, Any]] = self.ask("POST", "/flow_runs/filter", some)
-        return found
+        return self.ask("POST", "/flow_runs/filter", some)
 
     def run_deployment(self, name: str, parameters: dict[str, Any]) -> str:
         """Start a run as the form of the UI does; its id."""
@@ -107,7 +106,7 @@ class Pool:
         """A run, when it has ended."""
 
         def end() -> dict[str, Any] | None:
-            found: dict[str, Any] = self.ask("GET", f"/flow_runs/{run}")
+            found = self.ask("GET", f"/flow_runs/{run}")
             return found if found["state"]["type"] in ENDED else None
 
         return until(end, f"run {run} does not end") or {}
@@ -139,5 +138,4 @@ def finished(build: Process) -> dict[str, Any]:
     """What a build came to that must not fail."""
     out, err = build.communicate(timeout=DEADLINE)
     assert build.returncode == 0, err
-    result: dict[str, Any] = json.loads(out)
-    return result
+    return json.loads(out)

@@ -15,7 +15,7 @@ import flat_tokens
 from tests.examples import first_fast
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "deployments" / "demo"
+DEMO = ROOT / "deployments/demo"
 
 pytestmark = pytest.mark.slow
 

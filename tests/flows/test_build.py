@@ -27,7 +27,7 @@ from tasks.progress import meter
 from tests.refusal import refusal
 from tests.sources import write_rows
 
-DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+DEMO = Path(__file__).parents[2] / "deployments/demo"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -105,7 +105,7 @@ def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
     again = build_dataset(config(tmp_path / "out", name="second", validation_fraction=0.5))
     assert again.slices_reused == again.slices == 1
     assert task_runs("build second with bytes")["tokenize stories.parquet[0:3]"] == "Cached"
-    for index in (tmp_path / "out" / "_cache" / "index").glob("*.json"):
+    for index in (tmp_path / "out/_cache/index").glob("*.json"):
         index.unlink()
     build_dataset(config(tmp_path / "out", name="third", validation_fraction=0.25))
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
@@ -135,14 +135,14 @@ def hundred_lines(directory: Path) -> Path:
 
 
 def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
+    settings = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
     watched = build_dataset(config(tmp_path / "watched", name="small", **settings))
     with Threads(2) as runner:
         alone = build(config(tmp_path / "alone", name="small", **settings), runner)
     assert watched.slices == alone.slices == 100
     manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
     assert manifests[0] == manifests[1]
-    assert not any("serializer" in json.loads(path.read_text()) for path in (tmp_path / "watched" / "_cache").rglob("*.json"))
+    assert not any("serializer" in json.loads(path.read_text()) for path in (tmp_path / "watched/_cache").rglob("*.json"))
 
     seen = task_runs("build small with bytes")
     tokenized = [name for name in seen if name.startswith("tokenize ")]
@@ -175,12 +175,12 @@ def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> Non
     path.write_text("".join([*lines[:60], '{"text": 1}\n', *lines[61:]]))
     with refusal(r"^lines\.jsonl, line 61 \(row 60\): 'text' is a JSON number"):
         build_dataset(config(tmp_path / "out", sources=[{"path": str(path)}], slice_bytes=50, workers=2))
-    receipts = list((tmp_path / "out" / "_cache").glob("*/receipt.json"))
+    receipts = list((tmp_path / "out/_cache").glob("*/receipt.json"))
     assert 60 <= len(receipts) < 100
 
 
 def test_after_an_error_nothing_is_begun_any_more() -> None:
-    begun: list[int] = []
+    begun = []
 
     def work(number: int) -> int:
         begun.append(number)

@@ -55,7 +55,7 @@ def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
     """It ends well, and its caller gets what was forgotten."""
-    build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6))))
+    build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))))
     forgotten = forget_documents(ForgetRequest(output=str(tmp_path / "out"), reason="they asked", where="row = 2"))
     assert (forgotten.key_count, forgotten.documents, len(forgotten.versions), forgotten.left) == (1, 1, 1, ())
 
@@ -65,7 +65,7 @@ def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
 def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
     """Of a configuration, and of what it builds; the second one finds what the first has written."""
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
-    request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to" / "{name}-{size}")
+    request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to/{name}-{size}")
     trained = train_tokenizer(config, request, to)
     assert [one.path for one in trained.vocabularies] == [str(tmp_path / f"to/notes-{size}") for size in (262, 264)]
     assert train_tokenizer(config, request, to).was_done

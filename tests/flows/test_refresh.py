@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def config(tmp_path: Path) -> BuildConfig:
-    write_notes(tmp_path / "in" / "a.jsonl", 5)
+    write_notes(tmp_path / "in/a.jsonl", 5)
     source = {"name": "notes", "path": str(tmp_path / "in"), "id_column": "id"}
     return BuildConfig.model_validate(
         {"output": str(tmp_path / "out"), "name": "My.Notes", "source": source, "tokenizer": "bytes"}
@@ -40,7 +40,7 @@ def artifacts(key: str) -> list[tuple[str, str]]:
 @pytest.mark.usefixtures("prefect_server")
 def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildConfig, tmp_path: Path) -> None:
     first = refresh_dataset(config)
-    write_notes(tmp_path / "in" / "b.jsonl", 3)
+    write_notes(tmp_path / "in/b.jsonl", 3)
     second = refresh_dataset(config, keep_versions=1, grace_days=0)
     third = refresh_dataset(config)
     assert [result.outcome for result in (first, second, third)] == ["published", "published", "unchanged"]
@@ -69,7 +69,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
 @pytest.mark.usefixtures("prefect_server")
 def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: BuildConfig, tmp_path: Path) -> None:
     first = refresh_dataset(config)
-    write_notes(tmp_path / "in" / "a.jsonl", 1)
+    write_notes(tmp_path / "in/a.jsonl", 1)
     states = [refresh_dataset(config, return_state=True) for _ in range(2)]
     assert [(state.name, state.is_completed()) for state in states] == [
         ("AwaitingApproval", True),
@@ -81,7 +81,7 @@ def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: Bui
     assert "waits for a person**" in artifacts("dataset-my-notes")[-1][1]
     decided = reject_version(config.output, "it lost its files")
     assert (decided.pointer.version, decided.decision.by.startswith("who started run")) == (first.version, True)
-    write_notes(tmp_path / "in" / "a.jsonl", 2)
+    write_notes(tmp_path / "in/a.jsonl", 2)
     assert refresh_dataset(config, return_state=True).name == "AwaitingApproval"
     decided = approve_version(config.output, "two are enough", by="eve")
     assert decided.pointer.version == flat_tokens.open(config.output).path.rpartition("/")[2] != first.version

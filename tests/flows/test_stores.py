@@ -25,7 +25,7 @@ from tests.faults.stores import ACCOUNT, BUCKETS, container_at
 from tests.faults.support import objects, shards_stay
 from tests.refusal import refusal
 
-DEMO = Path(__file__).parents[2] / "deployments" / "demo"
+DEMO = Path(__file__).parents[2] / "deployments/demo"
 
 
 def run(output: str, scratch: Path, **settings: Any) -> BuildResult:
@@ -68,7 +68,7 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
 ) -> None:
     """Only the manifest and the card name where the text came from."""
     Store.at(bucket).upload("text/stories.parquet", DEMO / "stories.parquet")
-    settings: dict[str, Any] = {"layout": layout, "slice_bytes": 60_000}
+    settings = {"layout": layout, "slice_bytes": 60_000}
     source = {"path": f"{bucket}/text/*.parquet", "id_column": "id"}
     there = run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings)
     here = run(str(tmp_path / "here"), tmp_path / "scratch", source=source, **settings)
@@ -83,7 +83,7 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
     assert json.loads(theirs["manifest.json"])["provenance"]["sources"][0]["from"] == f"{bucket}/text/*.parquet"
     assert flat_tokens.verify(f"{bucket}/out", "full").seq_count == 189
     assert run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings).was_published
-    assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 1
+    assert len(list((tmp_path / "scratch/files").glob("*.raw"))) == 1
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_
     with refusal(r"az://bucket/in: the account is not known\. Set AZURE_STORAGE_ACCOUNT_NAME and"):
         Store.at(plain)
     monkeypatch.setitem(sys.modules, "adlfs", None)
-    with pytest.raises(ModuleNotFoundError, match=r"a store of Azure needs the package 'adlfs'\. Install it: pip install adlfs"):
+    with refusal(r"a store of Azure needs the package 'adlfs'\. Install it: pip install adlfs", ModuleNotFoundError):
         Store.at(plain)
 
 
@@ -141,7 +141,7 @@ def test_a_slice_costs_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     splits are written from it. One that is there already is read through once, and nothing of it is asked for again. What its
     removal costs behind the publication is not counted here.
     """
-    settings: dict[str, Any] = {"slice_bytes": 4000, "validation_fraction": 0.3, "verify_level": "quick"}
+    settings = {"slice_bytes": 4000, "validation_fraction": 0.3, "verify_level": "quick"}
     settings["source"] = {"path": str(notes(tmp_path / "notes.jsonl", 200)), "id_column": "id"}
     with BUCKETS["s3"](monkeypatch) as bucket, shards_stay():
         for most in (17, 12):

@@ -149,7 +149,7 @@ def judge(fuzzed: Fuzzed, data: bytes) -> tuple[Fault | None, str, str]:
 def _place(error: BaseException) -> str:
     """The innermost function of the product that an error came through."""
     found = "nowhere"
-    seen: BaseException | None = error
+    seen = error
     while seen is not None:
         for frame, _ in traceback.walk_tb(seen.__traceback__):
             if part := PRODUCT.search(frame.f_code.co_filename):
@@ -223,7 +223,7 @@ def _work(
         inputs = itertools.islice(_inputs(fuzzed, seed), given - first)
     else:
         inputs = ((data, lambda outcome: None) for data in given[first:])
-    told_of: set[str] = set()
+    told_of = set()
     with log.open("a") as faults:
         for number, (data, told) in enumerate(inputs, first):
             if time.monotonic() > until:
@@ -374,7 +374,7 @@ def run_all(
 
 def fuzz(target: Target, seconds: float, seed: int, keep: Path = CORPUS, runs: int = 1 << 60) -> Outcome:
     """Fuzz a target, and keep the first input of each fault, unless it is known and the corpus has one."""
-    faults, returned = Counter[str](), Counter[str]()
+    faults, returned = Counter(), Counter()
     begin = time.monotonic()
 
     def tell(number: int, fault: Fault, data: bytes) -> None:
@@ -392,7 +392,7 @@ def fuzz(target: Target, seconds: float, seed: int, keep: Path = CORPUS, runs: i
 
 def replay(target: Target, paths: Sequence[Path]) -> dict[Path, Fault | None]:
     """The fault of each kept input, as it is now."""
-    found: dict[Path, Fault | None] = dict.fromkeys(paths)
+    found = dict.fromkeys(paths)
 
     def tell(number: int, fault: Fault, data: bytes) -> None:
         found[paths[number]] = fault

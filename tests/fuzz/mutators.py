@@ -138,7 +138,7 @@ def _changed(chance: random.Random, value: Any) -> Any:
         here += [here[chance.randrange(len(here))] if here else None] * chance.choice((1, 1, 100))
         return value
     if type(here) is int and kind < 5:
-        new: Any = chance.choice((here + 1, here - 1, -here, here * 2, chance.choice(INTEGERS), str(here), float(here)))
+        new = chance.choice((here + 1, here - 1, -here, here * 2, chance.choice(INTEGERS), str(here), float(here)))
     elif isinstance(here, str) and kind < 5:
         new = chance.choice((here[:-1], here + "x", here.upper(), chance.choice(STRINGS), f"{here}/../x", [here]))
     else:

@@ -72,7 +72,7 @@ def _renderers(template: str) -> Renderers:
 
 def _rendered(renderers: Renderers, *texts: str) -> list[int]:
     """The numbers of those that are refused; each of *texts* has one answer."""
-    answered, refused = 0, list[int]()
+    answered, refused = 0, []
     for one in renderers(large_string_array(*texts)):
         refused += [answered + i for i in one.faults]
         answered += len(one.counts)

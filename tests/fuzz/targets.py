@@ -67,7 +67,7 @@ LARGE_TEXT = 64 << 20
 
 def each(names: Sequence[str], *calls: Callable[[], object]) -> None:
     """Make every call, although some raise documented errors; the last of these is raised then."""
-    last: Exception | None = None
+    last = None
     for call in calls:
         try:
             call()
@@ -109,7 +109,7 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
 
         def run(data: bytes) -> None:
             path.write_bytes(data)
-            for left in (work / "scratch" / "files").glob("*"):
+            for left in (work / "scratch/files").glob("*"):
                 left.unlink()
             ways = {"error": look_into, "skip": _cut_in_memory, "replace": look_into}
             each((file,), *(functools.partial(read, on_bad, cut_of) for on_bad, cut_of in ways.items()))
@@ -288,7 +288,7 @@ def _exported(format: str, options: Any) -> Callable[[Path], None]:
     def make(where: Path) -> None:
         origin = where.parent / "origin"
         dataset = flat_tokens.open(write_sequences(origin, SEQUENCES, SEQUENCES[:2]))
-        splits: Any = {"train": dataset.train, "validation": dataset.validation}
+        splits = {"train": dataset.train, "validation": dataset.validation}
         chosen, store = FORMATS[format], Store.at(where)
         written = [stored for part in chosen.plan(splits, options) for stored in chosen.write(splits, part, store, options)]
         chosen.finish(splits, written, store, options)

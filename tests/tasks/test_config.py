@@ -174,7 +174,7 @@ def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("setting", ["output", "scratch", "path"])
 def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> None:
     """Neither by the error that a person sees nor by pydantic's, which may end in a log."""
-    settings: dict[str, Any] = {"source": {"path": location}} if setting == "path" else {setting: location}
+    settings = {"source": {"path": location}} if setting == "path" else {setting: location}
     with pytest.raises(ValidationError) as refused:
         config(**settings)
     told = "; ".join(faults_of(refused.value, BuildConfig))
@@ -199,15 +199,15 @@ def test_secrets_are_refused_and_not_repeated(location: str, setting: str) -> No
     ],
 )
 def test_output_and_sources_within_each_other_are_refused(output: str, path: str) -> None:
-    with pytest.raises(ValidationError, match=r"are within each other. Keep them apart"):
+    with refusal(r"are within each other. Keep them apart", ValidationError):
         config(output=output, source={"path": path})
 
 
 def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    with pytest.raises(ValidationError, match="are within each other"):
-        config(output=str(tmp_path / "link" / "out"), source={"path": str(tmp_path / "data")})
+    with refusal("are within each other", ValidationError):
+        config(output=str(tmp_path / "link/out"), source={"path": str(tmp_path / "data")})
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_validation_split_of_a_source_replaces_the_drawn_one() -> None:
 
 
 def test_a_config_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
+    with refusal("frozen", ValidationError):
         config().output = "/elsewhere"
 
 
@@ -248,7 +248,7 @@ def test_a_config_cannot_be_changed() -> None:
     ids=lambda model: model.__name__,
 )
 def test_every_model_refuses_what_it_does_not_know(model: type[Model]) -> None:
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+    with refusal("Extra inputs are not permitted", ValidationError):
         model.model_validate({"surely_unknown": 1})
 
 
@@ -307,7 +307,7 @@ def test_slices_are_named_by_file_and_range() -> None:
 
 def test_a_receipt_that_lost_a_document_is_refused() -> None:
     token_shard(read=5, written=3, skipped={"null": 1, "empty": 1})
-    with pytest.raises(ValidationError, match=r"shard kkkkkkkkkkkk: read 5, written 3, skipped \{'null': 1\}"):
+    with refusal(r"shard kkkkkkkkkkkk: read 5, written 3, skipped \{'null': 1\}", ValidationError):
         token_shard(read=5, written=3, skipped={"null": 1})
 
 
@@ -367,7 +367,7 @@ def test_sizes_are_for_people(told: str | int, bytes_: int) -> None:
 @pytest.mark.parametrize("told", ["128 mb", "MB", "-1 MB", "1.5 B", "9 TB", "", True])
 def test_a_size_that_is_none_is_refused(told: str | bool) -> None:
     config = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes", "slice_bytes": told}
-    with pytest.raises(ValidationError, match="slice_bytes"):
+    with refusal("slice_bytes", ValidationError):
         BuildConfig.model_validate(config)
 
 
@@ -383,5 +383,5 @@ def test_sizes_for_people_are_short() -> None:
 
 def test_null_leaves_a_group_of_settings_as_it_is() -> None:
     """So the form submits groups that nobody has opened."""
-    settings: dict[str, Any] = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes"}
+    settings = {"output": "/out", "source": {"path": "/in"}, "tokenizer": "bytes"}
     assert BuildConfig(**settings, documents=None, groups=None) == BuildConfig(**settings)

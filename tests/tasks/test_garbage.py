@@ -21,7 +21,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
 from tests.examples import first_fast
-from tests.faults.support import Settings, build_here, receipts, settings_of, shards_stay, write_notes
+from tests.faults.support import build_here, receipts, settings_of, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
 
@@ -31,12 +31,12 @@ NOW = Policy(keep_versions=1, grace_days=0)
 def build_files(output: str, tmp_path: Path, *names: str, **settings: object) -> str:
     """A version of the texts in files of these names, one shard each."""
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 2) for name in names]
-    whole: Settings = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, **settings}
+    whole = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, **settings}
     return build_here(whole).version
 
 
 def kinds(collected: GarbageReport) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found = {}
     for item in collected.garbage:
         found[item.kind] = found.get(item.kind, 0) + 1
     return found
@@ -157,7 +157,7 @@ def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(tmp_path: 
     with shards_stay():
         build_files(str(output), tmp_path, "a", "b", "c")
     one, two, three = sorted(receipts(output))
-    shutil.rmtree(output / "_cache" / "index")
+    shutil.rmtree(output / "_cache/index")
     (output / "_cache" / one / "receipt.json").unlink()
     (output / "_cache" / two / "receipt.json").write_text("{}")
     assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
@@ -168,7 +168,7 @@ def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(tmp_path: 
 def test_staging_of_dead_processes_goes_without_grace(tmp_path: Path) -> None:
     output = tmp_path / "out"
     build_files(str(output), tmp_path, "a")
-    dead = output / "_staging" / "0123456789abcdef" / "abc" / "file"
+    dead = output / "_staging/0123456789abcdef/abc/file"
     dead.parent.mkdir(parents=True)
     dead.write_bytes(b"12345")
     dead.parent.with_suffix(".lock").touch()
@@ -194,7 +194,7 @@ def test_groups_that_no_build_came_back_for_go_when_they_are_old(output: str, tm
         ("group", f"_groups/{'1' * 64}", 2),
     ]
     assert not list(names_of(root, "_groups"))
-    assert not (tmp_path / "out" / "_groups").exists()
+    assert not (tmp_path / "out/_groups").exists()
 
 
 def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_p
         write_notes(tmp_path / "in" / f"{name}.jsonl", 2)
         Store.at(remote).put(f"{name}.jsonl", (tmp_path / "in" / f"{name}.jsonl").read_bytes())
         build_here({"output": str(output), "source": {"path": f"{remote}/{name}.jsonl", "id_column": "id"}, "tokenizer": "bytes"})
-    files = output / "_cache" / "files"
+    files = output / "_cache/files"
     assert len(list(files.glob("*.raw"))) == 2
     (files / ".left.part").write_bytes(b"123")
-    (output / "_quarantine" / "shard-1").mkdir(parents=True)
-    (output / "_quarantine" / "shard-1" / "c").write_bytes(b"1")
+    (output / "_quarantine/shard-1").mkdir(parents=True)
+    (output / "_quarantine/shard-1/c").write_bytes(b"1")
     assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
     assert kinds(collect(root, Policy(keep_versions=2, grace_days=0))) == {"file": 1, "quarantine": 1}
     collected = collect(root, NOW, delete=True)

@@ -180,7 +180,7 @@ def test_what_was_used_last_stays_mapped(tmp_path: Path, eight: int, kind: str, 
     """A file that is read now and then is not opened again, however many others are read in between."""
     hot, cold = (written(tmp_path / name, kind, np.arange(OBJECT * 40, dtype=np.uint32)) for name in ("hot", "cold"))
     hot.read(0, 3)
-    opened: list[str] = []
+    opened = []
 
     def noted(path: str, damaged: Any) -> mmap.mmap:
         opened.append(path)

@@ -28,7 +28,7 @@ def four_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 1000])
 def test_all_of_the_work_is_done_once(four_processors: None, count: int) -> None:
-    done: list[int] = []
+    done = []
     share(lambda part: done.extend(part), count)
     assert sorted(done) == list(range(count))
 

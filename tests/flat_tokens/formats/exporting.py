@@ -34,8 +34,8 @@ def export(name: str, splits: Splits, where: str | os.PathLike[str], options: ob
 
 def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
     """Its sequences by ``batches``, after ``sequence`` and the counts have been found to say the same."""
-    sequences: list[list[int]] = []
-    marked: list[bool] = []
+    sequences = []
+    marked = []
     for batch in readable.batches(max_tokens=max_tokens):
         assert batch.token_count <= max_tokens
         starts = batch.seq_starts.astype(int).tolist()

@@ -17,11 +17,11 @@ from tests.refusal import refusal
 
 def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
     export("datatrove", splits_of([[1, 2], [], [3]], [[4]]), tmp_path, Datatrove(end_of_text=9, tokenizer="gpt2"))
-    train = tmp_path / "train" / "00000_train.ds"
+    train = tmp_path / "train/00000_train.ds"
     assert train.read_bytes() == struct.pack("<6H", 1, 2, 9, 9, 3, 9)
     assert train.with_suffix(".ds.index").read_bytes() == struct.pack("<3Q", 3, 4, 6)
     assert train.with_suffix(".ds.metadata").read_text() == "gpt2|2\n6\n6.00 T"
-    assert (tmp_path / "validation" / "00000_validation.ds").exists()
+    assert (tmp_path / "validation/00000_validation.ds").exists()
     for path in (train, train.with_suffix(".ds.index"), train.with_suffix(".ds.metadata"), train.parent):
         opened = open_any(path, options=Datatrove(end_of_text=9))
         assert opened.format == "datatrove"
@@ -57,7 +57,7 @@ def test_an_index_that_lies_inside_is_refused_when_it_is_read(tmp_path: Path, en
 def test_the_metadata_says_the_width_where_a_cut_index_could_mean_another(tmp_path: Path) -> None:
     """Half of the tokens of two bytes would be all of them in four."""
     export("datatrove", splits_of([[1, 2], [3, 4]]), tmp_path, Datatrove())
-    index = tmp_path / "train" / "00000_train.ds.index"
+    index = tmp_path / "train/00000_train.ds.index"
     index.write_bytes(index.read_bytes()[:8])
     with refusal("ends with document end 2, in 8 bytes, but the tokens have 8"):
         open_any(tmp_path, "datatrove")
@@ -85,7 +85,7 @@ def test_datatroves_own_readers_read_what_is_written(tmp_path: Path, size: int) 
     sequences = [[1, 2, 3], [59_999], [7] * 100]
     export("datatrove", splits_of(sequences), tmp_path, Datatrove(end_of_text=0, vocabulary_size=size, tokenizer="any"))
     merger.DocumentTokenizerMerger(str(tmp_path / "train"), str(tmp_path / "merged"), "all", shuffle=False, progress=False).run()
-    merged = tmp_path / "merged" / "000_all.ds"
+    merged = tmp_path / "merged/000_all.ds"
     for ending in ("", ".index", ".metadata"):
         ours = tmp_path / "train" / f"00000_train.ds{ending}"
         assert merged.with_name(f"{merged.name}{ending}").read_bytes() == ours.read_bytes()

@@ -250,10 +250,10 @@ def test_a_byte_a_token_says_whether_it_counts(
     """An end-of-text token counts as the token before it does; that of an empty document does not."""
     monkeypatch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", at_a_time)
     done = exported(masked, tmp_path / "plain", format)
-    assert files_of(tmp_path / "plain" / "train", format)[0].read_bytes() == bytes(MASK)
+    assert files_of(tmp_path / "plain/train", format)[0].read_bytes() == bytes(MASK)
     assert not done.loses_loss_mask
     exported(masked, tmp_path / "closed", format, end_of_text=99)
-    assert files_of(tmp_path / "closed" / "train", format)[0].read_bytes() == bytes([0, 1, 1, 1, 0, 0, 0, 1, 0, 0])
+    assert files_of(tmp_path / "closed/train", format)[0].read_bytes() == bytes([0, 1, 1, 1, 0, 0, 0, 1, 0, 0])
     write_sequences(tmp_path / "unmasked", SEQUENCES)
     exported(tmp_path / "unmasked", tmp_path / "none", format)
     assert not files_of(tmp_path / "none", format)
@@ -262,7 +262,7 @@ def test_a_byte_a_token_says_whether_it_counts(
 @pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
 def test_a_mask_that_does_not_fit_is_refused(masked: Path, tmp_path: Path, format: str) -> None:
     exported(masked, tmp_path / "out", format)
-    (path,) = files_of(tmp_path / "out" / "train", format)
+    (path,) = files_of(tmp_path / "out/train", format)
     path.write_bytes(bytes(MASK)[:-1])
     with refusal("has 5 bytes, but there are 6 tokens"):
         open_any(tmp_path / "out")
@@ -276,7 +276,7 @@ def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> 
     exported(masked, tmp_path / "out", "olmo-core")
     directory = tmp_path / "theirs"
     directory.mkdir()
-    for path in (tmp_path / "out" / "train").iterdir():
+    for path in (tmp_path / "out/train").iterdir():
         ending = path.name.partition(".")[2]
         path.rename(directory / ("labels_mask_part_0.npy" if ending == "label_mask" else f"token_ids_part_0.{ending}"))
     (split,) = open_any(directory).splits.values()
@@ -288,7 +288,7 @@ def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> 
 def test_olmo_core_reads_the_mask(masked: Path, tmp_path: Path) -> None:
     data = pytest.importorskip("olmo_core.data")
     exported(masked, tmp_path / "out", "olmo-core", vocabulary_size=70_000, end_of_text=3)
-    (mask,) = files_of(tmp_path / "out" / "train", "olmo-core")
+    (mask,) = files_of(tmp_path / "out/train", "olmo-core")
     dataset = data.NumpyFSLDataset(
         str(mask.with_suffix(".npy")), sequence_length=5, pad_token_id=0, eos_token_id=3, vocab_size=70_000,
         label_mask_paths=[str(mask)], dtype=np.uint32,
@@ -305,7 +305,7 @@ def test_lines_of_dolma_have_each_document_s_origin(tmp_path: Path) -> None:
     docs = [*docs_of([1, 2], [3], file=0, key=10), *docs_of([4], [], file=2, key=255)]
     publish_docs(tmp_path / "made", docs, sources=sources)
     exported(tmp_path / "made", tmp_path / "out", "olmo-core", provenance=True)
-    lines = gzip.decompress((tmp_path / "out" / "train" / "part-00000.csv.gz").read_bytes()).decode()
+    lines = gzip.decompress((tmp_path / "out/train/part-00000.csv.gz").read_bytes()).decode()
     assert list(csv.reader(lines.splitlines())) == [
         ["0", "2", f"{10:016x}", "a,b-0.jsonl", "1"],
         ["2", "3", f"{11:016x}", "a,b-0.jsonl", "2"],

@@ -252,7 +252,7 @@ def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
 def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: dict[str, str], compression: str | None) -> None:
     sequences = [[i % 256] * (i % 300 + 1) for i in range(0, 400, 7)]
     arrays = [np.array(ids, columns.get("tokens", "ndarray:uint16").partition(":")[2] or "int16") for ids in sequences]
-    settings: dict[str, Any] = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 9000}
+    settings = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 9000}
     written_by_mosaicml(streaming, tmp_path, arrays, columns, **settings)
     assert MDS.recognise(Files.at(tmp_path))
     assert read(tmp_path, max_tokens=1000) == {"train": sequences}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,8 @@ def test_npy_files_are_numpys_own_byte_for_byte(tmp_path: Path, count: int, name
 def test_any_shard_is_its_piece_of_the_stream(name: str, sequences: list[list[int]], size: int, batch: int) -> None:
     """Whatever is cut where, in shards and in the batches they are made of: the naive stream, sliced."""
     if name == "nanogpt":
-        options: Stream = Stream(END)
-        expected: Sequence[int] = [token for sequence in sequences for token in [*sequence, END]]
+        options = Stream(END)
+        expected = [token for sequence in sequences for token in [*sequence, END]]
         size = len(expected)
     else:
         options = NamedShards(END, tokens_per_shard=size)
@@ -177,7 +176,7 @@ def test_without_the_end_of_text_token_a_split_is_one_run(tmp_path: Path, option
     ],
 )
 def test_streams_of_others_lose_no_token(tmp_path: Path, name: str, tokens: list[int], expected: list[list[int]]) -> None:
-    options: Stream = NamedShards(END) if name == "build-nanogpt" else Stream(END)
+    options = NamedShards(END) if name == "build-nanogpt" else Stream(END)
     if name == "build-nanogpt":
         np.save(tmp_path / "edufineweb_train_000001.npy", np.array(tokens, "<u2"))
     else:

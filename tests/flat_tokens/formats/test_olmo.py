@@ -22,10 +22,10 @@ from tests.refusal import refusal
 
 def test_the_literal_bytes_of_a_small_dataset(tmp_path: Path) -> None:
     export("olmo-core", splits_of([[1, 2], [], [3]], [[4]]), tmp_path, Olmo(end_of_text=9))
-    train = tmp_path / "train" / "part-00000.npy"
+    train = tmp_path / "train/part-00000.npy"
     assert train.read_bytes() == struct.pack("<6H", 1, 2, 9, 9, 3, 9)
     assert gzip.decompress(train.with_suffix(".csv.gz").read_bytes()) == b"0,3\n3,4\n4,6\n"
-    assert (tmp_path / "validation" / "part-00000.npy").exists()
+    assert (tmp_path / "validation/part-00000.npy").exists()
     for path in (train, train.with_suffix(".csv.gz"), train.parent):
         opened = open_any(path, options=Olmo(end_of_text=9))
         assert opened.format == "olmo-core"
@@ -114,7 +114,7 @@ def test_olmo_core_reads_what_is_written(tmp_path: Path) -> None:
     utils = theirs()
     sequences = [[1, 2, 3], [59_999], [], [7] * 100]
     export("olmo-core", splits_of(sequences), tmp_path, Olmo(end_of_text=0))
-    path = tmp_path / "train" / "part-00000.npy"
+    path = tmp_path / "train/part-00000.npy"
     bounds = [(0, 4), (4, 6), (6, 7), (7, 108)]
     assert list(utils.iter_document_indices(path, use_array_if_local=False)) == bounds
     assert [tuple(map(int, pair)) for pair in utils.iter_document_indices(path, eos_token_id=0, dtype=np.uint16)] == bounds

@@ -225,9 +225,9 @@ def test_any_run_of_rows_is_read_in_small_batches(
     assert all(batch.token_count <= max_tokens for batch in batches)
     assert [batch.max_token_id for batch in batches] == [max([*map(int, batch.encoded_tokens >> 1), 0]) for batch in batches]
     for i in (-len(rows) - 1, len(rows)):
-        with pytest.raises(IndexError, match=str(path)):
+        with refusal(str(path), IndexError):
             split.sequence(i)
-    with pytest.raises(IndexError, match=str(path)):
+    with refusal(str(path), IndexError):
         list(split.batches(0, len(rows) + 1))
 
 

@@ -8,7 +8,7 @@ import os
 import pickle
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_lists_of_every_length_are_pickles_own_bytes(count: int, bits: int) -> N
     python=st.booleans(),
 )
 def test_what_any_pickler_makes_of_pairs_is_read(pairs: list[tuple[int, int]], protocol: int, block: int, python: bool) -> None:
-    dump: Callable[..., bytes] = pickle._dumps if python else pickle.dumps  # type: ignore[attr-defined]
+    dump = pickle._dumps if python else pickle.dumps  # type: ignore[attr-defined]
     assert loads(dump(pairs, protocol), block) == pairs
 
 
@@ -111,12 +111,12 @@ def hostile(marker: str) -> Iterator[tuple[str, bytes]]:
     yield "booleans", pickle.dumps([(True, False)])
     shared = (5, 6)
     yield "references", pickle.dumps([shared, shared])
-    bomb: object = (0, 0)
+    bomb = (0, 0)
     for _ in range(60):
         bomb = (bomb, bomb)
     yield "2**60 references", pickle.dumps(bomb)
     yield "2**60 references in a list", pickle.dumps([bomb])
-    nested: list[object] = []
+    nested = []
     nested.append(nested)
     yield "a list in itself", pickle.dumps(nested)
     yield "tuples in tuples", b"\x80\x02]" + b"K\0" + b"K\0\x86" * 50_000 + b"a."

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FillInMiddle, FlatTokens, Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule, TokenBatch, write_dataset
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
@@ -93,7 +93,7 @@ def test_tokens_of_documents_are_those_in_the_rows(corpora: dict[str, Path], nam
     some = np.random.default_rng(1).random(len(view)) < 0.4
     for rows in (None, some, np.zeros(len(view), bool)):
         chosen = each if rows is None else [row for row, is_in in zip(each, rows.tolist(), strict=True) if is_in]
-        expected = sum(chosen, Counter[int]())
+        expected = sum(chosen, Counter())
         assert {d: n for d, n in enumerate(tokens_seen(view, rows).tolist()) if n} == {d: n for d, n in expected.items() if n}
     if not {"bos", "eos"} & options.keys():
         assert bytes_seen(view, BYTES, some).tolist() == tokens_seen(view, some).tolist()
@@ -126,7 +126,7 @@ def test_the_work_is_done_in_parts(corpora: dict[str, Path], monkeypatch: pytest
 
 def drawn_one_by_one(mixture: Mixture, step: int, name: str) -> dict[int, set[int]]:
     """The rows of each epoch that are in a batch before *step*."""
-    found: dict[int, set[int]] = {}
+    found = {}
     k = mixture.names.index(name)
     for before in range(step):
         source, rows, _, epochs = mixture._draw(before)
@@ -152,7 +152,7 @@ def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject) -> Non
     edits, step = [], 0
     for _ in range(data.draw(st.integers(1, 3))):
         chosen = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1))
-        weights: dict[int, Any] = {k: data.draw(st.sampled_from([1, 2.5, 0.3])) for k in sorted(chosen)}
+        weights = {k: data.draw(st.sampled_from([1, 2.5, 0.3])) for k in sorted(chosen)}
         edits.append(Edit(step, data.draw(st.integers(1, 20)), weights))
         step += data.draw(st.integers(1, 12))
     mixture = Mixture.of_edits(views, [None] * len(rows), edits, data.draw(st.integers(0, 99)))
@@ -178,7 +178,7 @@ class Facts:
 
     def __init__(self, path: Path, split: str) -> None:
         dataset = flat_tokens.open(path)
-        tokens: FlatTokens = getattr(dataset, split)
+        tokens = getattr(dataset, split)
         manifest = read_manifest(dataset.store)
         files = open_array(dataset.store / f"documents/{split}/file", "uint64").read(0, tokens.seq_count).tolist()
         of_file = [source["name"] for source in manifest["provenance"]["sources"] for _ in source["files"]]
@@ -190,7 +190,7 @@ class Facts:
 
 def counted(facts: dict[str, Facts], seen: dict[tuple[str, int], int], by: str | None = None) -> dict[Any, list[int]]:
     """Documents, tokens and stored tokens by a column, of the tokens of (split, document)."""
-    found: dict[Any, list[int]] = {}
+    found = {}
     for (split, document), tokens in seen.items():
         value = None if by is None else facts[split].columns[by][document]
         sums = found.setdefault((type(value), value), [0, 0, 0])
@@ -225,7 +225,7 @@ RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Of runs that were edited twice, at several steps: before an edit, at one, after epochs."""
-    views: dict[str, Any] = {
+    views = {
         source: getattr(getattr(flat_tokens.open(corpora[dataset]), split), kind)(**options)
         for source, (dataset, split, kind, options) in RUNS[name].items()
     }
@@ -238,11 +238,11 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_pa
     facts = {source: {split: Facts(corpora[of[0]], split) for split in SPLITS} for source, of in RUNS[name].items()}
     for step in (0, 3, 12, 60):
         record = record_of_run(ledger, step, sizes=sizes)
-        together: dict[tuple[str, str, int], int] = {}
+        together = {}
         for found in record["sources"]:
             source = found["name"]
             dataset, split, _, _ = RUNS[name][source]
-            seen: Counter[tuple[str, int]] = Counter()
+            seen = Counter()
             by_epoch = drawn_one_by_one(mixture, step, source)
             for rows in by_epoch.values():
                 for row in rows:
@@ -257,7 +257,7 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_pa
             for epochs in found["by_epoch"]:
                 for epoch in range(epochs["first"], epochs["last"] + 1):
                     rows = by_epoch.pop(epoch)
-                    in_epoch = sum((each[source][row] for row in rows), Counter[int]())
+                    in_epoch = sum((each[source][row] for row in rows), Counter())
                     assert epochs["rows"] == len(rows)
                     assert epochs["documents"] == len([n for n in in_epoch.values() if n])
                     assert epochs["tokens"] == sum(in_epoch.values())
@@ -268,7 +268,7 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_pa
         assert (record["documents"], record["tokens"]) == (len(together), sum(together.values()))
         assert record["run"]["samples"] == mixture.position(step)
         for column in ("source", "split", "language", "licence", "score", "good"):
-            expected: dict[Any, list[int]] = {}
+            expected = {}
             for dataset in {key[0] for key in together}:
                 its = {(split, document): n for (of, split, document), n in together.items() if of == dataset}
                 some = next(facts[source] for source, of in RUNS[name].items() if of[0] == dataset)

@@ -148,7 +148,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, vie
             ledger.edit(step, sources, batch_size=batch_size)  # type: ignore[arg-type]
     assert path.read_bytes() == before
     assert ledger.names == ("web", "code")
-    with pytest.raises(FileExistsError, match="there is a ledger already"):
+    with refusal("there is a ledger already", FileExistsError):
         Ledger.create(path, {"web": (views["web"], 1)}, 8)
 
 
@@ -190,7 +190,7 @@ def test_what_a_ledger_cannot_say_is_refused(tmp_path: Path, views: dict[str, An
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"].tokens.packed_documents(20), 1)}, 8)
     path.write_text(path.read_text().replace(*(text.replace("HERE", str(tmp_path)) for text in (old, new))))
-    with pytest.raises((ValueError, OSError), match=words):
+    with refusal(words, (ValueError, OSError)):
         Ledger.open(path).mixture()
     assert not (tmp_path / "cache").exists()
 
@@ -250,14 +250,14 @@ def test_a_weight_of_numpy_is_a_number(tmp_path: Path) -> None:
 )
 def test_what_is_no_source_is_refused_by_name(tmp_path: Path, source: Any, complaint: str) -> None:
     """By mixtures and ledgers, which keep nothing of it."""
-    sources: Any = {"a": (Numbers(5), 1), "b": source}
-    with pytest.raises(TypeError, match=complaint):
+    sources = {"a": (Numbers(5), 1), "b": source}
+    with refusal(complaint, TypeError):
         Mixture(sources, 4)
-    with pytest.raises(TypeError, match=complaint):
+    with refusal(complaint, TypeError):
         Ledger.create(tmp_path / "run.json", sources, 4)
     assert not (tmp_path / "run.json").exists()
 
 
 def test_a_schedule_has_numbers() -> None:
-    with pytest.raises(TypeError, match=r"a schedule's weights are \[1, '2'\], but they are numbers"):
+    with refusal(r"a schedule's weights are \[1, '2'\], but they are numbers", TypeError):
         Schedule([(0, 1), (5, "2")])  # type: ignore[list-item]

@@ -96,7 +96,7 @@ def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
 def test_mixtures_and_buckets_are_read_ahead(root: Path, tmp_path: Path, kind: str) -> None:
     train = train_of(root, tmp_path)
     local = flat_tokens.open(root / "compact").train.packed(2048)
-    loader: ByStep = BucketedLoader(train, [128, 300], 9_600, 7)
+    loader = BucketedLoader(train, [128, 300], 9_600, 7)
     if kind == "mixture":
         loader = Mixture({"store": (train.packed(2048), 0.5), "disk": (local, 0.5)}, 32, 7, steps=40)
     units = {

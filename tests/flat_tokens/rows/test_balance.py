@@ -51,7 +51,7 @@ def test_costs_are_the_squares_of_the_segments(train: FlatTokens, settings: dict
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_hosts_share_the_same_rows_of_every_step(train: FlatTokens, order: Any, drop_last: bool, is_whole: bool) -> None:
     view = train.packed_documents(64, fim=FillInMiddle(0.5, 0.5, 901, 902, 903), too_long="cut")
-    settings: dict[str, Any] = {"epochs": 2, "order": order, "drop_last": drop_last}
+    settings = {"epochs": 2, "order": order, "drop_last": drop_last}
     plain, balanced = (ShuffledLoader(view, 16, 3, balance=balance, **settings) for balance in (False, True))
     worse = better = 0.0
     for step in range(len(plain)):

@@ -59,7 +59,7 @@ def test_a_run_goes_on_at_every_step_with_any_number_of_hosts(hosts: int) -> Non
     order, streams = BlockOrder(4, 3, hosts), hosts
     whole = loader_of(211, order, 2 * streams, epochs=2)
     stream = np.concatenate([whole.indices(step).reshape(streams, -1) for step in range(len(whole))], axis=1)
-    blocks: list[set[int]] = []
+    blocks = []
     for host in range(hosts):
         part = whole.shard(host, hosts)
         mine = np.concatenate([part.indices(step) for step in range(len(whole))])

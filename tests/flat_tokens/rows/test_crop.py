@@ -27,13 +27,13 @@ Piece = tuple[int, int, int]
 def rows_by_rule(lengths: list[int], length: int, *, keep: bool, at_a_time: int) -> list[list[tuple[int, int]]]:
     """The pieces of each row, (document, offset). Ties go to documents before rests, then to what was there first."""
     documents = [(number, 0, size) for number, size in enumerate(lengths) if size]
-    rows: list[list[tuple[int, int]]] = []
-    waiting: list[Piece] = []
+    rows = []
+    waiting = []
     for first in range(0, len(documents), at_a_time):
         pool = waiting + documents[first : first + at_a_time]
         waiting = []
         while pool and not waiting:
-            row: list[Piece] = []
+            row = []
             room = length
             while room and pool:
                 begins = [piece for piece in pool if not piece[1]]
@@ -93,7 +93,7 @@ def test_packs_hold_what_the_rule_says(
 ) -> None:
     root = tmp_path_factory.mktemp("crop")
     train = written(root / "d", lengths)
-    settings: dict[str, Any] = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
+    settings = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
     view = train.packed_documents(length, **settings)
     documents = [
         [*([7000] if "bos" in ends else []), *[d + 1] * size, *([7001] if "eos" in ends else [])]
@@ -102,8 +102,8 @@ def test_packs_hold_what_the_rule_says(
     rows = rows_by_rule([len(document) for document in documents], length, keep=keep, at_a_time=1 << 18)[:most]
     assert len(view) == len(rows)
     batch = view.batch(np.arange(len(rows)))
-    holding: list[set[int]] = [set() for _ in lengths]
-    kept = Counter[int]()
+    holding = [set() for _ in lengths]
+    kept = Counter()
     for number, row in enumerate(rows):
         tokens, positions, ids = [], [], []
         for document, offset in row:

@@ -108,15 +108,14 @@ def test_schedules_that_cannot_be_are_refused() -> None:
         def batch(self, indices: Any) -> Any:
             return {"number": indices}
 
-    with pytest.raises(TypeError, match="rows have one `length`"):
+    with refusal("rows have one `length`", TypeError):
         Mixture({"a": (Ragged(5), Schedule([(0, 1)], "token"))}, 4)
 
 
 def stream(rows: int, seed: int, source: int, count: int) -> list[int]:
     """The first *count* rows of a source's own stream: one permutation after another."""
     epochs, places = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(rows))
-    found: list[int] = KeyedPermutation(rows)(places, derive_keys(seed, 1, source, epochs)).tolist()
-    return found
+    return KeyedPermutation(rows)(places, derive_keys(seed, 1, source, epochs)).tolist()
 
 
 @given(data=st.data(), block=st.sampled_from([16, 1 << 14]), batch_size=st.integers(1, 900))
@@ -165,7 +164,7 @@ def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data: st.Dat
     assert found == {(k, row): epochs[k] for k in range(3) for row in range(rows[k])}
     assert mixture.position(len(mixture)) == sum(n * e for n, e in zip(rows, epochs, strict=True))
     assert mixture.drawn(len(mixture)).tolist() == [n * e for n, e in zip(rows, epochs, strict=True)]
-    with pytest.raises(IndexError, match="no step"):
+    with refusal("no step", IndexError):
         mixture[len(mixture)]
     with refusal("epochs of the sources end after"):
         Mixture([(Numbers(5), 1, 2)], 7, steps=3)

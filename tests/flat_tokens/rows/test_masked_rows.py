@@ -150,7 +150,7 @@ def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_p
     draw = random.Random(int(split_across_pack))
     for _ in range(10):
         longest = draw.randrange(1, 30)
-        sequences: list[Sample] = [
+        sequences = [
             [(draw.randrange(1, 100), draw.random() < 0.5) for _ in range(draw.randrange(1, longest + 1))]
             for _ in range(draw.randrange(1, 12))
         ]
@@ -161,7 +161,7 @@ def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_p
         ]
         for _ in range(8):
             length = draw.randrange(1, 40) if split_across_pack else longest + draw.randrange(20)
-            settings: dict[str, Any] = {"padding_idx": 7, "max_packs": draw.choice([None, None, 1, 3])}
+            settings = {"padding_idx": 7, "max_packs": draw.choice([None, None, 1, 3])}
             settings["split_across_pack"] = split_across_pack
             theirs = packed_dataset(labelled, max_seq_len=length, **settings)
             ours = train.packed_documents(length, **settings)

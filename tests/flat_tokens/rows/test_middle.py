@@ -94,12 +94,12 @@ def test_rows_are_those_of_documents_that_are_stored_so(
     data: st.DataObject,
 ) -> None:
     root, documents = tmp_path_factory.mktemp("fim"), documents_of(lengths)
-    by_characters: dict[str, Any] = {}
+    by_characters = {}
     if not masked and data.draw(st.booleans()):
         by_characters, documents = BYTES, [[100 + token % 7 for token in document] for document in documents]
     masks = [[(token * 7) % 3 % 2 for token in document] for document in documents] if masked else None
     plain = written(root / "plain", documents, masks)
-    common: dict[str, Any] = {"seed": 3, "separator": separator, "fragment_rate": 0.5, **by_characters}
+    common = {"seed": 3, "separator": separator, "fragment_rate": 0.5, **by_characters}
     fim = None if rate is None else FillInMiddle(rate, spm_rate, PRE, MID, SUF, **common)
     found = as_read(plain.packed(1, fim=fim).of_epoch(epoch).tokens, len(documents))
     for document, read in zip(documents, found, strict=True):
@@ -305,5 +305,5 @@ def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path: Path) -> None:
     train = written(tmp_path / "d", [[1, 2, 3, 4]])
     with refusal("max_token_id is 9003"):
         train.packed(4, fim=FIM).tokens.require_vocab(9000)
-    with pytest.raises(TypeError, match=r"fim is 0.5, but it is a FillInMiddle"):
+    with refusal(r"fim is 0.5, but it is a FillInMiddle", TypeError):
         train.packed(4, fim=0.5)  # type: ignore[arg-type]

@@ -75,12 +75,12 @@ def test_nothing_selected_is_an_empty_split() -> None:
 def test_wrong_indices_are_refused() -> None:
     train = stored(DOCUMENTS)
     for indices in ([5], [-1, 0]):
-        with pytest.raises(IndexError, match=f"there is no sequence {indices[0]}; there are 5"):
+        with refusal(f"there is no sequence {indices[0]}; there are 5", IndexError):
             train.select(indices=indices)
-    with pytest.raises(TypeError, match=r"these are bool\[5\]: of a mask, take numpy.flatnonzero"):
+    with refusal(r"these are bool\[5\]: of a mask, take numpy.flatnonzero", TypeError):
         train.select(indices=[True] * 5)
     for wrong in ([0.5], [[1]], 3):
-        with pytest.raises(TypeError, match="indices are whole numbers"):
+        with refusal("indices are whole numbers", TypeError):
             train.select(indices=wrong)
 
 

@@ -65,8 +65,7 @@ def test_each_thread_has_a_filter_of_its_own() -> None:
 
     def take(_: int) -> list[bool]:
         barrier.wait()
-        found: list[bool] = steps(pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64)).keep.tolist()
-        return found
+        return steps(pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64)).keep.tolist()
 
     with ThreadPoolExecutor(4) as pool:
         assert len({tuple(keep) for keep in pool.map(take, range(4))}) == 1

@@ -246,7 +246,7 @@ def test_two_packages_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_step_gets_texts_and_keys(package: Callable[[Any], ReadySteps]) -> None:
-    seen: list[pa.RecordBatch] = []
+    seen = []
     steps = package(lambda documents: seen.append(documents) or Outcome())  # type: ignore[func-returns-value]
     assert taken(steps, "a", "b").texts.to_pylist() == ["a", "b"]
     assert seen[0].schema == pa.schema([("text", pa.large_string()), ("key", pa.uint64())])

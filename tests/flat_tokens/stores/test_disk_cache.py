@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from flat_tokens.stores import disk_cache
 from flat_tokens.stores.disk_cache import DATA_BYTES, DiskCache
 from tests.examples import examples, first_fast
+from tests.refusal import refusal
 
 SIZE = 40_000
 """Three pages, of which the last is short."""
@@ -144,7 +145,7 @@ def test_files_of_others_are_left_alone_and_a_smaller_bound_holds_from_the_open_
     smaller = DiskCache(tmp_path, bound(1))
     assert len(kept(smaller, range(4))) <= 1
     assert mine.read_text() == "mine"
-    with pytest.raises(NotADirectoryError, match=r"mine.txt is not a directory, so there is no cache in it"):
+    with refusal(r"mine.txt is not a directory, so there is no cache in it", NotADirectoryError):
         DiskCache(mine, bound(1))
 
 
@@ -290,7 +291,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
 
 def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    cache = DiskCache(tmp_path / "file" / "cache", bound(9))
+    cache = DiskCache(tmp_path / "file/cache", bound(9))
     cache.add(name(0), content(0))
     assert cache.find(name(0), 0, SIZE) is None
     assert len(caplog.records) == 1
@@ -302,7 +303,7 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> 
     directory = tmp_path / "a cache"
     directory.mkdir()
     directory.chmod(mode)
-    with pytest.raises(PermissionError, match=r"other users may write to the cache.* Close it: chmod go-w '"):
+    with refusal(r"other users may write to the cache.* Close it: chmod go-w '", PermissionError):
         DiskCache(directory, bound(4))
 
 
@@ -312,7 +313,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert cache.find("unit", 0, 4) == b"data"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert cache.find("unit", 0, 4) is None
-    with pytest.raises(PermissionError, match=r"is another user's\. Name a directory of your own"):
+    with refusal(r"is another user's\. Name a directory of your own", PermissionError):
         DiskCache(tmp_path, bound(4))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from flat_tokens.stores.local import kind_of, make_directory, make_durable, raise_named, real_path
 from flat_tokens.stores.store import Store
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_lookup_that_fails_is_not_taken_for_an_absence(place: Path, code: int,
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "stat", fail)
-    with pytest.raises(OSError, match=f"{os.strerror(code)}.*{place}/file"):
+    with refusal(f"{os.strerror(code)}.*{place}/file", OSError):
         kind_of(place / "file")
 
 
@@ -59,7 +60,7 @@ def test_links_are_resolved_and_a_lookup_that_fails_is_not_taken_for_no_link(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert real_path(place / "link") == str(place / "file")
-    assert real_path(place / "missing" / "more") == str(place / "missing" / "more")
+    assert real_path(place / "missing/more") == str(place / "missing/more")
     real = os.lstat
 
     def fail(path: Any, **options: Any) -> os.stat_result:
@@ -68,7 +69,7 @@ def test_links_are_resolved_and_a_lookup_that_fails_is_not_taken_for_no_link(
         return real(path, **options)
 
     monkeypatch.setattr(os, "lstat", fail)
-    with pytest.raises(OSError, match="Check the disk and run the same command again"):
+    with refusal("Check the disk and run the same command again", OSError):
         real_path(place / "link")
 
 
@@ -77,7 +78,7 @@ def test_an_error_of_a_name_below_a_descriptor_gets_the_whole_path(place: Path) 
     try:
         with pytest.raises(FileNotFoundError) as caught:
             os.rename("missing", "other", src_dir_fd=here, dst_dir_fd=here)
-        with pytest.raises(FileNotFoundError, match=f"directory: '{place}/missing'$"):
+        with refusal(f"directory: '{place}/missing'$", FileNotFoundError):
             raise_named(caught.value, place / "missing")
     finally:
         os.close(here)
@@ -96,7 +97,7 @@ def test_a_directory_that_another_process_makes_and_removes_meanwhile_is_no_erro
 
 def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that need not be durable one by one are not, and not written in another place."""
-    synced: list[str] = []
+    synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     store = replace(Store.at(tmp_path / "staged"), durable=False)
     store.put("a/b/object", b"1")
@@ -107,5 +108,5 @@ def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path: Path, m
 
 
 def test_a_directory_that_is_not_there_is_not_made_durable(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with refusal("missing", FileNotFoundError):
         make_durable(tmp_path / "missing")

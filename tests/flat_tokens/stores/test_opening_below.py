@@ -168,7 +168,7 @@ def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
 def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, rooted: Callable[[], Path], is_whole: bool) -> None:
     """Each file and directory below a root is in turn replaced by a link to itself elsewhere. What was read before is refused."""
-    place, opened, refused = PLACES[name], list[str](), 0
+    place, opened, refused = PLACES[name], [], 0
     place.make(tmp_path / "root")
     root = rooted()
     place.read(root)

@@ -15,13 +15,14 @@ from aiohttp.http_exceptions import ContentLengthError
 
 import flat_tokens.stores.retry
 from flat_tokens.stores.retry import FIRST_WAIT, LONGEST_WAIT, Tries, brief, may_pass, persist, retry, status_of
+from tests.refusal import refusal
 
 
 class Clock:
     """Time that passes only while somebody sleeps."""
 
     def __init__(self) -> None:
-        self.now, self.waits = 1000.0, list[float]()
+        self.now, self.waits = 1000.0, []
 
     def monotonic(self) -> float:
         return self.now
@@ -97,7 +98,7 @@ def test_what_does_not_pass_is_raised_as_it_is(clock: Clock, error: Exception) -
 @pytest.mark.parametrize(("progress", "tries"), [([0] * 9, 3), ([0, 1, 1, 2, 2, 2], 5)], ids=["none", "some"])
 def test_tries_are_counted_since_the_last_progress(clock: Clock, progress: list[int], tries: int) -> None:
     """The last error is handed on with their number; a server may ask for longer waits, up to the longest one."""
-    reached, told = iter(progress), list[str]()
+    reached, told = iter(progress), []
     with pytest.raises(OSError, match=r"^given up after 3$") as raised:
         retry(
             failing(10**6, ConnectionResetError("reset")),
@@ -189,7 +190,7 @@ def test_what_is_forbidden_is_told_with_its_place(clock: Clock) -> None:
     def refuse() -> None:
         raise caused(PermissionError("x"), of_botocore(403, "AccessDenied"))
 
-    with pytest.raises(PermissionError, match=r"^gs://bucket/key: Forbidden: b/bucket/o no\. Repair the credentials"):
+    with refusal(r"^gs://bucket/key: Forbidden: b/bucket/o no\. Repair the credentials", PermissionError):
         persist(failing(1, OSError("Forbidden: b/bucket/o\nno")), "gs://bucket/key")
     with pytest.raises(PermissionError, match=r"^s3://bucket/key: .*AccessDenied.* Repair the credentials") as raised:
         persist(refuse, "s3://bucket/key")
@@ -221,5 +222,5 @@ def test_an_error_in_one_line_is_its_first_cause() -> None:
     ],
 )
 def test_missing_credentials_are_told_with_the_place_and_the_remedy(url: str, error: str, variable: str) -> None:
-    with pytest.raises(PermissionError, match=rf"^{url}: .*\. Set the credentials \({variable}"):
+    with refusal(rf"^{url}: .*\. Set the credentials \({variable}", PermissionError):
         persist(failing(1, LASTING[error]()), url)

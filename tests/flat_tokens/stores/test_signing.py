@@ -97,14 +97,14 @@ def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path: Path, 
 
 
 def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_versions_name(tmp_path: Path, key: Path) -> None:
-    mine = write_dataset(tmp_path / "out" / "versions" / "v1")
+    mine = write_dataset(tmp_path / "out/versions/v1")
     for there in ("copy", "elsewhere/versions/v1"):
         shutil.copytree(mine, tmp_path / there)
         assert flat_tokens.open(tmp_path / there).train.sequence(0).tolist() == [1, 2, 3]
         assert flat_tokens.verify(tmp_path / there, "full").object_count > 4
-    shutil.copytree(mine, tmp_path / "out" / "versions" / "v2")
+    shutil.copytree(mine, tmp_path / "out/versions/v2")
     with refusal("is of something else"):
-        flat_tokens.open(tmp_path / "out" / "versions" / "v2")
+        flat_tokens.open(tmp_path / "out/versions/v2")
 
 
 def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path: Path, key: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_first_key_signs_and_all_are_accepted(tmp_path: Path, key: Path) -> 
     for one in (KEY, OTHER, public_pem(OTHER)):
         with signing.using(one):
             assert read_record(store, PLACE) == b"{}"
-    with signing.using(public_pem(OTHER)), pytest.raises(PermissionError, match="are public: they check records and sign none"):
+    with signing.using(public_pem(OTHER)), refusal("are public: they check records and sign none", PermissionError):
         store.put(PLACE, b"{}")
     with signing.using(pem("ee" * 32)), refusal("by another key"):
         read_record(store, PLACE)
@@ -188,7 +188,7 @@ def test_a_setting_that_is_not_used_or_empty_is_refused(
     setting: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(setting, value)
-    with pytest.raises(PermissionError, match=remedy):
+    with refusal(remedy, PermissionError):
         signing.keys()
 
 
@@ -196,7 +196,7 @@ def test_a_key_that_cannot_be_read_stops_everything(tmp_path: Path, monkeypatch:
     path = write_dataset(tmp_path / "data")
     for name, cause in (("nowhere", "No such file"), ("data", "Is a directory")):
         monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / name))
-        with pytest.raises(PermissionError, match=rf"{signing.KEY_FILE}={tmp_path}/{name} cannot be read \({cause}.*Restore"):
+        with refusal(rf"{signing.KEY_FILE}={tmp_path}/{name} cannot be read \({cause}.*Restore", PermissionError):
             flat_tokens.open(path)
 
 
@@ -224,5 +224,5 @@ def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path: Path, key:
 def test_a_key_file_that_others_may_read_or_write_is_not_used(key: Path, mode: int) -> None:
     signing._text_in.cache_clear()
     key.chmod(mode)
-    with pytest.raises(PermissionError, match=r"can be read or written by others.* chmod 600 "):
+    with refusal(r"can be read or written by others.* chmod 600 ", PermissionError):
         signing.keys()

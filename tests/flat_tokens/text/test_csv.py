@@ -20,7 +20,7 @@ from tests.refusal import refusal
 def rows_of(path: Path, columns: tuple[str, str | None], max_bytes: int = 1 << 31, **settings: Any) -> tuple[list[Any], str]:
     """All rows, texts and ids as bytes, with the faults; and the error that ended it."""
     file = TextFile(str(path), path.name, path.stat().st_size, *columns, max_bytes=max_bytes, **settings)
-    found: list[Any] = []
+    found = []
     end = 0
     try:
         for rows in CSV.read(file, Range(0, file.size, None, file.size)):

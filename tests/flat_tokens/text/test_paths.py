@@ -76,7 +76,7 @@ NAMES = ("doc.meta.url", "doc.meta.n")
 
 def read(path: Path, kind: FileFormat, names: tuple[str, ...], *columns: str) -> list[tuple[Any, ...]]:
     file = TextFile(str(path), path.name, path.stat().st_size, *columns, kept_columns=names)
-    found: list[tuple[Any, ...]] = []
+    found = []
     for part in FORMATS[kind].ranges(file, 40):
         for rows in FORMATS[kind].read(file, part):
             assert rows.ids is not None
@@ -117,7 +117,7 @@ def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_column_of_the_very_name_comes_first(tmp_path: Path, kind: FileFormat) -> None:
-    fields: dict[str, Any] = {"doc": [{"text": "field", "id": "f"}] * 4, "doc.text": ["column"] * 4, "doc.id": [7] * 4}
+    fields = {"doc": [{"text": "field", "id": "f"}] * 4, "doc.text": ["column"] * 4, "doc.id": [7] * 4}
     table, path = pa.table(fields), tmp_path / f"x.{kind}"
     for order in (["doc", "doc.text", "doc.id"], ["doc.text", "doc.id", "doc"]):
         some = table.select(order)

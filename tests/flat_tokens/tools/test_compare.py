@@ -64,7 +64,7 @@ def compared(home: Path, *names: str, **settings: Any) -> dict[str, Any]:
 
 def by_hand(path: Path, group: Any, splits: tuple[str, ...] = ("train", "validation")) -> dict[str, list[int]]:
     """Tokens, bytes and tokens of one byte by the *group* of a row, one document after another."""
-    dataset, counts = flat_tokens.open(path), dict[str, list[int]]()
+    dataset, counts = flat_tokens.open(path), {}
     rows = [*rows_of(0, 60), *rows_of(100, 60)]
     for name in splits:
         split = getattr(dataset, name)

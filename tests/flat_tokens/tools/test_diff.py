@@ -39,7 +39,7 @@ def write_lines(path: Path, documents: dict[str, str]) -> Path:
 
 
 def build(tmp_path: Path, name: str, documents: dict[str, str], **settings: Any) -> Path:
-    source = {"path": str(write_lines(tmp_path / name / "in" / "x.jsonl", documents)), "id_column": "id"}
+    source = {"path": str(write_lines(tmp_path / name / "in/x.jsonl", documents)), "id_column": "id"}
     return build_dataset(
         tmp_path / name / "out", **{"source": source, "tokenizer": "bytes", "validation_fraction": 0, **settings}
     )
@@ -89,7 +89,7 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
 
 
 def test_another_tokenizer_changes_settings_and_totals_and_no_documents(tmp_path: Path, tool: Terminal) -> None:
-    demo = str(Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json")
+    demo = str(Path(__file__).parents[3] / "deployments/demo/tokenizer.json")
     a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, tokenizer=demo)
     said = tool.json("diff", a, b, status=1)
     assert {one["what"] for one in said["settings"]} == {"tokenizer.name", "tokenizer.digest", "tokenizer.highest_id"}
@@ -160,12 +160,12 @@ def test_what_cannot_be_read_is_trouble(tmp_path: Path, tool: Terminal, wrong: s
 
 
 def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, tool: Terminal) -> None:
-    path = reference / "modalities" / "lorem_ipsum_long.pbin"
+    path = reference / "modalities/lorem_ipsum_long.pbin"
     split = open_corpus(path).splits["train"]
     sequences = [split.sequence(i) for i in range(split.seq_count)]
     write_sequences(tmp_path / "same", sequences)
     write_sequences(tmp_path / "fewer", sequences[1:])
-    documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same" / "train"), 5)
+    documents = compare_documents(open_corpus(path), open_corpus(tmp_path / "same/train"), 5)
     assert {kind: documents[kind] for kind in ("added", "removed", "changed")} == {"added": 0, "removed": 0, "changed": 0}
     assert documents["matched_by"] == "tokens"
     said = tool.json("diff", path, tmp_path / "fewer", status=1)

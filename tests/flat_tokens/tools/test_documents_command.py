@@ -62,8 +62,7 @@ def told(home: Path, policy: str, **more: Any) -> dict[str, Any]:
 
 
 def rows_of(output: Path | str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = flat_tokens.open(output).documents.read_all().to_pylist()
-    return found
+    return flat_tokens.open(output).documents.read_all().to_pylist()
 
 
 def places(output: Path | str) -> list[str]:

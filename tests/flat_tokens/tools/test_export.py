@@ -64,7 +64,7 @@ def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str)
         pytest.importorskip("pyarrow", reason=f"{format} files are written by pyarrow")
     request, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
     assert request.token_count == 14
-    told: list[list[int]] = [[], []]
+    told = [[], []]
     for run in told:
         for part in FORMATS[format].plan(request.source(), request.options):
             assert exporting.write_file(part, request, out, run.append).reused == (run is told[1])
@@ -96,7 +96,7 @@ def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Pat
         return {**FORMATS, "megatron": type(FORMATS["megatron"])(**{**vars(FORMATS["megatron"]), "write": function})}
 
     monkeypatch.setattr(exporting, "FORMATS", patched(stopping))
-    with pytest.raises(OSError, match="No space left"):
+    with refusal("No space left", OSError):
         write(export_of(dataset, "megatron", options), str(tmp_path / "out"), threads=1)
     assert len(contents(tmp_path / "out")) == 6
     damaged = tmp_path / "out" / wrote[0]
@@ -106,14 +106,14 @@ def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Pat
     done = export(dataset, tmp_path / "out", **options)
     assert (done.parts, done.reused) == (whole.parts, 2)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert not (tmp_path / "out" / ".export" / "staging").exists()
+    assert not (tmp_path / "out/.export/staging").exists()
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """A build's output, as far as an export looks at it."""
-    made(tmp_path / "output" / "versions" / "one")
-    (tmp_path / "output" / "latest.json").write_text('{"version": "one"}')
+    made(tmp_path / "output/versions/one")
+    (tmp_path / "output/latest.json").write_text('{"version": "one"}')
     return tmp_path / "output"
 
 
@@ -126,16 +126,16 @@ def test_an_output_knows_of_exports_also_where_a_first_run_was_killed(output: Pa
     noted = [{"path": str(tmp_path / "out"), "format": "megatron", "version": "one"}]
     for was_done in (False, True):
         (output / "exports").mkdir(exist_ok=True)
-        (output / "exports" / ".0123abcd-one.json.4567cdef.part").write_text("{")
-        assert export(output / "versions" / "one", tmp_path / "out").was_done is was_done
+        (output / "exports/.0123abcd-one.json.4567cdef.part").write_text("{")
+        assert export(output / "versions/one", tmp_path / "out").was_done is was_done
         assert notes(output) == noted
         next((output / "exports").iterdir()).unlink()
 
 
 def test_an_export_that_cannot_be_noted_says_so_before_it_writes(output: Path, tmp_path: Path) -> None:
     (output / "exports").write_text("no directory")
-    with pytest.raises(NotADirectoryError, match=f"{output}/exports"):
-        export(output / "versions" / "one", tmp_path / "out")
+    with refusal(f"{output}/exports", NotADirectoryError):
+        export(output / "versions/one", tmp_path / "out")
     assert contents(tmp_path / "out") == {}
 
 
@@ -144,7 +144,7 @@ def test_who_may_only_read_an_output_exports_without_a_note(
 ) -> None:
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
-    assert export(output / "versions" / "one", tmp_path / "out").objects
+    assert export(output / "versions/one", tmp_path / "out").objects
     assert sorted(path.name for path in output.iterdir()) == ["latest.json", "versions"]
 
 
@@ -157,7 +157,7 @@ def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, tool: Termina
 def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
     """Neither files that are there, nor another export, nor the dataset."""
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    (tmp_path / "full/thesis.txt").write_text("mine")
     with refusal(r"full: is not empty; there is thesis.txt. Choose another directory"):
         export(dataset, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["thesis.txt"]
@@ -279,8 +279,8 @@ def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path, t
 
 def test_an_import_that_was_stopped_says_what_to_do(dataset: Path, tmp_path: Path) -> None:
     export(dataset, tmp_path / "out")
-    (tmp_path / "back" / "train").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="If an import was stopped there, remove it and try again"):
+    (tmp_path / "back/train").mkdir(parents=True)
+    with refusal("If an import was stopped there, remove it and try again", FileExistsError):
         import_dataset(tmp_path / "out", tmp_path / "back")
 
 

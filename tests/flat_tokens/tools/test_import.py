@@ -14,7 +14,6 @@ from types import ModuleType
 import pytest
 
 import flat_tokens
-from flat_tokens import LayoutName
 from tests.made import write_sequences
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +89,7 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) ->
     }
     assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, *FRAMEWORKS, "tests", "deployments", cwd=tmp_path)) == []
 
-    layouts: list[LayoutName] = ["mmap", "compact", "zarr2"]
+    layouts = ["mmap", "compact", "zarr2"]
     for layout in layouts:
         write_sequences(tmp_path / layout, [[1, 2], [], [3, 4, 5]], layout=layout)
         read = json.loads(run(python, "-I", "-W", "error", "-c", READ, tmp_path / layout, cwd=tmp_path))

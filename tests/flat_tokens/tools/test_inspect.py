@@ -129,7 +129,7 @@ def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, tool: Terminal
     """What is not text goes to standard error, so that the text can be redirected."""
     status, out, err = tool("inspect", "--trust-records", demo, "--sequence", "0")
     assert status == 0
-    vocabulary = load_vocabulary(str(Path(__file__).parents[3] / "deployments" / "demo"))
+    vocabulary = load_vocabulary(str(Path(__file__).parents[3] / "deployments/demo"))
     assert out.encode() == vocabulary.decode(flat_tokens.open(demo).train.sequence(0))[0]
     assert re.fullmatch(r"train sequence 0 of 263: \d+ tokens, stories\.parquet row \d+, key [0-9a-f]{16}\n", err)
 
@@ -223,7 +223,7 @@ def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
 
 
 def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, tool: Terminal) -> None:
-    path = str(reference / "modalities" / "lorem_ipsum.pbin")
+    path = str(reference / "modalities/lorem_ipsum.pbin")
     assert "modalities dataset" in tool.out("inspect", path)
     assert "Lorem ipsum" in tool.out("inspect", path, "--sequence", "0", "--tokenizer", "gpt2")
     assert "Lo»rem ips«um" in tool.out("inspect", path, "--find", "rem ips", "--tokenizer", "gpt2", "--limit", "1")

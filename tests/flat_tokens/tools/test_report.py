@@ -111,7 +111,7 @@ MANY_SEQUENCES = [[i % 40] for i in range(6000)]
 def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path: Path, sequences: list[list[int]]) -> None:
     page = Page(of(sequences, tmp_path))
     for tag, attributes in page.elements:
-        numbers: list[tuple[float, float]] = []
+        numbers = []
         if tag == "rect":
             x, y, width, height = (float(attributes[name] or "nan") for name in ("x", "y", "width", "height"))
             assert width > 0

@@ -237,8 +237,8 @@ def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path: Path) -> 
 @pytest.fixture
 def moved(tmp_path: Path) -> Path:
     """A dataset whose source has moved to the directory ``elsewhere``."""
-    (tmp_path / "in" / "deep").mkdir(parents=True)
-    parquet(tmp_path / "in" / "deep" / "x.parquet")
+    (tmp_path / "in/deep").mkdir(parents=True)
+    parquet(tmp_path / "in/deep/x.parquet")
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
     (tmp_path / "in").rename(tmp_path / "elsewhere")
     return tmp_path
@@ -265,7 +265,7 @@ def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path: Pa
     (tmp_path / "x.jsonl.gz").unlink()
     corpus = open_corpus(tmp_path / "out")
     found = Locator(corpus, trusted=True).find(corpus.sources[0].files[0])
-    assert found.startswith(str(tmp_path / "out" / "_cache" / "files"))
+    assert found.startswith(str(tmp_path / "out/_cache/files"))
     assert 0 in read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])
 
 
@@ -276,8 +276,8 @@ def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
     memory.pipe("/texts/a/x.jsonl", lines())
     try:
         build_dataset(tmp_path / "out", source={"path": "memory://texts/a", "id_column": "id"}, tokenizer="bytes")
-        shutil.rmtree(tmp_path / "out" / "_cache")
-        shutil.rmtree(tmp_path / "out" / "runs")
+        shutil.rmtree(tmp_path / "out/_cache")
+        shutil.rmtree(tmp_path / "out/runs")
         corpus = open_corpus(tmp_path / "out")
         found = Locator(corpus, trusted=True).find(corpus.sources[0].files[0])
         assert found.startswith("memory://")

@@ -208,5 +208,5 @@ def test_a_damaged_index_is_an_error_of_one_line(tmp_path: Path, tool: Terminal)
 
 
 def test_other_formats_are_counted_alike(reference: Path, tool: Terminal) -> None:
-    found = tool.json("stats", reference / "modalities" / "lorem_ipsum_long.pbin")
+    found = tool.json("stats", reference / "modalities/lorem_ipsum_long.pbin")
     assert (found["total"]["token_count"], found["total"]["seq_count"]) == (332_875, 500)

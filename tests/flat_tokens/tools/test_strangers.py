@@ -30,7 +30,7 @@ EVIL = "\x1b]52;c;ZXZpbA==\x07 \x1b[2K\rright\n\x9b2J\x7f\u202e<img src=x onerro
 @contextmanager
 def requests_to_a_server() -> Iterator[tuple[str, list[str]]]:
     """The URL of a server on this machine, and the paths that it was asked for."""
-    asked: list[str] = []
+    asked = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -58,9 +58,9 @@ def requests_to_a_server() -> Iterator[tuple[str, list[str]]]:
 def dataset(tmp_path: Path) -> Path:
     """A build's output of two documents, whose source is still where it was."""
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "x.jsonl").write_bytes(LINES)
+    (tmp_path / "in/x.jsonl").write_bytes(LINES)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
-    shutil.rmtree(tmp_path / "out" / "_cache")
+    shutil.rmtree(tmp_path / "out/_cache")
     return tmp_path / "out"
 
 
@@ -137,11 +137,11 @@ def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path,
 
 def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "a b#?.txt").write_bytes(b"")
-    (tmp_path / "real" / "link").symlink_to("a b#?.txt")
+    (tmp_path / "real/a b#?.txt").write_bytes(b"")
+    (tmp_path / "real/link").symlink_to("a b#?.txt")
     (tmp_path / "given").symlink_to("real")
     for base in (str(tmp_path / "given"), f"file://{tmp_path}/given/"):
-        assert place_below(base, "link") == str(tmp_path / "real" / "a b#?.txt")
+        assert place_below(base, "link") == str(tmp_path / "real/a b#?.txt")
     assert place_below("https://host/d", "a b#?.txt") == "https://host/d/a%20b%23%3F.txt"
     assert place_below("s3://bucket/d/", "a b#?.txt") == "s3://bucket/d/a b#?.txt"
     for url in ("reference://x", "HTTP://host", "data://x", "zip://a", "ftp://host", "memory://x://y"):
@@ -154,8 +154,8 @@ def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path
 @pytest.mark.parametrize("sha256", ["../../../outside", "/etc/hostname", "linked"])
 def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path: Path, dataset: Path, sha256: str) -> None:
     (tmp_path / "outside").write_bytes(LINES)
-    (dataset / "_cache" / "files").mkdir(parents=True)
-    (dataset / "_cache" / "files" / "linked").symlink_to(tmp_path / "outside")
+    (dataset / "_cache/files").mkdir(parents=True)
+    (dataset / "_cache/files/linked").symlink_to(tmp_path / "outside")
     record(dataset, scratch=str(tmp_path))
     change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(sha256=sha256, name="elsewhere"))
     corpus = open_corpus(dataset)
@@ -230,7 +230,7 @@ def test_lines_and_markdown_of_any_text() -> None:
     assert markdown("![a](b)[c][d]\n# e\\") == r"![a\](b)[c\][d]␊# e" + "\\\\"
     for name in ("web_text-1.2 (part *)", "s3://bucket/a_b/**/[0-9]*.jsonl?x=1&y=2", "local files (corpus)", "日本 ☃.txt"):
         assert markdown(name) == name
-    files: list[dict[str, object]] = [{"name": f"({n}_[x]", "size": n, "split": None} for n in range(3)]
+    files = [{"name": f"({n}_[x]", "size": n, "split": None} for n in range(3)]
     assert markdown(files) is files  # nothing in so many files is to be escaped
     assert markdown([*files, {"name": "a|b"}]) == [*files, {"name": r"a\|b"}]
     assert markdown([{"`": "x"}, {"name": ["<"]}, {"of": 0.5}]) == [{"'": "x"}, {"name": ["&lt;"]}, {"of": 0.5}]

@@ -65,7 +65,7 @@ def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, tool: Term
     assert (found["text_from"], found["text"], found["document"]["row"]) == ("tokens", text, 3)
     assert found["notes"] == ["notes.jsonl is not found; say where it is with --source"]
     (tmp_path / "there").mkdir()
-    (tmp_path / "moved.jsonl").rename(tmp_path / "there" / "notes.jsonl")
+    (tmp_path / "moved.jsonl").rename(tmp_path / "there/notes.jsonl")
     found = tool.json("trace", tmp_path / "out", "--sequence", "3", "--source", tmp_path / "there", "--trust-records")
     assert (found["text_from"], found["text"]) == ("source", text)
 
@@ -88,7 +88,7 @@ def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, tool: Termi
 
 
 def test_other_formats_are_traced_to_their_sequences(reference: Path, tool: Terminal) -> None:
-    path = reference / "modalities" / "lorem_ipsum_long.pbin"
+    path = reference / "modalities/lorem_ipsum_long.pbin"
     found = tool.json("trace", path, "--token", "1000", "--trust-records")
     assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
 
@@ -105,7 +105,7 @@ def rows_of(found: dict[str, Any], train: flat_tokens.FlatTokens) -> list[list[i
     """The tokens of a traced batch's rows, put together from the sequences that it names."""
     rows = []
     for row in found["rows"]:
-        tokens: list[int] = []
+        tokens = []
         for part in row["parts"]:
             assert part["row_tokens"][0] == len(tokens)
             low, high = part["sequence_tokens"]
@@ -203,7 +203,7 @@ def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, tool: Te
 def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, tool: Terminal) -> None:
     found = tool.json("seen", run, "--source", "plain", "--before", "30")["sources"]
     mixture, tokens = Ledger.open(run).mixture(), flat_tokens.open(tmp_path / "plain").train
-    counts: dict[int, int] = {}
+    counts = {}
     for step in range(30):
         source, index = mixture.indices(step)
         for row in index[source == 1].tolist():
@@ -242,7 +242,7 @@ def test_a_moved_dataset_is_named(run: Path, tmp_path: Path, tool: Terminal) -> 
 
 
 def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, tool: Terminal) -> None:
-    traced: dict[str, Any] = tool.json("trace", run, "--step", "25")
+    traced = tool.json("trace", run, "--step", "25")
     mixture = Ledger.open(run).mixture()
     batch = mixture[25]
     tokens = [flat_tokens.open(path).train for path in (demo, tmp_path / "plain")]

@@ -88,11 +88,11 @@ def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(tmp_pa
     batch = TokenBatch.from_sequences(sequences)
     batch.encoded_tokens[40] |= np.uint32(1)
     write_dataset(tmp_path / "data", [batch])
-    (tmp_path / "data" / "manifest.json").unlink()
+    (tmp_path / "data/manifest.json").unlink()
     statuses = [tool("verify", tmp_path / "data", "--sample", f"{n}/3")[0] for n in (1, 2, 3)]
     assert statuses == [0, 1, 0]
     tool.json("verify", tmp_path / "data", "--full", status=1)
-    tool.json("verify", tmp_path / "data" / "train", "--full", status=1)
+    tool.json("verify", tmp_path / "data/train", "--full", status=1)
 
 
 def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path: Path, tool: Terminal) -> None:
@@ -139,7 +139,7 @@ def test_where_nothing_is_there_is_nothing_to_verify(tmp_path: Path, tool: Termi
 
 def test_a_damaged_file_of_another_format_is_a_fault(reference: Path, tmp_path: Path, tool: Terminal) -> None:
     path = tmp_path / "x.pbin"
-    shutil.copy(reference / "modalities" / "lorem_ipsum_long.pbin", path)
+    shutil.copy(reference / "modalities/lorem_ipsum_long.pbin", path)
     tool.json("verify", path, "--full")
     tool.json("verify", path, "--sample", "1/2")
     path.write_bytes(path.read_bytes()[:-3])
@@ -174,7 +174,7 @@ def test_documents_whose_source_is_gone_are_counted_as_not_reachable(tmp_path: P
     assert said["documents"]["same"] == 0
     assert said["documents"]["not_reachable"] == {"their source files are not found; say where with --source": 9}
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "gone.jsonl").rename(tmp_path / "elsewhere" / "notes.jsonl")
+    (tmp_path / "gone.jsonl").rename(tmp_path / "elsewhere/notes.jsonl")
     again = ["--sample", "1/1", "--documents", "9", "--source", str(tmp_path / "elsewhere")]
     assert tool.json("verify", tmp_path / "out", *again)["documents"]["same"] == 9
 

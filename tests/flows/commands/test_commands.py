@@ -35,8 +35,8 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert any(line.startswith("  train ") for line in first)
     assert lines("refresh", config)[0].startswith("nothing changed: ")
 
-    (tmp_path / "in" / "b.jsonl").unlink()
-    write_notes(tmp_path / "in" / "c.jsonl", 7)
+    (tmp_path / "in/b.jsonl").unlink()
+    write_notes(tmp_path / "in/c.jsonl", 7)
     second = lines("refresh", config)
     assert second[0].endswith(": 1 file added, 1 removed")
     assert "  source     documents 12 (+2), tokens" in "\n".join(second)
@@ -82,7 +82,7 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
 
 def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     terminal.lines("refresh", config)
-    (origin,) = (tmp_path / "out" / "origins").glob("*.json")
+    (origin,) = (tmp_path / "out/origins").glob("*.json")
     then = {**json.loads(origin.read_text()), "at": "2020-01-02T03:04:00Z", "looked_up": "2020-01-02T03:04:00Z"}
     origin.write_text(json.dumps(then))
     assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
@@ -111,7 +111,7 @@ def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> No
 def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     """Nothing was ever published there, while it runs and when it was cancelled."""
     output = tmp_path / "out"
-    shard, unfinished = output / "_cache" / ("a" * 64), output / "_cache" / "unfinished" / "attempt"
+    shard, unfinished = output / "_cache" / ("a" * 64), output / "_cache/unfinished/attempt"
     for directory in (shard, unfinished):
         directory.mkdir(parents=True)
         (directory / "tokens").write_bytes(bytes(5000))
@@ -131,7 +131,7 @@ def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Pat
 def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     """A full disk may be full of it, and nothing else says so before gc does."""
     output = tmp_path / "out"
-    staged = output / "_staging" / "build" / "attempt"
+    staged = output / "_staging/build/attempt"
     staged.mkdir(parents=True)
     (staged / "tokens").write_bytes(bytes(5000))
     told = "staging    5.0 kB of processes that are gone: the next build removes it, and so does 'gc --delete'"
@@ -160,7 +160,7 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: 
     (tmp_path / "out-tokenizer").touch()
     errors = terminal.errors("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", other, status=1)
     assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
-    assert not (tmp_path / "out-bytes" / "versions").exists()
+    assert not (tmp_path / "out-bytes/versions").exists()
 
 
 def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:

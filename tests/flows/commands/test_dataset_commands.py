@@ -98,7 +98,7 @@ def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(
     publish_docs(tmp_path / "a", docs_of([1, 2]))
     (tmp_path / "config.yaml").write_text(f"output: {tmp_path / 'out'}\nsource: {{path: {tmp_path / 'a'}}}\ntokenizer: bytes\n")
     places = {"A": tmp_path / "a", "OUT": tmp_path / "out", "CONFIG": tmp_path / "config.yaml"}
-    runs: list[tuple[str, dict[str, Any]]] = []
+    runs = []
 
     def run(self: Flow[..., Any], *arguments: Any, **settings: Any) -> None:
         given = get_call_parameters(self.fn, arguments, settings)

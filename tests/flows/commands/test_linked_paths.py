@@ -40,7 +40,7 @@ class Watched:
 
     def __init__(self, top: Path) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._file, self._paths = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), dict[int, Path]()
+        self._file, self._paths = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), {}
         assert self._file >= 0
         for path in (top, *top.rglob("*")):
             if path.is_dir() and not path.is_symlink():
@@ -48,7 +48,7 @@ class Watched:
                 self._paths[self._libc.inotify_add_watch(self._file, os.fsencode(path), mask)] = path
 
     def ended(self) -> set[Path]:
-        found = set[Path]()
+        found = set()
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._file, 1 << 20):
                 while data:

@@ -106,7 +106,7 @@ def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do
     first = terminal.out("build", config, "--no-server")
     for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slice", "seconds", "(download"):
         assert words in first
-    assert str(tmp_path / "out" / "versions") in first
+    assert str(tmp_path / "out/versions") in first
     assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189
     assert terminal.out("build", config, "--no-server").startswith("nothing to do")
 
@@ -115,7 +115,7 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     """Only where the user has not told the C library something else, and not for commands that tokenize nothing. Arrow's
     allocator and the threads of numpy's linear algebra stay the user's, too.
     """
-    begun: list[list[str]] = []
+    begun = []
     monkeypatch.setattr(flows.commands.main, "main", lambda arguments: 0)
     monkeypatch.setattr(os, "execv", lambda path, words: begun.append([path, *words]))
     monkeypatch.setattr("flows.__main__.end_at_once", lambda: None)
@@ -296,7 +296,7 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest
 def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path, terminal: Terminal) -> None:
     made = terminal.json("plan", config)
     assert (made["files"], made["slices"], made["slices_stored"], made["is_published"]) == (1, 1, 0, False)
-    assert not (tmp_path / "out" / "versions").exists()
+    assert not (tmp_path / "out/versions").exists()
     built = terminal.json("build", config)
     assert made["version"] == built["version"]
     tokens = built["totals"]["train"]["token_count"] + built["totals"]["validation"]["token_count"]

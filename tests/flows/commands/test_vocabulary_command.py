@@ -12,7 +12,7 @@ from tests.terminal import Terminal
 
 
 def test_the_file_and_its_setting(tmp_path: Path, terminal: Terminal) -> None:
-    path = tmp_path / "new" / "x.tiktoken"
+    path = tmp_path / "new/x.tiktoken"
     told = terminal.json("vocabulary", "cl100k_base", "--to", path)
     assert path.stat().st_size == told["bytes"] > 1_000_000
     tokenizer = yaml.safe_load(told["tokenizer"])

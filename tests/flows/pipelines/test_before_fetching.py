@@ -22,7 +22,7 @@ from tests.refusal import refusal
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files that are fetched; there is one in a store, and it is called so."""
-    seen: list[str] = []
+    seen = []
     fetch, read = tasks.download.cut.fetch_file, tasks.download.cut.read_small
 
     def note(found: FoundFile, *arguments: Any, **settings: Any) -> Any:

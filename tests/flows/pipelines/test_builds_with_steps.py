@@ -84,7 +84,7 @@ def test_documents_take_the_steps_in_their_order(tmp_path: Path, suffix: str) ->
 def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
     """Without ids, a key is a hash of the text as the source has it."""
     texts = [f"e\u0301 {i}\r\n" for i in range(40)]
-    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
+    source = write_texts(tmp_path / "in/x.jsonl", texts)
     told = {"path": str(source)}
     build_here({**settings(tmp_path / "plain", source, []), "source": told})
     build_here({**settings(tmp_path / "out", source, STEPS), "source": told})
@@ -93,7 +93,7 @@ def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
 
 
 def test_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
-    told = settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS)
+    told = settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS)
     result = build_here(told)
     assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 repaired: normalize.changed" in "\n".join(
         told_summary(result)
@@ -113,7 +113,7 @@ def test_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> None:
     _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
-    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    source = write_texts(tmp_path / "in/x.jsonl", ["a", "b"])
     steps = [{"use": "blanks"}]
     kept = build_here(settings(tmp_path / "kept", source, steps)).totals["documents"]
     assert (kept["written"], kept["skipped"]) == (2, {})
@@ -142,7 +142,7 @@ def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(
     tmp_path: Path, step: Callable[[pa.RecordBatch], Outcome], texts: list[str], complaint: str, skipped: str
 ) -> None:
     _install(here=step)
-    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
+    source = write_texts(tmp_path / "in/x.jsonl", texts)
     told = settings(tmp_path / "out", source, [{"use": "here"}], documents={"max_bytes": 4})
     with refusal(rf"x.jsonl, {complaint}"):
         build_here(told)
@@ -163,7 +163,7 @@ def test_unknown_steps_and_options_are_refused_with_the_configuration(
     tmp_path: Path, steps: list[dict[str, Any]], told: str
 ) -> None:
     config = tmp_path / "x.yaml"
-    config.write_text(json.dumps(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), steps)))
+    config.write_text(json.dumps(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), steps)))
     with refusal(re.escape(told)):
         read_config(config, [])
     assert not (tmp_path / "out").exists()
@@ -181,7 +181,7 @@ def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch
 
 def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
     texts = [f"{i} word" for i in range(100)] + ["lorem ipsum"] * 25 + ["x"] * 75
-    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", texts), STEPS))
     made = plan(config)
     assert made.sampled_documents == 200
     assert [(loss.step, loss.documents, loss.share) for loss in made.losses] == [
@@ -207,7 +207,7 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 10_000)
     monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 100)
     texts = [("lorem " if i % 2 else "") + f"{i} word" * 20 for i in range(4000)]
-    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", texts), STEPS))
+    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", texts), STEPS))
     made = plan(config)
     assert 0 < made.sampled_documents < 4000
     assert made.documents == pytest.approx(2000, rel=0.1)
@@ -218,9 +218,9 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
 
 
 def test_inspect_names_the_steps(tmp_path: Path, tool: Terminal) -> None:
-    build_here(settings(tmp_path / "out", write_texts(tmp_path / "in" / "x.jsonl", TEXTS), STEPS))
+    build_here(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS))
     assert re.search(r"^\s*steps +length, normalize, pattern$", tool.out("inspect", tmp_path / "out"), re.MULTILINE)
-    build_here(settings(tmp_path / "plain", tmp_path / "in" / "x.jsonl", []))
+    build_here(settings(tmp_path / "plain", tmp_path / "in/x.jsonl", []))
     assert not re.search(r"^\s*steps ", tool.out("inspect", tmp_path / "plain"), re.MULTILINE)
 
 
@@ -248,7 +248,7 @@ def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
 def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_not_come_through(
     tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_texts(tmp_path / "in" / "x.jsonl", TEXTS)
+    source = write_texts(tmp_path / "in/x.jsonl", TEXTS)
     build_here(settings(tmp_path / "out", source, STEPS))
     assert tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")["documents"]["same"] == 4
     monkeypatch.setattr(flat_tokens.steps.shipped.Pattern, "__call__", _without_three)
@@ -267,7 +267,7 @@ def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: P
         return Outcome(text=pa.array([text.upper() for text in documents.column("text").to_pylist()]))
 
     _install(upper=upper)
-    source = write_texts(tmp_path / "in" / "x.jsonl", ["a", "b"])
+    source = write_texts(tmp_path / "in/x.jsonl", ["a", "b"])
     build_here(settings(tmp_path / "out", source, [{"use": "upper"}]))
     calls.clear()
     said = tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")
@@ -299,7 +299,7 @@ ANSWERS = ["é? : ja", "all of it", "none:", "loud!", "a:b\0\2c"]
 
 def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
     _install(answers=_answers)
-    source = write_texts(tmp_path / "in" / "x.jsonl", ANSWERS)
+    source = write_texts(tmp_path / "in/x.jsonl", ANSWERS)
     steps = [{"use": "answers"}]
     first = build_here(settings(tmp_path / "out", source, steps, validation_fraction=0))
     flat_tokens.verify(tmp_path / "out", "full")
@@ -319,7 +319,7 @@ def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
 def test_tokens_are_the_same_with_spans_and_without(tmp_path: Path, tokenizer: str) -> None:
     _install(answers=_answers)
     texts = [*ANSWERS, "<|endoftext|> is text: it is", "e\u0301 中文: 😀😀", "", ": "]
-    source = write_texts(tmp_path / "in" / "x.jsonl", texts)
+    source = write_texts(tmp_path / "in/x.jsonl", texts)
     for output, steps in (("out", [{"use": "answers"}]), ("plain", [{"use": "pattern", "drop": "!"}])):
         build_here(settings(tmp_path / output, source, steps, tokenizer=tokenizer))
     assert read_docs(tmp_path / "out") == read_docs(tmp_path / "plain")
@@ -335,7 +335,7 @@ def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_steps_leave_prompts_and_completions_out_but_do_not_change_them(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "in" / "x.jsonl", [{"q": q, "a": a} for q, a in [("a?", "b"), ("c?", "lorem")]])
+    path = write_rows(tmp_path / "in/x.jsonl", [{"q": q, "a": a} for q, a in [("a?", "b"), ("c?", "lorem")]])
     columns = {"path": str(path), "prompt_column": "q", "completion_column": "a"}
     told = settings(tmp_path / "out", path, STEPS[2:])
     assert build_here({**told, "source": columns}).totals["documents"]["skipped"] == {"pattern.drop": 1}
@@ -366,5 +366,5 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_step_of_the_table_is_on_the_page() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "steps.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/steps.md").read_text("utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page.split("## Write one")[0], re.MULTILINE) == list(flat_tokens.steps.SHIPPED)

@@ -30,10 +30,10 @@ from tests.refusal import refusal
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of two sources, one of which has two files."""
     here = tmp_path_factory.mktemp("where")
-    write_notes(here / "in" / "web" / "a.jsonl", 9)
-    write_notes(here / "in" / "web" / "b.jsonl", 8)
-    write_notes(here / "in" / "wiki" / "c.jsonl", 7)
-    build_here(settings_of(here / "out", here / "in" / "web", here / "in" / "wiki"))
+    write_notes(here / "in/web/a.jsonl", 9)
+    write_notes(here / "in/web/b.jsonl", 8)
+    write_notes(here / "in/wiki/c.jsonl", 7)
+    build_here(settings_of(here / "out", here / "in/web", here / "in/wiki"))
     return here / "out"
 
 
@@ -99,12 +99,11 @@ def facts_of(dataset: flat_tokens.Dataset, split: str) -> Any:
 
 
 def numbers(tokens: FlatTokens) -> list[int]:
-    found: list[int] = tokens.numbers.tolist()
-    return found
+    return tokens.numbers.tolist()
 
 
 def test_what_cannot_be_chosen_is_refused_before_any_work(output: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="character 7 is the end"):
+    with refusal("character 7 is the end", ValidationError):
         Subset(where="tokens")
     for where, told in (
         ("score > 1", "there is no column 'score'; there are tokens, source, file, row, key"),
@@ -139,5 +138,5 @@ def test_the_manifest_and_the_command_tell_the_expression(
     arguments = ["subset", str(output), str(tmp_path / "made"), "--where", "source = 'wiki' and tokens > 1", "--no-server"]
     assert not main(arguments)
     assert "7 of 24, 17 for which --where is not true" in capsys.readouterr().out
-    manifest = json.loads((tmp_path / "made" / "latest" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "made/latest/manifest.json").read_text())
     assert manifest["provenance"]["operation"] == {"operation": "subset", "where": "source = 'wiki' and tokens > 1"}

@@ -88,7 +88,7 @@ class Reader:
         self._byte = {i: values[token] for token, i in own.get_vocab(with_added_tokens=False).items()}
 
     def read(self, ids: list[int]) -> tuple[list[tuple[str, str]], list[int]]:
-        messages, mask, at = [], list[int](), 0
+        messages, mask, at = [], [], 0
         while at < len(ids):
             assert ids[at] == self._start
             stop = ids.index(self._stop, at)
@@ -286,7 +286,7 @@ def bad_lines(drawn: random.Random) -> str:
     place = drawn.randrange(len(talk))
     character = drawn.choice(["\\ud83f\\udffe", "\\ud83f\\udfff", "\\udbff\\udffe", "\\udbff\\udfff", "\\ud800", "\\udfff x"])
     depth, brackets = drawn.choice([101, 300, 700, 990, 5000, 100_000]), drawn.choice([("[", "]"), ('{"a":', "}")])
-    values: list[str] = [
+    values = [
         f'"a{character}b"',
         f'["{character}"]',
         f'{{"{character}": 1}}',
@@ -332,7 +332,7 @@ def bad_lines(drawn: random.Random) -> str:
 def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, template: str) -> None:
     """Of 300 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them."""
     drawn = random.Random(7)
-    lines, talks = list[str](), list[Talk]()
+    lines, talks = [], []
     for _ in range(300):
         if drawn.random() < 0.33:
             lines.append(bad_lines(drawn))
@@ -407,12 +407,12 @@ def test_a_template_is_tried_before_anything_is_made(
 ) -> None:
     with refusal(told):
         build([line(GOOD)], template, "skip")
-    assert not (tmp_path / "out" / "versions").exists()
+    assert not (tmp_path / "out/versions").exists()
 
 
 def test_a_conversation_of_many_messages(build: Callable[..., flat_tokens.Dataset], tokenizer: Path) -> None:
     """Long ones are like others."""
-    talk: Talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
+    talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
     Reader(tokenizer).check(build([line(GOOD), line(talk), line(GOOD)]), [GOOD, talk, GOOD])
 
 

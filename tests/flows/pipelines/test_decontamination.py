@@ -64,7 +64,7 @@ def naive(texts: Sequence[str]) -> list[list[str]]:
 
     found = []
     for text in texts:
-        mine, of = f" {' '.join(words(text))} ", list[str]()
+        mine, of = f" {' '.join(words(text))} ", []
         for name, questions in (("exam", EXAM), ("law", LAW)):
             for question in (words(one) for one in questions if len(words(one)) >= 8):
                 runs = [question[i : i + 13] for i in range(max(len(question) - 12, 1))]

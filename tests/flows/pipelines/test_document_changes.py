@@ -147,12 +147,12 @@ def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> N
     refreshed(tmp_path, text)
     other = {"split_seed": 5, "publish": {"max_split_changes": 99}}
     split = refreshed(tmp_path, text, **other).changes.documents
-    (tmp_path / "web" / "z.jsonl").write_bytes((tmp_path / "web" / "a.jsonl").read_bytes())
+    (tmp_path / "web/z.jsonl").write_bytes((tmp_path / "web/a.jsonl").read_bytes())
     twice = refreshed(tmp_path, text, **other).changes.documents
     assert counts(split.total) == (0, 0, 0, 0)
     assert [(one.before, one.after) for one in split.of_splits] == [("train", "validation"), ("validation", "train")]
     assert counts(twice.total) == (26, 0, 0, 0)
-    (tmp_path / "web" / "z.jsonl").unlink()
+    (tmp_path / "web/z.jsonl").unlink()
     again = refreshed(tmp_path, text, **other).changes.documents
     assert counts(again.total) == (0, 26, 0, 0)
 
@@ -183,7 +183,7 @@ def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_pat
 def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = some_text(10)
     first = refreshed(tmp_path, text)
-    shutil.rmtree(tmp_path / "out" / "versions" / first.version / "documents" / "train" / "file")
+    shutil.rmtree(tmp_path / "out/versions" / first.version / "documents/train/file")
     text["0"] = ("notes", "new")
     with caplog.at_level(logging.WARNING):
         second = refreshed(tmp_path, text)
@@ -242,7 +242,7 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -
 
 def test_a_history_that_cannot_be_read_is_told_before_any_work(tmp_path: Path) -> None:
     refreshed(tmp_path, some_text(4))
-    (tmp_path / "out" / "runs" / "refreshes.jsonl").write_text("{}\n")
+    (tmp_path / "out/runs/refreshes.jsonl").write_text("{}\n")
     with refusal(r"refreshes.jsonl: is not a history of refreshes. Restore it or remove it"):
         refreshed(tmp_path, some_text(5))
-    assert len(list((tmp_path / "out" / "versions").iterdir())) == 1
+    assert len(list((tmp_path / "out/versions").iterdir())) == 1

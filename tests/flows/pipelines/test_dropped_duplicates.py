@@ -54,7 +54,7 @@ def documents_of(result: BuildResult) -> list[Document]:
 
 def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, int, int]]]:
     """What a set makes of files: the documents that stay, and file and row of each other one and of the one that it repeats."""
-    seen: dict[str, tuple[int, int]] = {}
+    seen = {}
     stay, copies = [], []
     for file, texts in enumerate(files):
         for row, text in enumerate(texts):
@@ -75,13 +75,12 @@ def listed(result: BuildResult) -> list[tuple[int, int, int, int]]:
 
 
 def sources_of(result: BuildResult) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(Path(result.path, "manifest.json").read_text())["provenance"]["sources"]
-    return found
+    return json.loads(Path(result.path, "manifest.json").read_text())["provenance"]["sources"]
 
 
 def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     """Two files of texts, three in ten of which stand somewhere before."""
-    draw, texts = random.Random(seed), list[str]()
+    draw, texts = random.Random(seed), []
     for i in range(2 * count):
         texts.append(draw.choice(texts) if texts and draw.random() < 0.3 else f"text {i} " + "salt " * draw.randrange(9))
     return texts[:count], texts[count:]

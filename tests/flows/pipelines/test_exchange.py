@@ -110,14 +110,14 @@ def test_imports_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     with refusal(r"is a flat-tokens dataset already. python -m flows relayout"):
         imported(tmp_path / "dataset", tmp_path / "back")
     with refusal("are within each other"):
-        imported(tmp_path / "web", tmp_path / "web" / "back")
+        imported(tmp_path / "web", tmp_path / "web/back")
     with refusal("holds token id 300, but those of bytes end at 256"):
         imported(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
     with refusal("there is no format 'tfrecord'"):
         imported(tmp_path / "web", tmp_path / "back", format="tfrecord")
     with pytest.raises(FileNotFoundError):
         imported(tmp_path / "nothing", tmp_path / "back")
-    assert not (tmp_path / "back" / "versions").exists()
+    assert not (tmp_path / "back/versions").exists()
 
 
 def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
 
     def change(*arguments: Any) -> Any:
         # In one step: a thread beside this one must not find the file empty.
-        path, other = tmp_path / "web" / "train.bin", tmp_path / f"other-{threading.get_ident()}"
+        path, other = tmp_path / "web/train.bin", tmp_path / f"other-{threading.get_ident()}"
         other.write_bytes(path.read_bytes()[::-1])
         other.replace(path)
         return real(*arguments)
@@ -134,7 +134,7 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tasks.derive.imports, "_make_shard", change)
     with refusal(r"web: was changed while it was read"):
         imported(tmp_path / "web", tmp_path / "back")
-    assert not (tmp_path / "back" / "latest.json").exists()
+    assert not (tmp_path / "back/latest.json").exists()
 
 
 def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path: Path) -> None:
@@ -143,5 +143,5 @@ def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path: Path) -> 
     first = exported(dataset, tmp_path / "out", tokens_per_file=2)
     again = flat_tokens.tools.export.write(export_of(dataset, "megatron", {"tokens_per_file": 2}), str(tmp_path / "out"))
     assert (first.was_done, again.was_done) == (False, True)
-    (tmp_path / "out" / ".export" / "export.json").unlink()
+    (tmp_path / "out/.export/export.json").unlink()
     assert exported(dataset, tmp_path / "out", tokens_per_file=2).reused == first.parts == 3

@@ -170,7 +170,7 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
     last = files[-1]
     files[-1] = [*last[:3], *some_rows("new", 3), {**last[4], "url": "https://moved.example"}, *last[5:]]
     write_rows(paths[-1], files[-1])
-    add, parts = Assembler.add, list[Any]()
+    add, parts = Assembler.add, []
 
     def die(assembler: Assembler, part: Any) -> None:
         parts.append(part)
@@ -226,7 +226,7 @@ def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, fea
 @pytest.mark.parametrize("case", first_fast(["jsonl splits duplicates", "parquet columns steps", "csv masks", "jsonl.gz"], 2))
 def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """The others are taken from the version before, unless it is damaged. The version is that of a build from nothing."""
-    (ending, *features), read = case.split(), list[str]()
+    (ending, *features), read = case.split(), []
 
     def noted(part: Slice, *arguments: Any, **more: Any) -> Iterator[TextBatch]:
         read.extend(one.file.name for one in part.ranges)

@@ -87,7 +87,7 @@ def test_columns_are_those_of_the_source(tmp_path: Path, name: str, monkeypatch:
 def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -> None:
     """Its texts are known by segments, of a version or of shards; the bytes are those of a build from nothing."""
     rows = some_rows(40)
-    source = write_rows(tmp_path / "in" / "x.jsonl", rows)
+    source = write_rows(tmp_path / "in/x.jsonl", rows)
     first = build_here(settings(tmp_path / "out", source))
     changed = [{**row, "score": row["score"] + 1} for row in rows]
     write_rows(source, changed)
@@ -97,8 +97,8 @@ def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -
     found = kept(tmp_path / "out")
     assert found == of_source(changed, found)
     if not held:
-        shutil.rmtree(tmp_path / "out" / "versions")
-        (tmp_path / "out" / "latest.json").unlink()
+        shutil.rmtree(tmp_path / "out/versions")
+        (tmp_path / "out/latest.json").unlink()
         again = build_here(settings(tmp_path / "out", source))
         assert again.version == second.version
     clean = build_here(settings(tmp_path / "clean", source))
@@ -107,7 +107,7 @@ def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -
 
 def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path: Path) -> None:
     rows = some_rows(40)
-    source = write_rows(tmp_path / "in" / "x.parquet", rows)
+    source = write_rows(tmp_path / "in/x.parquet", rows)
     build_here(settings(tmp_path / "out", source, keep=None))
     assert "columns" not in flat_tokens.open(tmp_path / "out").manifest
     assert not list((tmp_path / "out").glob("versions/*/documents/train/columns"))
@@ -122,7 +122,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
     whole = [{"id": f"w{i}", "text": f"whole {i}", "score": i} for i in range(30)]
     parts = [{"id": f"p{i}", "text": f"part {i}", "score": i + 0.5} for i in range(30)]
-    a, b = write_rows(tmp_path / "in" / "a.jsonl", whole), write_rows(tmp_path / "in" / "b.jsonl", parts)
+    a, b = write_rows(tmp_path / "in/a.jsonl", whole), write_rows(tmp_path / "in/b.jsonl", parts)
     first = build_here(settings(tmp_path / "out", a, b, keep=["score"]))
     assert first.slices_reused == 0
     assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": "float64"}
@@ -137,7 +137,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
 def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source without the columns has nulls."""
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
-    a, b = write_rows(tmp_path / "in" / "a.jsonl", some_rows(8)), write_rows(tmp_path / "in" / "b.jsonl", some_rows(5, start=100))
+    a, b = write_rows(tmp_path / "in/a.jsonl", some_rows(8)), write_rows(tmp_path / "in/b.jsonl", some_rows(5, start=100))
     told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
     del told["sources"][1]["keep_columns"]
     told["sources"].append({**told["sources"][0], "name": "c", "keep_columns": ["good"]})
@@ -150,7 +150,7 @@ def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_expressions_over_columns(tmp_path: Path) -> None:
     rows = some_rows(30)
-    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", rows), validation_fraction=0))
+    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", rows), validation_fraction=0))
     train = flat_tokens.open(tmp_path / "out").train
     chosen = train.select(where="language = 'en' and score > 0.5")
     assert chosen.numbers.tolist() == [i for i, row in enumerate(rows) if row["language"] == "en" and row["score"] > 0.5]
@@ -163,9 +163,9 @@ def test_expressions_over_columns(tmp_path: Path) -> None:
 
 
 def test_damage_of_columns_is_found(tmp_path: Path) -> None:
-    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", some_rows(30))))
-    version = (tmp_path / "out" / "latest").resolve()
-    stored = version / "documents" / "train" / "columns" / "0.parquet"
+    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", some_rows(30))))
+    version = (tmp_path / "out/latest").resolve()
+    stored = version / "documents/train/columns/0.parquet"
     data = stored.read_bytes()
     stored.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
     with refusal(r"documents/train/columns/0\.parquet has blake3"):
@@ -186,7 +186,7 @@ def test_damage_of_columns_is_found(tmp_path: Path) -> None:
 
 def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path: Path) -> None:
     rows = some_rows(30)
-    source = write_rows(tmp_path / "in" / "x.jsonl", rows)
+    source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source))
     stored = next((tmp_path / "out").glob("versions/*/documents/train/columns/0.parquet"))
     stored.write_bytes(stored.read_bytes()[:-9] + b"\0" * 9)
@@ -204,7 +204,7 @@ def test_documents_that_are_skipped_take_their_columns_along(tmp_path: Path) -> 
     build_here(
         settings(
             tmp_path / "out",
-            write_rows(tmp_path / "in" / "x.parquet", rows),
+            write_rows(tmp_path / "in/x.parquet", rows),
             documents={"on_bad": "skip", "empty": "skip", "steps": [{"use": "pattern", "keep": "document [0-9]*[02468] "}]},
         )
     )
@@ -327,7 +327,7 @@ def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:
 
 def test_inspect_and_trace_show_columns(tmp_path: Path, tool: Terminal) -> None:
     rows = some_rows(6)
-    source = write_rows(tmp_path / "in" / "x.jsonl", rows)
+    source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source, keep=["score", "url"], validation_fraction=0))
     out = str(tmp_path / "out")
     assert "score (float64), url (text)" in tool.out("inspect", out)
@@ -352,9 +352,9 @@ def operated(operation: dict[str, Any], *inputs: Path, output: Path, **more: Any
 def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
     """One that an input does not keep is null there; kinds have to go together."""
     numbers = [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}]
-    a = write_rows(tmp_path / "in" / "a.jsonl", numbers)
-    b = write_rows(tmp_path / "in" / "b.jsonl", [{"id": "3", "text": "c", "n": 2.5, "url": "x"}])
-    c = write_rows(tmp_path / "in" / "c.jsonl", [{"id": "4", "text": "d", "n": "one"}])
+    a = write_rows(tmp_path / "in/a.jsonl", numbers)
+    b = write_rows(tmp_path / "in/b.jsonl", [{"id": "3", "text": "c", "n": 2.5, "url": "x"}])
+    c = write_rows(tmp_path / "in/c.jsonl", [{"id": "4", "text": "d", "n": "one"}])
     for source, keep in ((a, ["n"]), (b, ["url", "n"]), (c, ["n"])):
         build_here(settings(tmp_path / source.stem, source, keep=keep, validation_fraction=0))
     merged = operated({"operation": "merge"}, tmp_path / "a", tmp_path / "b", output=tmp_path / "both")
@@ -370,7 +370,7 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_exports_have_the_columns(tmp_path: Path, kind: str, tool: Terminal) -> None:
     """In several files. What is beside an export to tell its origin does not have them a second time."""
-    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in" / "x.parquet", some_rows(40))))
+    build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", some_rows(40))))
     out = tmp_path / "export"
     tool.out("export", tmp_path / "out", out, "--to", kind, "--tokens-per-file", "200")
     dataset = flat_tokens.open(tmp_path / "out")
@@ -412,7 +412,7 @@ def test_all_objects_have_the_kinds_of_the_dataset(tmp_path: Path, monkeypatch: 
     starts = replace(LAYOUTS["mmap"].seq_starts, object_length=4, chunk_length=2)
     monkeypatch.setitem(LAYOUTS, "mmap", LAYOUTS["mmap"]._replace(seq_starts=starts))
     scores = [None] * 5 + [1, 2, 3] + [2.5] + [None] * 4
-    write_rows(tmp_path / "in" / "a.jsonl", [{"text": f"text {i}", "score": score} for i, score in enumerate(scores)])
+    write_rows(tmp_path / "in/a.jsonl", [{"text": f"text {i}", "score": score} for i, score in enumerate(scores)])
     told = {"source": {"path": str(tmp_path / "in"), "keep_columns": ["score"]}, "tokenizer": "bytes", "validation_fraction": 0}
     made = [build_here({**told, "output": str(tmp_path / str(size)), "slice_bytes": size}) for size in (30, 6000)]
     assert same_bytes(*made)

@@ -41,7 +41,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def texts_of(count: int, seed: int = 0) -> list[str]:
     """Texts, of which half are some text before them with a passage of a few other words, or of a third: near it, or not."""
-    draw, found = random.Random(seed), list[str]()
+    draw, found = random.Random(seed), []
     for i in range(count):
         words = [f"w{draw.randrange(10**5)}" for _ in range(WORDS)]
         if found and draw.random() < 0.5:
@@ -130,7 +130,7 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were signed, call by call."""
-    counts, sign = list[int](), tasks.shards.recipe.signatures
+    counts, sign = [], tasks.shards.recipe.signatures
     monkeypatch.setattr(
         tasks.shards.recipe, "signatures", lambda texts, *more: (counts.append(len(texts)), sign(texts, *more))[1]
     )

@@ -61,7 +61,7 @@ def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeyp
     del given["source"]["id_column"]
     with refusal(r"3.txt is plain text, which has no column 'k'"):
         built(given)
-    (tmp_path / "in" / "3.txt").unlink()
+    (tmp_path / "in/3.txt").unlink()
     for slice_bytes in (1 << 20, 20):
         for separator in (None, "\n"):
             given["source"]["document_separator"] = separator
@@ -74,7 +74,7 @@ def test_a_column_of_the_file_counts_and_then_nothing_is_other_than_without_dire
     rows = some_rows(12)
     for row in rows:
         row["lang"] = "en"
-    write_rows(tmp_path / "in" / "lang=fr" / "x.parquet", rows)
+    write_rows(tmp_path / "in/lang=fr/x.parquet", rows)
     found = held(built(settings(tmp_path, keep=["lang"])).path)
     assert {one.columns["lang"] for split in SPLITS for one in found[split]} == {"en"}
 
@@ -89,7 +89,7 @@ def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp
 
     assert {(one.file, one.columns["lang"]) for split in SPLITS for one in found[split]} == {(0, "de"), (1, "en")}
     assert all(len({one.columns["lang"] for one in found[split]}) <= 1 for split in SPLITS)
-    (tmp_path / "in" / "lang=en").rename(tmp_path / "in" / "lang=fr")
+    (tmp_path / "in/lang=en").rename(tmp_path / "in/lang=fr")
     moved = built(given)
     assert moved.version != first.version
     assert {one.columns["lang"] for split in SPLITS for one in held(moved.path)[split]} == {"de", "fr"}
@@ -98,8 +98,8 @@ def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp
 
 
 def test_directories_above_the_source_give_nothing_and_the_error_says_so(tmp_path: Path) -> None:
-    write_rows(tmp_path / "in" / "lang=de" / "x.jsonl", [{"id": "1", "text": "a"}])
+    write_rows(tmp_path / "in/lang=de/x.jsonl", [{"id": "1", "text": "a"}])
     given = settings(tmp_path, keep=["lang"])
-    given["source"]["path"] = str(tmp_path / "in" / "lang=de")
+    given["source"]["path"] = str(tmp_path / "in/lang=de")
     with refusal("Directories give columns if they are below source"):
         built(given)

@@ -51,7 +51,7 @@ def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(st
     config = configured(tmp_path / "out", tmp_path / "data", slice_bytes=5000)
     there = config.model_copy(update={"sources": (Source(hub=HubDataset(path="org/text")),)})
     made = plan(there)
-    assert len(list((tmp_path / "huggingface" / "hub").rglob("*.parquet"))) == 2
+    assert len(list((tmp_path / "huggingface/hub").rglob("*.parquet"))) == 2
     check_estimate(made, built(there), 0.25)  # small files are cut unevenly
 
 
@@ -91,8 +91,8 @@ def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypa
 
 def test_each_source_is_reckoned_by_its_own_sample(tmp_path: Path) -> None:
     """One has long documents, the other short ones in much that is not text."""
-    first = write(tmp_path / "in" / "a.parquet", texts(100, 2000))
-    second = write(tmp_path / "in" / "b.jsonl", texts(4000, 5))
+    first = write(tmp_path / "in/a.parquet", texts(100, 2000))
+    second = write(tmp_path / "in/b.jsonl", texts(4000, 5))
     config = configured(tmp_path / "out", first, second)
     check_estimate(plan(config), built(config), 0.05)
 
@@ -100,11 +100,11 @@ def test_each_source_is_reckoned_by_its_own_sample(tmp_path: Path) -> None:
 def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path: Path) -> None:
     fs, place = fsspec.filesystem("memory"), uuid.uuid4().hex
     for i in range(9):
-        fs.put_file(str(write(tmp_path / "in" / "a.jsonl", texts(100 * (i + 1), 20))), f"/{place}/{i}.jsonl")
+        fs.put_file(str(write(tmp_path / "in/a.jsonl", texts(100 * (i + 1), 20))), f"/{place}/{i}.jsonl")
     config = configured(tmp_path / "out", f"memory://{place}", scratch=str(tmp_path / "scratch"))
     made = plan(config)
     assert (made.version, made.exact, made.files) == (None, False, 9)
-    assert len(list((tmp_path / "scratch" / "files").glob("*.raw"))) == 2
+    assert len(list((tmp_path / "scratch/files").glob("*.raw"))) == 2
     check_estimate(made, built(config), 0.1)
     assert made.disk_bytes >= made.file_bytes + made.dataset_bytes
 
@@ -118,13 +118,13 @@ def test_many_local_files_are_reckoned_from_some_of_them(tmp_path: Path, monkeyp
     made = plan(config)
     assert (made.version, made.exact, made.files) == (None, False, 41)
     check_estimate(made, built(config), 0.2)
-    (tmp_path / "in" / "40.jsonl").unlink()
+    (tmp_path / "in/40.jsonl").unlink()
     assert plan(config).exact
 
 
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "in" / "a.jsonl", texts(10, 20))
-    plan(configured(tmp_path / "new" / "out", path))
+    path = write(tmp_path / "in/a.jsonl", texts(10, 20))
+    plan(configured(tmp_path / "new/out", path))
     assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
 
 
@@ -138,7 +138,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_refuses_what_a_build_would(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
-    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(10, 21)))
+    config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", texts(10, 21)))
     refused = BuildConfig.model_validate(config.model_dump() | settings)
     with refusal(words):
         plan(refused)
@@ -200,7 +200,7 @@ def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
 def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path: Path, layout: str) -> None:
     draw = random.Random(3)
     rows = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 60))) for _ in range(9000)]
-    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", rows), layout=layout)
+    config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", rows), layout=layout)
     made, result = plan(config), built(config)
     assert made.dataset_bytes == pytest.approx(result.byte_count, rel=0.02)
 
@@ -215,7 +215,7 @@ def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, mon
 
 def test_few_documents_that_are_long_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
-    config = configured(tmp_path / "out", write(tmp_path / "in" / "a.jsonl", texts(64, 20_000)))
+    config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", texts(64, 20_000)))
     made = plan(config)
     assert made.sampled_documents == 8
     assert made.tokens == pytest.approx(64 * 20_001, rel=0.001)
@@ -251,6 +251,6 @@ def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(
         monkeypatch.setattr(module, "clock", clock)
     monkeypatch.setattr(tasks.shards.sample, "read_documents", read)
     monkeypatch.setattr(Engine, "__call__", tokenize)
-    path = write(tmp_path / "in" / "a.parquet", texts(20_000, 300))
+    path = write(tmp_path / "in/a.parquet", texts(20_000, 300))
     made = plan(configured(tmp_path / "out", path, workers=workers))
     assert made.seconds == pytest.approx(4e-6 * 20_000 * 301 / workers, rel=0.1)

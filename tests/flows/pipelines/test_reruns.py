@@ -40,13 +40,13 @@ from tests.refusal import refusal
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 ROOT = Path(__file__).parents[3]
-DEMO = ROOT / "deployments" / "demo"
+DEMO = ROOT / "deployments/demo"
 
 
 @pytest.fixture
 def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of the files whose slices were tokenized, in order."""
-    names: list[str] = []
+    names = []
     real = tasks.shards.write.tokenize_slice
 
     def tokenize(part: Any, *rest: Any) -> Any:
@@ -106,7 +106,7 @@ def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings: Setti
             for _ in range(2)
         ]
         for round_ in range(20):
-            write_notes(tmp_path / "in" / "d.jsonl", round_ + 1)
+            write_notes(tmp_path / "in/d.jsonl", round_ + 1)
             for one in both:
                 one.stdin.write("go\n")
                 one.stdin.flush()
@@ -128,10 +128,10 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
     tokens, before, old_files = reader.train.slice(0, reader.train.token_count), membership(first.path), digests(Path(first.path))
     tokenized.clear()
 
-    write_notes(tmp_path / "in" / "d.jsonl", 20)
-    with (tmp_path / "in" / "b.jsonl").open("a") as file:
+    write_notes(tmp_path / "in/d.jsonl", 20)
+    with (tmp_path / "in/b.jsonl").open("a") as file:
         file.write(json.dumps({"id": "b-new", "text": "another one"}) + "\n")
-    (tmp_path / "in" / "c.jsonl").unlink()
+    (tmp_path / "in/c.jsonl").unlink()
     second = refresh_here(settings)
 
     assert sorted(tokenized) == ["b.jsonl", "d.jsonl"]
@@ -159,8 +159,8 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
 def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
     """Not a file is written, even if the sources were touched or their names come in another order."""
     first = refresh_here(settings)
-    (tmp_path / "in" / "a.jsonl").touch()
-    (tmp_path / "out" / "latest").unlink()
+    (tmp_path / "in/a.jsonl").touch()
+    (tmp_path / "out/latest").unlink()
     refresh_here(settings)  # mends the link, and remembers how the files are now
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     tokenized.clear()
@@ -171,13 +171,13 @@ def test_where_nothing_changed_nothing_is_done(settings: Settings, tmp_path: Pat
     assert tokenized == []
     now = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {path.name for path in now if now[path] != stamps.get(path)} <= {f"{first.version}.json"}
-    assert (tmp_path / "out" / "latest" / "zarr.json").exists()
+    assert (tmp_path / "out/latest/zarr.json").exists()
 
 
 def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
     """Until the sources give something else again, or somebody builds it on purpose."""
     first = refresh_here(settings)
-    (tmp_path / "in" / "c.jsonl").unlink()
+    (tmp_path / "in/c.jsonl").unlink()
     second = refresh_here(settings)
     roll_back(Store.at(settings["output"]))
     tokenized.clear()
@@ -185,11 +185,11 @@ def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Setting
     assert (left.outcome, left.version, left.sequence) == ("withdrawn", first.version, 3)
     assert second.version in left.headline
     assert "python -m flows build" in left.headline
-    write_notes(tmp_path / "in" / "d.jsonl", 2)
+    write_notes(tmp_path / "in/d.jsonl", 2)
     third = refresh_here(settings)
     assert (third.outcome, third.sequence, tokenized) == ("published", 4, ["d.jsonl"])
     assert roll_back(Store.at(settings["output"])).version == first.version
-    (tmp_path / "in" / "d.jsonl").unlink()
+    (tmp_path / "in/d.jsonl").unlink()
     assert build_here(settings).version == second.version
     assert refresh_here(settings).outcome == "unchanged"
 
@@ -228,7 +228,7 @@ def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(setti
 
 def test_a_latest_version_that_is_gone_is_named_where_its_successor_was_rolled_back(settings: Settings, tmp_path: Path) -> None:
     first = refresh_here(settings)
-    write_notes(tmp_path / "in" / "d.jsonl", 3)
+    write_notes(tmp_path / "in/d.jsonl", 3)
     second = refresh_here(settings)
     roll_back(Store.at(settings["output"]))
     shutil.rmtree(first.path)
@@ -252,7 +252,7 @@ def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tm
     commit = stand_in_hub.commit("org/notes", {"a.jsonl": notes("one", "two"), "b.jsonl": notes("three")})
     settings = hub_settings(tmp_path)
     first = refresh_here(settings)
-    shutil.rmtree(tmp_path / "huggingface" / "hub")  # as on another machine
+    shutil.rmtree(tmp_path / "huggingface/hub")  # as on another machine
     asked = stand_in_hub.count("/resolve/", "GET")
     unchanged = refresh_here(settings)
     assert (unchanged.outcome, unchanged.version) == ("unchanged", first.version)
@@ -271,7 +271,7 @@ def test_a_machine_without_the_downloads_fetches_what_is_new(
     stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]
 ) -> None:
     """Parquet files of the hub are cut by their ends, and known by their contents at every revision."""
-    cache = tmp_path / "huggingface" / "hub"
+    cache = tmp_path / "huggingface/hub"
 
     def files(**texts: str) -> dict[str, bytes]:
         tables = {name: pa.table({"id": [f"{name} {i}" for i in range(9)], "text": [text] * 9}) for name, text in texts.items()}
@@ -367,7 +367,7 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path:
         assert flat_tokens.open(result.path).manifest["provenance"]["sources"][0]["revision"] == commit
         assert keys(result.path, "train") == keys(first.path, "train")
     assert stand_in_hub.count("a.tsv", "GET") <= asked
-    kept = [path.suffix for path in (tmp_path / "out-tokenizer" / "_cache" / "files").glob("*")]
+    kept = [path.suffix for path in (tmp_path / "out-tokenizer/_cache/files").glob("*")]
     assert set(kept) <= {".table"}  # what is known of the files, none of them
     beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
     assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
@@ -393,8 +393,8 @@ def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
 def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, tmp_path: Path) -> None:
     """Two tokenizers on two texts could not be compared."""
     refresh_here(settings)
-    (tmp_path / "in" / "c.jsonl").unlink()
-    write_notes(tmp_path / "in" / "d.jsonl", 1)
+    (tmp_path / "in/c.jsonl").unlink()
+    write_notes(tmp_path / "in/d.jsonl", 1)
     with refusal(r"no longer gives the text of version .*: c.jsonl removed, d.jsonl added. Refresh"):
         retokenize_here(settings, str(DEMO / "tokenizer.json"))
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}

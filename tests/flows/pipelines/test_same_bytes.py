@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.tools.export import export_of
 from flows.pipelines.derive import derive
 from flows.pipelines.exchange import export, import_files
@@ -24,7 +24,7 @@ from tests.faults.support import build_here
 from tests.made import small
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
-DEMO = Path(__file__).parents[3] / "deployments" / "demo"
+DEMO = Path(__file__).parents[3] / "deployments/demo"
 DEMO_TOKENIZER = str(DEMO / "tokenizer.json")
 Pin = tuple[str, str]
 """A version's name, and the sha256 of its manifest."""
@@ -66,7 +66,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several objects in each array."""
-    layouts: tuple[LayoutName, ...] = ("mmap", "compact", "zarr2")
+    layouts = ("mmap", "compact", "zarr2")
     for name in layouts:
         monkeypatch.setitem(LAYOUTS, name, small(name, 8192, 128))
 

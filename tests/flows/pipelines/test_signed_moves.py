@@ -34,7 +34,7 @@ def public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def build_version(output: str, tmp_path: Path, seed: int) -> str:
-    source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+    source = write_notes(tmp_path / "in/a.jsonl", 4)
     told = {**settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch")), "output": output, "split_seed": seed}
     return build_here(told).version
 
@@ -51,7 +51,7 @@ def test_a_stranger_checks_with_the_public_key_alone(
         build_version(output, tmp_path, seed)
     monkeypatch.delenv(KEY_FILE)
     check(output, public, level="full", number=2)
-    with pytest.raises(DamagedError, match="is not signed by this key"):
+    with refusal("is not signed by this key", DamagedError):
         check(output, key_file(tmp_path / "other", public_pem(OTHER)))
 
 
@@ -63,15 +63,13 @@ def test_an_earlier_version_that_is_put_back_is_refused(output: str, public: Pat
     now = json.loads(root.read("latest.json"))
     forged = {**json.loads(then), "sequence": now["sequence"]}
     root.put("latest.json", json.dumps(forged).encode())
-    with pytest.raises(DamagedError, match=f"has version {first} as number 2, but those that the key signed of it are 1"):
+    with refusal(f"has version {first} as number 2, but those that the key signed of it are 1", DamagedError):
         check(output, public)
     root.put("latest.json", then)  # as a whole
-    with pytest.raises(
-        DamagedError, match=r"is number 1, but version .* became the latest as number 2: an earlier one was put back"
-    ):
+    with refusal(r"is number 1, but version .* became the latest as number 2: an earlier one was put back", DamagedError):
         check(output, public)
     root.remove(f"versions/{now['version']}")  # and what tells of it goes
-    with pytest.raises(DamagedError, match="is number 1, but number 2 is known"):
+    with refusal("is number 1, but number 2 is known", DamagedError):
         check(output, public, number=2)
 
 
@@ -85,7 +83,7 @@ def test_a_number_needs_a_pointer(public: Path, tmp_path: Path, path: str) -> No
         (output / "latest.json").unlink()
     there = output / path.format(version=version) if path else output / "latest"
     check(str(there), public)
-    with pytest.raises(DamagedError, match=r"has no latest\.json, whose number could be compared with 1"):
+    with refusal(r"has no latest\.json, whose number could be compared with 1", DamagedError):
         check(str(there), public, number=1)
 
 
@@ -125,7 +123,7 @@ def test_a_manifest_that_was_changed_is_refused(output: str, public: Path, tmp_p
     version, root = build_version(output, tmp_path, 0), Store.at(output)
     with signing.using(b""):
         root.put(f"versions/{version}/manifest.json", root.read(f"versions/{version}/manifest.json") + b"\n")
-    with pytest.raises(DamagedError, match="is not signed by this key"):
+    with refusal("is not signed by this key", DamagedError):
         check(output, public)
 
 

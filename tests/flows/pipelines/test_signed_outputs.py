@@ -50,13 +50,13 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6), slice_bytes=400)
+    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6), slice_bytes=400)
 
 
 def all_that_writes(settings: Settings, tmp_path: Path) -> Path:
     """A build, a refresh, a merge, a rollback, and a collection of garbage, at one output."""
     build_here(settings)
-    write_notes(tmp_path / "in" / "notes.jsonl", 7)
+    write_notes(tmp_path / "in/notes.jsonl", 7)
     with Threads(2) as runner:
         refresh(BuildConfig.model_validate(settings), runner)
         output = settings["output"]
@@ -66,7 +66,7 @@ def all_that_writes(settings: Settings, tmp_path: Path) -> Path:
     roll_back(root)
     pin(root, list_versions(root)[1].version)
     collect(root, NOW, delete=True)
-    write_notes(tmp_path / "in" / "notes.jsonl", 6)
+    write_notes(tmp_path / "in/notes.jsonl", 6)
     return Path(output)
 
 
@@ -137,7 +137,7 @@ def test_shards_from_before_the_key_are_told_and_made_again(
     with shards_stay():
         first = build_here({**settings, "output": str(tmp_path / "other")})
     (tmp_path / "out").mkdir()
-    shutil.copytree(tmp_path / "other" / "_cache", tmp_path / "out" / "_cache")
+    shutil.copytree(tmp_path / "other/_cache", tmp_path / "out/_cache")
     with signing.using(KEY):
         again = build_here(settings)
     assert sum("receipt.json: is not signed" in message for message in caplog.messages) == first.slices
@@ -156,16 +156,16 @@ def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, k
     objects = [Store.at(version).digest(stored["key"]) for stored in manifest["objects"]]
     described = {name: manifest[name] for name in ("totals", "layout", "provenance")}
     (version / "manifest.json").write_bytes(manifest_bytes(map(StoredObject._make, objects), **described))
-    pointer = json.loads((tmp_path / "out" / "latest.json").read_bytes())
+    pointer = json.loads((tmp_path / "out/latest.json").read_bytes())
     pointer["manifest_sha256"] = Store.at(version).digest("manifest.json", "sha256").digest
-    (tmp_path / "out" / "latest.json").write_text(json.dumps(pointer))
+    (tmp_path / "out/latest.json").write_text(json.dumps(pointer))
     with signing.using(b""):
         assert flat_tokens.verify(tmp_path / "out", "full").object_count > 4  # nobody sees it without a key
     with refusal(r"latest\.json: the signature"):
         flat_tokens.open(tmp_path / "out")
     with refusal(r"manifest\.json: the signature"):
         flat_tokens.open(version)
-    (tmp_path / "out" / "latest.json").unlink()
+    (tmp_path / "out/latest.json").unlink()
     with refusal(r"manifest\.json: the signature"):
         build_here(settings)
 

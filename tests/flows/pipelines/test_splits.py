@@ -50,7 +50,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_of(count: int, seed: int = 0) -> list[Row]:
     """Documents of which a third have the text of another; domains, some of them null, are shared by a few."""
-    draw, rows = random.Random(seed), list[Row]()
+    draw, rows = random.Random(seed), []
     for i in range(count):
         text = draw.choice(rows)["text"] if rows and i % 3 == 2 else f"{seed} text {i} " + "salt " * draw.randrange(9)
         domain = None if i % 11 == 7 else f"d{draw.randrange(count // 4)}"
@@ -86,7 +86,7 @@ def placed(path: str | Path, rows: list[Row]) -> Placed:
 
 def apart(rows: list[Row], found: Placed) -> int:
     """How many documents outside train have a text that another split has."""
-    splits = defaultdict[str, set[str]](set)
+    splits = defaultdict(set)
     for (_, text), split in found.items():
         splits[text].add(split)
     return sum(split != "train" and len(splits[text]) > 1 for (_, text), split in found.items())
@@ -120,12 +120,12 @@ def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_throu
 def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: str) -> None:
     """With a file that sorts before all, and another seed; by another value that is refused."""
     rows = rows_of(54)
-    write_rows(tmp_path / "in" / "b.jsonl", rows)
+    write_rows(tmp_path / "in/b.jsonl", rows)
     settings = told(tmp_path / "out", split={"by": by, "keep": "latest"}, test_fraction=0)
-    settings["sources"] = [{**told(tmp_path, tmp_path / "in")["sources"][0], "path": str(tmp_path / "in" / "*.jsonl")}]
+    settings["sources"] = [{**told(tmp_path, tmp_path / "in")["sources"][0], "path": str(tmp_path / "in/*.jsonl")}]
     settings |= {"documents": {"near_duplicates": {"action": "keep"}}} if by == "cluster" else {}
     first = build_here(settings)
-    write_rows(tmp_path / "in" / "a.jsonl", [{**row, "id": f"new {row['id']}", "text": f"{row['text']} x"} for row in rows])
+    write_rows(tmp_path / "in/a.jsonl", [{**row, "id": f"new {row['id']}", "text": f"{row['text']} x"} for row in rows])
     settings |= {"split_seed": 7, "publish": {"max_split_changes": 99}}
     found = refresh_here(settings)
     assert [(one.before, one.after) for one in found.changes.documents.of_splits] == [("validation", "train")]
@@ -239,7 +239,7 @@ def test_files_of_a_validation_split_leave_nothing_to_draw(tmp_path: Path) -> No
 
 def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     """5 of one file, 5.0 of another and "5" of CSV go to one split."""
-    values: list[tuple[str, list[Any]]] = [("a", list(range(40))), ("b", [*map(float, range(40)), 0.5])]
+    values = [("a", list(range(40))), ("b", [*map(float, range(40)), 0.5])]
     sources = []
     for name, numbers in values:
         write_rows(

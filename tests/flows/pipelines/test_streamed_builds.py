@@ -89,8 +89,8 @@ def streamed(out: Path) -> list[str]:
 
 def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Settings, tmp_path: Path) -> None:
     """Equal files have the same slices. The second one is of the version that is being written."""
-    shutil.copy(tmp_path / "in" / "a.jsonl", tmp_path / "in" / "again.jsonl")
-    settings["sources"].append({"name": "again", "path": str(tmp_path / "in" / "again.jsonl"), "id_column": "id"})
+    shutil.copy(tmp_path / "in/a.jsonl", tmp_path / "in/again.jsonl")
+    settings["sources"].append({"name": "again", "path": str(tmp_path / "in/again.jsonl"), "id_column": "id"})
     is_that(build_here(settings), settings, tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_what_a_resumed_build_needs_is_no_garbage(settings: Settings, tmp_path: 
 def test_objects_that_no_shard_names_go_with_the_next_build(settings: Settings, tmp_path: Path) -> None:
     failed(settings, tmp_path)
     for key in receipts(tmp_path / "out"):
-        shutil.rmtree(tmp_path / "out" / "_cache" / key)
+        shutil.rmtree(tmp_path / "out/_cache" / key)
     is_that(build_here(settings), settings, tmp_path)
 
 
@@ -167,9 +167,9 @@ def test_an_empty_directory_of_objects_goes_with_the_next_build(settings: Settin
 
 def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings, tmp_path: Path) -> None:
     """Four threads have a slice each. Those of the files before the bad one are stored."""
-    put(tmp_path / "in" / "d.jsonl", 40, bad=30)
+    put(tmp_path / "in/d.jsonl", 40, bad=30)
     with refusal(r"d\.jsonl, line 31 \(row 30\): the text is null"):
         build_here(settings, 4)
     assert len(streamed(tmp_path / "out")) >= 3
-    put(tmp_path / "in" / "d.jsonl", 40)
+    put(tmp_path / "in/d.jsonl", 40)
     assert build_here(settings, 4).slices_reused >= 3

@@ -55,7 +55,7 @@ def settings(tmp_path: Path, table: str, **source: Any) -> Settings:
 
 def documents(output: str | Path) -> list[tuple[Any, ...]]:
     """The texts of a dataset, each with its kept columns, in the order of the texts."""
-    dataset, found = flat_tokens.open(output), list[tuple[Any, ...]]()
+    dataset, found = flat_tokens.open(output), []
     for split, tokens in (("train", dataset.train), ("validation", dataset.validation)):
         columns = columns_of(dataset.store, dataset.manifest, split)
         kept = columns.take(np.arange(tokens.seq_count), list(columns.kinds)).to_pylist()
@@ -245,7 +245,7 @@ def test_rows_that_a_deletion_vector_names_are_left_out(tmp_path: Path, tokenize
     file = actions_of(place, 0)["add"]
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     protocol = {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}
-    before = dict[str, Any]()
+    before = {}
     for version, deleted, left in ((2, (1, 3), {0, 2, 4}), (3, (0, 1, 3), {2, 4})):
         vector = {"deletionVector": deletion_vector(*deleted)}
         remove = {"path": file["path"], "dataChange": True, "deletionTimestamp": 1, **before}
@@ -409,7 +409,7 @@ class Written(iceberg.StoreInput):
 def test_a_table_that_cannot_be_read_is_refused_with_its_version(
     tmp_path: Path, catalog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, log = str(tmp_path / "tab"), tmp_path / "tab" / "_delta_log"
+    place, log = str(tmp_path / "tab"), tmp_path / "tab/_delta_log"
     append_delta(place, 0, 2)
     append_delta(place, 2, 4)
     table = catalog.create_table("texts.web", rows(0, 1).schema)
@@ -421,12 +421,12 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
     web = {"table": "texts.web", "catalog": sql}
     silent = socket.create_server(("127.0.0.1", 0))
     build_here(settings(tmp_path, place))
-    before = digests(tmp_path / "out" / "versions"), (tmp_path / "out" / "latest.json").read_bytes()
+    before = digests(tmp_path / "out/versions"), (tmp_path / "out/latest.json").read_bytes()
 
     def refused(words: str, **source: Any) -> None:
         with refusal(words):
             refresh_here(settings(tmp_path, **{"table": place, **source}))
-        assert (digests(tmp_path / "out" / "versions"), (tmp_path / "out" / "latest.json").read_bytes()) == before
+        assert (digests(tmp_path / "out/versions"), (tmp_path / "out/latest.json").read_bytes()) == before
 
     with silent:
         refused("has no version 7: its log has 0 to 1. Set source.version to one of these, or to latest", version=7)
@@ -482,5 +482,5 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
 def test_without_its_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append_delta(str(tmp_path / "tab"), 0, 2)
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(ModuleNotFoundError, match=r"a table as a source needs the package 'deltalake'\. Install it: pip install"):
+    with refusal(r"a table as a source needs the package 'deltalake'\. Install it: pip install", ModuleNotFoundError):
         build_here(settings(tmp_path, str(tmp_path / "tab")))

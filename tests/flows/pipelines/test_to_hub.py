@@ -36,7 +36,7 @@ def hub(stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> StandInHub
 
 
 def built(tmp_path: Path, count: int = 30, **settings: Any) -> BuildResult:
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", count)
+    notes = write_notes(tmp_path / "in/notes.jsonl", count)
     return build_here(settings_of(tmp_path / "out", notes, name="notes", slice_bytes=1000, **settings))
 
 
@@ -114,7 +114,7 @@ def test_a_new_version_uploads_what_changed_and_removes_what_went(hub: StandInHu
     assert 0 < told.uploaded < told.files
     assert {name: path.read_bytes() for name, path in at(hub, first.version).items()} == old
     hub_manifest = json.loads(now["zarr/manifest.json"].read_bytes())
-    assert hub_manifest == json.loads((tmp_path / "out" / "versions" / second.version / "manifest.json").read_bytes())
+    assert hub_manifest == json.loads((tmp_path / "out/versions" / second.version / "manifest.json").read_bytes())
 
 
 def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_pa
     result = built(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("of this machine")
-    target = tmp_path / "out" / "versions" / result.version / "train" / "encoded_tokens" / "c" / "0"
+    target = tmp_path / "out/versions" / result.version / "train/encoded_tokens/c/0"
     target.unlink()
     target.symlink_to(secret)
     with refusal("c/0: is not what the manifest says"):
@@ -163,7 +163,7 @@ def test_a_card_that_the_manifest_does_not_list_is_not_published(
     hub: StandInHub, tmp_path: Path, form: str, listed: bool
 ) -> None:
     """It is what everybody sees of a repository."""
-    version = tmp_path / "out" / "versions" / built(tmp_path).version
+    version = tmp_path / "out/versions" / built(tmp_path).version
     (version / "README.md").write_text("# Another card\n")
     if not listed:
         manifest = json.loads((version / "manifest.json").read_text())

@@ -167,7 +167,7 @@ def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, t
     sources = {"all": (train.packed(length), 1), "some": (chosen.packed(length), 1)}
     ledger = Ledger.create(tmp_path / "run.json", sources, 4, seed=1)
     mixture, step = ledger.mixture(), 30
-    seen: set[tuple[str, int, int]] = set()
+    seen = set()
     views = {name: view for name, (view, _) in sources.items()}
     spans = {name: [view.tokens.span(i) for i in range(view.tokens.seq_count)] for name, view in views.items()}
     rows_before = dict.fromkeys(views, 0)

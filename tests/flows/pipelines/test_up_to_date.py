@@ -23,7 +23,7 @@ BUILD = f"import sys; from flows.commands.main import main; main(sys.argv[1:]); 
 
 @pytest.fixture
 def config(tmp_path: Path) -> BuildConfig:
-    return BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6)))
+    return BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6)))
 
 
 def look(config: BuildConfig) -> BuildResult | None:
@@ -49,10 +49,10 @@ def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp
     assert not (tmp_path / "out").exists()
     first = made(config)
     assert look(config.model_copy(update={"split_seed": 1})) is None
-    write_notes(tmp_path / "in" / "notes.jsonl", 7)
+    write_notes(tmp_path / "in/notes.jsonl", 7)
     assert look(config) is None
-    assert [path.name for path in (tmp_path / "out" / "versions").iterdir()] == [first.version]
-    assert len(list((tmp_path / "out" / "runs").glob("*.json"))) == 1
+    assert [path.name for path in (tmp_path / "out/versions").iterdir()] == [first.version]
+    assert len(list((tmp_path / "out/runs").glob("*.json"))) == 1
 
 
 def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_what_only_tokenizing_needs_is_not_imported(tmp_path: Path) -> None:
     """The fast engine takes half a second to import, which is as long as all else that such a build does."""
     ranks = tmp_path / "bytes.tiktoken"
     ranks.write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
-    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 6))
+    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))
     configuration = tmp_path / "build.json"
     configuration.write_text(json.dumps({**settings, "tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}))
     command = [sys.executable, "-c", BUILD, "build", str(configuration), "--no-server", "--quiet"]

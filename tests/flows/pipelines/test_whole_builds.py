@@ -22,7 +22,7 @@ def objects(path: str) -> dict[str, str]:
 
 def test_the_card_says_what_the_dataset_is_made_of_and_the_run_record_alone_when_and_where(tmp_path: Path) -> None:
     result = make(tmp_path / "out", sources=demo_sources(), name="cards")
-    (record,) = (tmp_path / "out" / "runs").iterdir()
+    (record,) = (tmp_path / "out/runs").iterdir()
     assert json.loads(record.read_text())["host"]
     manifest = (Path(result.path) / "manifest.json").read_text()
     assert str(tmp_path) not in manifest

@@ -63,7 +63,7 @@ def test_tokens_go_straight_into_the_version_where_they_can(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     """Tokens that a process staged are streamed by this one. Nothing is left of them. Bytes and counts are those of threads."""
-    streamed = list[str]()
+    streamed = []
 
     def stream(shard: TokenShard, *others: Any) -> TokenShard:
         made = stream_staged(shard, *others)
@@ -134,7 +134,7 @@ def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
 
 
 def test_stages_that_are_not_for_others_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked = []
 
     def submit(_: object, work: object, stage: str, *more: object) -> Future[str]:
         asked.append(stage)
@@ -144,7 +144,7 @@ def test_stages_that_are_not_for_others_are_done_here(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", submit)
-    here: dict[str, Any] = {"function": lambda *_: "here", "size": lambda _: 1}
+    here = {"function": lambda *_: "here", "size": lambda _: 1}
     own, alone = TOKENIZE._replace(name="of another pipeline", **here), FINALIZE._replace(**here)
     monkeypatch.setitem(OF_A_BUILD, "finalize", alone)
     span = Span(split="train", of_tokens=True, start=0, stop=8)

@@ -110,7 +110,7 @@ def api(cluster: dict[str, str], request: pytest.FixtureRequest) -> str:
 @pytest.mark.nightly
 def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str], api: str, tmp_path: Path) -> None:
     """Of an unpacked file nothing stays, if told so."""
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 40)
+    notes = write_notes(tmp_path / "in/notes.jsonl", 40)
     packed = notes.with_name("more.jsonl.gz")
     packed.write_bytes(gzip.compress(notes.read_bytes().replace(b"notes", b"other")))
     settings = settings_of(tmp_path / "threads", notes.parent, slice_bytes=1000, keep_files=False)

@@ -68,7 +68,7 @@ def groups_of(workers: Pool, name: str) -> list[dict[str, Any]]:
 
 def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(workers: Pool, tmp_path: Path) -> None:
     """Slices and final objects are both spread; nothing is left of the groups."""
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 36)
+    notes = write_notes(tmp_path / "in/notes.jsonl", 36)
     told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, layout="zarr2", name="spread")
     alone = build_here(told)
     assert alone.slices > 4
@@ -85,7 +85,7 @@ def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(worker
     kinds = Counter(run["name"].split()[0] for run in runs)
     assert kinds["tokenize"] == -(-alone.slices // 4)
     assert kinds["write"] > 1
-    assert not (tmp_path / "groups" / "_groups").exists()
+    assert not (tmp_path / "groups/_groups").exists()
 
 
 class Listing(SimpleHTTPRequestHandler):
@@ -117,7 +117,7 @@ def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(wo
     """But for the first one, of which the build takes a sample. If told so, nothing that is fetched stays."""
     for number in range(4):
         write_notes(tmp_path / "in" / f"{number}.jsonl", 8 + number)
-    size = (tmp_path / "in" / "3.jsonl").stat().st_size
+    size = (tmp_path / "in/3.jsonl").stat().st_size
     with served(tmp_path / "in", port):
         source = {"path": f"http://127.0.0.1:{port}/*.jsonl", "id_column": "id"}
         told = {**settings_of(tmp_path / "threads", slice_bytes=1000, name="far"), "sources": [source]}
@@ -129,13 +129,13 @@ def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(wo
     assert version_digests(tmp_path / "groups", result["version"]) == version_digests(tmp_path / "threads", alone.version)
     kinds = Counter(run["name"].split()[0] for run in groups_of(workers, "far"))
     assert kinds["fetch"] >= 2
-    fetched = {name: list((tmp_path / name / "_cache" / "files").glob("*.raw")) for name in ("threads", "groups")}
+    fetched = {name: list((tmp_path / name / "_cache/files").glob("*.raw")) for name in ("threads", "groups")}
     assert {name: len(files) for name, files in fetched.items()} == {"threads": 4, "groups": 0}
     assert staged(tmp_path / "groups") == []
 
 
 def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, tmp_path: Path) -> None:
-    path = write_notes(tmp_path / "in" / "notes.jsonl", 40)
+    path = write_notes(tmp_path / "in/notes.jsonl", 40)
     lines = path.read_text().splitlines()
     lines[27] = json.dumps({"id": "bad", "text": 5})
     path.write_text("\n".join(lines) + "\n")
@@ -154,7 +154,7 @@ def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, 
 
 
 def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(workers: Pool, tmp_path: Path) -> None:
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 40)
+    notes = write_notes(tmp_path / "in/notes.jsonl", 40)
     told = {**settings_of(tmp_path / "out", notes, slice_bytes=1000), **SPREAD, "name": "cancelled"}
     config = BuildConfig.model_validate(told).model_dump(mode="json", exclude_unset=True)
     groups = workers.ask("GET", "/work_pools/flat-tokens-groups")
@@ -182,7 +182,7 @@ def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(w
 
 
 def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(workers: Pool, tmp_path: Path) -> None:
-    told = {**settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "notes.jsonl", 40), slice_bytes=1000), **SPREAD}
+    told = {**settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 40), slice_bytes=1000), **SPREAD}
     config = config_of(tmp_path / "missing.yaml", told)
     environment = {name: value for name, value in workers.environment.items() if name != "PREFECT_API_URL"}
     for command in (["build"], ["retokenize", "--tokenizer", "bytes", "--output", str(tmp_path / "other")]):

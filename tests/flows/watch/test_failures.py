@@ -12,7 +12,7 @@ from flows.watch.failures import InOneLine, report_in_one_line
 
 def lines_of(error: BaseException) -> list[str]:
     """The log lines of a run that fails, as Prefect writes them."""
-    seen: list[str] = []
+    seen = []
 
     class Listed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

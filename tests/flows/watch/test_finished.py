@@ -55,14 +55,14 @@ def test_a_server_that_goes_away_is_left_to_prefect() -> None:
 
 def test_a_run_that_the_server_refuses_is_left_to_prefect(tmp_path: Path) -> None:
     """One that wants tokens against forged requests, for example."""
-    asked: list[str] = []
+    asked = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.path)
         return httpx.Response(403)
 
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", tmp_path / "notes.jsonl"))
-    facts: dict[str, Any] = {"path": "", "version": "1", "sequence": 1, "was_published": True, "layout": "mmap", "totals": {}}
+    facts = {"path": "", "version": "1", "sequence": 1, "was_published": True, "layout": "mmap", "totals": {}}
     result = BuildResult.model_validate({**facts, "byte_count": 0, "seconds": {}, "slices": 0, "slices_reused": 0})
     assert not record(server(refuse), config, result)
     assert asked == ["/api/flows/"]
@@ -88,7 +88,7 @@ def test_it_leaves_what_its_flow_leaves(tmp_path: Path, monkeypatch: pytest.Monk
     """Built by the flow, built again by the flow, and again by the command, which does not import Prefect."""
     # On a slow machine a flow also shows stages that are under way: those of which nothing is known yet, and the throughput.
     monkeypatch.setattr("flows.watch.progress.UPDATE_SECONDS", 600.0)
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 6)
+    notes = write_notes(tmp_path / "in/notes.jsonl", 6)
     settings = settings_of(tmp_path / "out", notes, name="nothing")
     (tmp_path / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
     config, url = BuildConfig.model_validate(settings), str(PREFECT_API_URL.value())

@@ -114,8 +114,8 @@ def test_what_runs_and_versions_say_is_no_markdown() -> None:
 )
 def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, schedules: list[dict[str, Any]], when: str) -> None:
     """As the API tells of it; and what the page says is left under the run."""
-    left: list[dict[str, Any]] = []
-    said: list[str] = []
+    left = []
+    said = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content or b"null")
@@ -151,7 +151,7 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     """A build and three refreshes, of which the last two fail."""
     from flat_tokens.stores.store import Store
 
-    notes = write_notes(tmp_path / "in" / "notes.jsonl", 6)
+    notes = write_notes(tmp_path / "in/notes.jsonl", 6)
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", notes, name="Page_Of"))
     first = build_dataset(config)
     pin(Store.at(tmp_path / "out"), first.version, "of the test")

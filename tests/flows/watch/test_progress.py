@@ -157,7 +157,7 @@ def test_a_meter_remembers_the_stages_that_have_ended() -> None:
 @pytest.mark.usefixtures("prefect_server")
 def test_every_stage_is_an_artifact_that_moves() -> None:
     """However short it was, and at its end with all that was done."""
-    seen: list[dict[str, tuple[float, str]]] = []
+    seen = []
 
     @flow
     def moving() -> None:
@@ -231,7 +231,7 @@ def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("prefect_server")
 def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Path) -> None:
     ours = logging.getLogger("tasks.download")
-    ids: list[UUID] = []
+    ids = []
 
     @flow
     def talking() -> None:
@@ -264,7 +264,7 @@ def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Pat
 def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run_ids: list[UUID] = []
+    run_ids = []
 
     def refuse(**_: Any) -> Any:
         raise ConnectionError("nobody answers")
@@ -313,7 +313,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_fails_shows_how_far_it_came() -> None:
     """What had not begun to be counted has no artifact."""
-    run_ids: list[UUID] = []
+    run_ids = []
 
     @flow
     def failing(begun: bool, error: BaseException) -> None:
@@ -342,7 +342,7 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
 @pytest.mark.usefixtures("prefect_server")
 def test_one_run_may_do_several_things_one_behind_the_other() -> None:
     """Each begins with a meter of its own: what the one before has shown comes to its end, and the tags of both stay."""
-    run_ids: list[UUID] = []
+    run_ids = []
 
     @flow
     def several() -> None:
@@ -374,7 +374,7 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
 @pytest.mark.usefixtures("prefect_server")
 def test_a_line_is_sent_once_however_often_it_is_asked_for() -> None:
     """The library's lines too. Where the settings of Prefect name our loggers, it has handlers there already."""
-    run_ids: list[UUID] = []
+    run_ids = []
 
     @flow
     def talking() -> None:
@@ -417,7 +417,7 @@ def test_a_meter_is_told_of_what_others_count() -> None:
 def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end follows the last of its heartbeats, so that the server never takes a heartbeat behind it."""
     run = FlowRun(id=uuid4(), flow_id=uuid4(), name="a run", tags=["flat-tokens", "dataset:a"])
-    told: list[tuple[str, dict[str, Any]]] = []
+    told = []
 
     def emit(event: str, resource: dict[str, str], **settings: Any) -> str:
         assert resource["prefect.resource.id"] == f"prefect.flow-run.{run.id}"
@@ -440,7 +440,7 @@ def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monke
     assert number > 3
     assert settings["follows"] == beat
     assert "prefect.tag.flat-tokens" in [tag["prefect.resource.id"] for tag in settings["related"]]
-    rules = yaml.safe_load((Path(__file__).parents[3] / "deployments" / "automations.yaml").read_text())["automations"]
+    rules = yaml.safe_load((Path(__file__).parents[3] / "deployments/automations.yaml").read_text())["automations"]
     (silent,) = (rule["trigger"] for rule in rules if rule["trigger"].get("after") == [beat])
     assert end in silent["expect"]
 

@@ -22,7 +22,7 @@ def signed(texts: list[str]) -> np.ndarray:
 
 
 def found_in(labels: np.ndarray) -> list[list[int]]:
-    of: dict[int, list[int]] = {}
+    of = {}
     for number, first in enumerate(labels.tolist()):
         of.setdefault(first, []).append(number)
     assert all(first == mine[0] for first, mine in of.items())

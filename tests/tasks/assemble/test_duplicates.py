@@ -22,7 +22,7 @@ HALVES = st.integers(0, 3) | st.sampled_from([2**63, 2**64 - 1])
 @given(st.lists(st.lists(st.tuples(HALVES, HALVES), max_size=30), max_size=12))
 @examples(200)
 def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tuple[int, int]]]) -> None:
-    seen, first = dict[tuple[int, int], int](), FirstTexts()
+    seen, first = {}, FirstTexts()
     for file, digests in enumerate(files):
         keys = np.arange(len(digests), dtype=np.uint64) + np.uint64(100 * file)
         expected = []

@@ -114,10 +114,10 @@ class Row(NamedTuple):
 
 def model(shards: list[Shard], rule: SplitRule) -> dict[Split, list[Row]]:
     """Which documents each split has, in order, one by one."""
-    rows: dict[Split, list[Row]] = {"train": [], "validation": []}
+    rows = {"train": [], "validation": []}
     for number, shard in enumerate(shards):
         for i, document in enumerate(shard.documents):
-            drawn: Split = "validation" if rule.numbers(np.array([document.key], np.uint64))[0] else "train"
+            drawn = "validation" if rule.numbers(np.array([document.key], np.uint64))[0] else "train"
             rows[shard.all_in or drawn].append(Row(document.tokens, document.key, number // 2, 100 * (number % 2) + 2 * i))
     return rows
 
@@ -271,7 +271,7 @@ def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
     counts: list[tuple[int, ...]], layout: LayoutName, span_tokens: int, span_documents: int
 ) -> None:
     """And each span comes as soon as the shards are known that it takes from, and names no other ones."""
-    by_split: list[SplitCounts] = [{"train": (a, b if a else 0), "validation": (c, d if c else 0)} for a, b, c, d in counts]
+    by_split = [{"train": (a, b if a else 0), "validation": (c, d if c else 0)} for a, b, c, d in counts]
     shard = TokenShard(
         key="k",
         inputs={},

@@ -44,8 +44,7 @@ def pinned(tmp_path: Path, *against: Any, **options: Any) -> list[dict[str, Any]
     for one in step["options"]["against"]:
         assert hashlib.sha256(place.read(one["digest"])).hexdigest() == one["digest"]
     assert "sets_url" not in step["options"]
-    found: list[dict[str, Any]] = step["options"]["against"]
-    return found
+    return step["options"]["against"]
 
 
 def put(path: Path, questions: Sequence[str], column: str = "text") -> Path:
@@ -94,7 +93,7 @@ def test_a_set_is_named_by_a_path_or_by_settings() -> None:
     ],
 )
 def test_wrong_sets_are_refused_with_the_configuration(tmp_path: Path, against: list[Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with refusal(message, ValidationError):
         config(tmp_path, *against)
 
 
@@ -102,9 +101,9 @@ def test_sets_are_within_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(INPUT_ROOTS, f"{tmp_path}/in:/nowhere".replace(":", ","))
     monkeypatch.setenv(OUTPUT_ROOTS, f"{tmp_path}/out")
     for against in (f"{tmp_path}/x.jsonl", "s3://bucket/x.jsonl", {"hub": {"path": "a/b"}}):
-        with pytest.raises(ValidationError, match="may not be read here"):
+        with refusal("may not be read here", ValidationError):
             config(tmp_path / "out", against)
-    with pytest.raises(ValidationError, match="may not be read here"):
+    with refusal("may not be read here", ValidationError):
         config(tmp_path / "out", {"name": "x", "digest": "00"}, sets_url=f"{tmp_path}/sets")
     (tmp_path / "in").mkdir()
     put(tmp_path / "x.jsonl", QUESTIONS)
@@ -139,7 +138,7 @@ def test_remote_sets_are_read_as_sources_are(tmp_path: Path, served: str, stand_
     place = Store.at(f"memory://{uuid.uuid4().hex}")
     place.put("x.jsonl", local.read_bytes())
     stand_in_hub.commit("org/name", {"data/test-00000-of-00001.jsonl": local.read_bytes()})
-    sets: list[Any] = [str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
+    sets = [str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
     sets.append({"hub": {"path": "org/name", "split": "test"}, "name": "x"})
     assert len({json.dumps(pinned(tmp_path, one)) for one in sets}) == 1
 

@@ -82,7 +82,7 @@ def resolve(
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Instead of waiting, note for how long."""
-    noted: list[float] = []
+    noted = []
     here, sleep = threading.current_thread(), time.sleep
     # The library waits, too. Threads of others go on as they did.
     monkeypatch.setattr(time, "sleep", lambda wait: (noted.append if threading.current_thread() is here else sleep)(wait))
@@ -137,8 +137,8 @@ def test_a_revision_is_a_commit_or_a_branch_and_stays_when_the_branch_moves(stan
 def test_a_local_directory_of_the_same_name_is_not_the_dataset(
     stand_in_hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "org" / "name").mkdir(parents=True)
-    (tmp_path / "org" / "name" / "local.jsonl").write_text('{"text": "local"}\n')
+    (tmp_path / "org/name").mkdir(parents=True)
+    (tmp_path / "org/name/local.jsonl").write_text('{"text": "local"}\n')
     monkeypatch.chdir(tmp_path)
     stand_in_hub.commit("org/name", {"remote.jsonl": '{"text": "remote"}\n'})
     assert [file.name for file in resolve().files] == ["remote.jsonl"]
@@ -262,10 +262,10 @@ def test_a_hub_that_stays_busy_is_given_up_on(stand_in_hub: StandInHub, tmp_path
     stand_in_hub.commit("org/name", TWO_SPLITS)
     file = resolve().files[0]
     stand_in_hub.fail(file.name, 503, times=1000)
-    with pytest.raises(OSError, match=r"^dataset org/name cannot be had: .* is overloaded \(HfHubHTTPError: HTTP status 503\)"):
+    with refusal(r"^dataset org/name cannot be had: .* is overloaded \(HfHubHTTPError: HTTP status 503\)", OSError):
         fetch_hub(file, tmp_path)
     # An earlier version in the cache is not taken for the dataset.
-    (tmp_path / "huggingface" / "datasets" / "org___name" / "default" / "0.0.0" / "0123").mkdir(parents=True)
+    (tmp_path / "huggingface/datasets/org___name/default/0.0.0/0123").mkdir(parents=True)
     stand_in_hub.fail("/README.md", 503, times=1000)
     with refusal("is overloaded"):
         resolve()
@@ -363,9 +363,7 @@ def test_files_of_a_bucket_are_pinned_by_their_digests(stand_in_hub: StandInHub,
     assert [(file.name, file.immutable) for file in found] == [(name, f"xet_hash:{name}") for name in names]
     assert Path(fetch_file(found[1], (source,), tmp_path).location).read_bytes() == b"one.jsonl"
     files["a/two.jsonl"] = ("other", b"other one")
-    with pytest.raises(
-        OSError, match=r"hf://buckets/org/texts/a/two\.jsonl cannot be fetched .*: it changed after the build had found"
-    ):
+    with refusal(r"hf://buckets/org/texts/a/two\.jsonl cannot be fetched .*: it changed after the build had found", OSError):
         fetch_file(found[2], (source,), tmp_path)
 
 

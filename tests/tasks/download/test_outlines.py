@@ -133,7 +133,7 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
     assert built(kept) == (version, documents)
     assert [path.stat().st_size for path in left_in(kept) if path.suffix == ".raw"] == [len(data)]
     assert built(settings(tmp_path / "local", str(tmp_path / name)))[1] == documents
-    files = json.loads((tmp_path / "ranges" / "latest" / "manifest.json").read_text())["provenance"]["sources"][0]["files"]
+    files = json.loads((tmp_path / "ranges/latest/manifest.json").read_text())["provenance"]["sources"][0]["files"]
     assert files[0]["version"].startswith({"s3": 'ETag:"', "gs": "generation:", "abfs": "etag:"}[bucket.protocol])
 
 
@@ -183,7 +183,7 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
     tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six packed files of which two fit at a time; a seventh that fits only alone, and one that never does."""
-    seen, real = list[int](), tasks.download.cut.fetch_file
+    seen, real = [], tasks.download.cut.fetch_file
     for number in range(7):
         rows = [
             json.dumps({"text": f"{number} {row} " + "x" * (90_000 if number == 6 else 1000)})
@@ -237,10 +237,10 @@ def test_kept_files_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucke
 
 def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
     """One that takes too much waits for the others, not for a killed one. It is an error if files that are kept have the room."""
-    dead = tmp_path / "_staging" / "fetch" / "killed.lock"
+    dead = tmp_path / "_staging/fetch/killed.lock"
     dead.parent.mkdir(parents=True)
     dead.write_text("10 0")
-    order = list[str]()
+    order = []
 
     def second() -> None:
         with room_taken(tmp_path, 5, 10):
@@ -256,10 +256,10 @@ def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
     assert order == ["first", "second"]
     with contextlib.ExitStack() as stack:
         assert take_room(tmp_path, 7, 10, stack, keeps=True)
-        with pytest.raises(NoRoomError, match="keeps 7 bytes of this and other builds, and 5 more are over scratch_bytes, 10"):
+        with refusal("keeps 7 bytes of this and other builds, and 5 more are over scratch_bytes, 10", NoRoomError):
             second()
     (tmp_path / "kept.raw").write_bytes(b"6 here")
-    with pytest.raises(NoRoomError, match="keeps 6 bytes"):
+    with refusal("keeps 6 bytes", NoRoomError):
         second()
 
 
@@ -285,7 +285,7 @@ def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path: Path, bucket: B
 @pytest.mark.slow
 def test_builds_at_once_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket) -> None:
     """One keeps its files; the other has no room for that, and removes them."""
-    builds, seen, line = list[subprocess.Popen[bytes]](), 0, json.dumps({"text": "salt wind " * 99}) + "\n"
+    builds, seen, line = [], 0, json.dumps({"text": "salt wind " * 99}) + "\n"
     for name in "ab":
         for number in range(3):
             put(bucket, f"{name}/{number}.jsonl", line.encode() * 2000)

@@ -23,7 +23,7 @@ from tests.refusal import refusal
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """The events that a server got, which the variable names."""
-    told: list[dict[str, Any]] = []
+    told = []
 
     class Hearer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -75,7 +75,7 @@ def test_inputs_get_digests_of_what_they_held(tmp_path: Path) -> None:
 
 def test_a_build_tells_its_start_and_its_end(heard: list[dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("openlineage.client")
-    path = write_notes(tmp_path / "in" / "a.jsonl", 4)
+    path = write_notes(tmp_path / "in/a.jsonl", 4)
     settings = settings_of(tmp_path / "out", path, name="notes")
     made = build_here(settings)
     with refusal("is not published"):
@@ -98,7 +98,7 @@ def test_a_build_goes_on_without_the_package(
     for name in ("openlineage", "openlineage.client"):
         monkeypatch.setitem(sys.modules, name, None)
     with caplog.at_level(logging.WARNING):
-        made = build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in" / "a.jsonl", 4)))
+        made = build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 4)))
     assert (Path(made.path) / "manifest.json").exists()
     (line,) = [record.getMessage() for record in caplog.records if "lineage" in record.getMessage()]
     assert "pip install openlineage-python" in line

@@ -34,7 +34,7 @@ class At:
 
     def __init__(self, output: str, tmp_path: Path) -> None:
         self.root = Store.at(output)
-        source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+        source = write_notes(tmp_path / "in/a.jsonl", 4)
         settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
         made = [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(3)]
         self.first, self.latest, self.waits = made
@@ -136,7 +136,7 @@ def test_a_version_that_was_changed_is_not_approved(at: At) -> None:
 
 @pytest.mark.parametrize("others", [[approve, approve], [approve, reject], [reject, reject]])
 def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[..., Any]]) -> None:
-    barrier, said = threading.Barrier(len(others)), list[Any]()
+    barrier, said = threading.Barrier(len(others)), []
 
     def decide(one: Callable[..., Any]) -> None:
         barrier.wait()
@@ -192,8 +192,8 @@ def test_with_a_key_the_record_of_what_waits_is_signed(tmp_path: Path, monkeypat
     monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys")))
     at = At(str(tmp_path / "out"), tmp_path)
     told = at.root.read("latest.json")
-    (tmp_path / "out" / "latest.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
+    (tmp_path / "out/latest.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
     with refusal(r"latest\.json: the signature next to it is of something else"):
         approve(at.root, None, "yes")
-    (tmp_path / "out" / "latest.json").write_bytes(told)
+    (tmp_path / "out/latest.json").write_bytes(told)
     assert approve(at.root, None, "yes").pointer.version == at.waits

@@ -55,7 +55,7 @@ def test_a_collection_knows_of_every_build(root: Store, scratch: Path) -> None:
 
 def test_a_build_begins_when_the_collection_has_ended(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.output.leases, "WAIT_SECONDS", 0.01)
-    order: list[str] = []
+    order = []
     waiting = threading.Event()
     monkeypatch.setattr(tasks.output.leases.logger, "info", lambda *_: waiting.set())
 
@@ -94,8 +94,8 @@ def test_a_killed_build_is_running_no_more(tmp_path: Path) -> None:
 
 def test_downloads_that_another_output_uses_are_in_use(tmp_path: Path) -> None:
     """A rerun for another tokenizer takes the downloads from the cache of the dataset."""
-    (tmp_path / "out" / "_cache").mkdir(parents=True)
-    with sharing(tmp_path / "out" / "_cache"):
+    (tmp_path / "out/_cache").mkdir(parents=True)
+    with sharing(tmp_path / "out/_cache"):
         assert in_use(Store.at(tmp_path / "out"))
     assert in_use(Store.at(tmp_path / "out")) is None
 

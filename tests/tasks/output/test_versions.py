@@ -30,7 +30,7 @@ from tests.refusal import refusal
 
 def build_versions(output: str, tmp_path: Path, count: int) -> list[str]:
     """Versions of the same few texts, one for each seed."""
-    source = write_notes(tmp_path / "in" / "a.jsonl", 4)
+    source = write_notes(tmp_path / "in/a.jsonl", 4)
     settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
     return [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(count)]
 
@@ -84,7 +84,7 @@ def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(outp
 
 
 def build_versions_from(output: str, tmp_path: Path, seed: int) -> list[str]:
-    settings = settings_of(Path("unused"), tmp_path / "in" / "a.jsonl", scratch=str(tmp_path / "scratch"))
+    settings = settings_of(Path("unused"), tmp_path / "in/a.jsonl", scratch=str(tmp_path / "scratch"))
     return [build_here({**settings, "output": output, "split_seed": seed}).version]
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(tmp_path: Pat
     ):
         with refusal(words):
             roll_back(root, name)
-    (output / "versions" / one / "train" / "seq_starts" / "c" / "0").unlink()
+    (output / "versions" / one / "train/seq_starts/c/0").unlink()
     with refusal("is missing"):
         roll_back(root)
     assert (read_pointer(root).version, read_pointer(root).sequence) == (two, 2)
@@ -159,7 +159,7 @@ def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(out
     (version,) = build_versions(output, tmp_path, 1)
     origin = read_origin(root, version)
     assert origin is not None
-    assert origin.config["sources"][0]["path"] == str(tmp_path / "in" / "a.jsonl")
+    assert origin.config["sources"][0]["path"] == str(tmp_path / "in/a.jsonl")
     files = read_origin_files(root, version)
     assert files is not None
     assert [file.name for file in files.files] == [file.name for file in files.found] == ["a.jsonl"]
@@ -175,7 +175,7 @@ def test_an_origin_is_recorded_as_json_writes_it(tmp_path: Path) -> None:
     """Names in any alphabet, and the digits of small numbers."""
     write_notes(tmp_path / "in" / 'a"\\é海.jsonl', 4)
     built = build_here(settings_of(tmp_path / "out", tmp_path / "in", validation_fraction=0.00001))
-    record = (tmp_path / "out" / "origins" / f"{built.version}.json").read_text()
+    record = (tmp_path / "out/origins" / f"{built.version}.json").read_text()
     assert record == json.dumps(json.loads(record), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 

@@ -28,7 +28,7 @@ def root() -> Iterator[Store]:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The keys of every question for ranges that reaches a store."""
-    seen: list[list[str]] = []
+    seen = []
     real = Store.read_ranges
 
     def noted(store: Store, keys: Sequence[str], *ranges: Sequence[int | None]) -> list[bytes | FileNotFoundError]:
@@ -142,7 +142,7 @@ def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[
 @given(st.lists(st.integers(0, 9)), st.integers(0, 12))
 def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int) -> None:
     """Content n is n bytes; a list says what should be there."""
-    kept, model = DigestCache(limit), list[int]()
+    kept, model = DigestCache(limit), []
     for n in uses:
         digest = kept.keep(bytes(n))
         model = [*(one for one in model if one != n), n]

@@ -136,7 +136,7 @@ def test_a_digest_is_the_same_on_every_machine_and_in_every_version() -> None:
 
 
 def shard_of(key_inputs: dict[str, Any], **changes: Any) -> TokenShard:
-    facts: dict[str, Any] = {
+    facts = {
         "key": digest_of(key_inputs),
         "inputs": key_inputs,
         "objects": [],
@@ -250,7 +250,7 @@ def test_shards_without_receipts_are_told_in_order(tmp_path: Path, monkeypatch: 
 def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between seeing the damage and putting it aside, it is looked at again."""
     shard = stored(tmp_path, shard_of({"file": "ab"}))
-    path = tmp_path / CACHE / shard.key / "tokens" / "c" / "0"
+    path = tmp_path / CACHE / shard.key / "tokens/c/0"
     path.write_bytes(b"damage")
     real = tasks.shards.receipts.repairing
 

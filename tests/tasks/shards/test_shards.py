@@ -111,7 +111,7 @@ def fresh(directory: Path) -> Path:
 def source(tmp_path: Path) -> Source:
     (tmp_path / "in").mkdir()
     lines = [json.dumps({"text": f"document {i}", "id": i}) for i in range(5)]
-    (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "in/a.jsonl").write_text("\n".join(lines))
     return Source(path=str(tmp_path / "in"), id_column="id")
 
 
@@ -133,7 +133,7 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
     slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every file and directory of it: of a shard under its name, each object is whole."""
-    synced: set[str] = set()
+    synced = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
     part, recipe, place = slices
     draft = tokenize_slice(part, recipe, place)
@@ -171,7 +171,7 @@ def lose_object(target: Path) -> None:
 
 def spoil_object(target: Path) -> None:
     lose_receipt(target)
-    (target / "documents" / "key" / "zarr.json").write_bytes(b"{}")
+    (target / "documents/key/zarr.json").write_bytes(b"{}")
 
 
 def become_file(target: Path) -> None:
@@ -217,7 +217,7 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Work
     """And nothing of the staging is left on this machine."""
     part, recipe, here = slices
     place = here._replace(root=Store.at("memory://test-shards", here.staging))
-    order: list[str] = []
+    order = []
 
     def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
         def write(self: Store, key: str, *arguments: Any) -> Any:

@@ -56,8 +56,8 @@ def refuse(tmp_path: Path, path: Path | str, words: str, **settings: Any) -> Non
     with pytest.raises((ValueError, OSError), match=words) as refused:
         run(tmp_path, path, **settings)
     assert "\n" not in str(refused.value)
-    assert not (tmp_path / "out" / "latest.json").exists()
-    assert not (tmp_path / "out" / "_staging").exists()
+    assert not (tmp_path / "out/latest.json").exists()
+    assert not (tmp_path / "out/_staging").exists()
 
 
 def jsonl(line: bytes) -> bytes:
@@ -646,7 +646,7 @@ def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl", "in/**/*", "nothing", "nothing/*.jsonl"])
 def test_a_place_without_files_is_refused(tmp_path: Path, path: str) -> None:
-    (tmp_path / "in" / "below").mkdir(parents=True)
+    (tmp_path / "in/below").mkdir(parents=True)
     refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
 
 
@@ -709,7 +709,7 @@ def vocabulary(tmp_path: Path, *, without: int | None = None, highest: int = 256
 
 
 def tokenizer_json(tmp_path: Path, **changes: Any) -> str:
-    definition = json.loads((ROOT / "deployments" / "demo" / "tokenizer.json").read_text())
+    definition = json.loads((ROOT / "deployments/demo/tokenizer.json").read_text())
     definition["model"] |= changes
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     return str(tmp_path / "tokenizer.json")
@@ -916,7 +916,7 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(
     assert words in errors
     assert errors.count("\n") == 1
     assert "Tr0ub4dor" not in errors
-    assert not (tmp_path / "out" / "versions").exists()
+    assert not (tmp_path / "out/versions").exists()
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_the_fast_parser_reads_what_the_slow_one_reads(
 ) -> None:
     """Documents, keys, rows and counts; so what comes of a line does not depend on its neighbours, which choose the parser."""
     data = b"\n".join(lines)[cut:]
-    settings: dict[str, Any] = {"id_column": "id"} if with_ids else {}
+    settings = {"id_column": "id"} if with_ids else {}
     quickly = read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings)
     with monkeypatch.context():
         slowly()
@@ -508,7 +508,7 @@ def test_what_is_not_unicode_becomes_one_replacement_character_a_fault(tmp_path:
 def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(limits, "BATCH_BYTES", 1 << 16)
     monkeypatch.setattr(limits, "LONGEST_LINE", 1 << 18)
-    kind: FileFormat = "jsonl" if b"{" in data else "text"
+    kind = "jsonl" if b"{" in data else "text"
     path = tmp_path / "a"
     path.write_bytes(data % (b"x" * (32 << 20)) + b"#" * 3 + data % b"last")
     if kind == "jsonl":
@@ -551,7 +551,7 @@ def test_texts_between_separators_are_too_long_by_their_own_length(
 ) -> None:
     monkeypatch.setattr(limits, "BATCH_BYTES", block)
     data = b"a" + b"##" + b"x" * 20 + b"##" + b"y" * 21 + b"##" + b"" + b"##" + b"z" * 50
-    settings: dict[str, Any] = {"document_separator": "##", "documents": {"max_bytes": 20}}
+    settings = {"document_separator": "##", "documents": {"max_bytes": 20}}
     outcome = read_bytes(tmp_path / "a.txt", data, "text", "skip", **settings)
     assert [(text, row) for text, _, row in outcome.documents] == [("a", 0), ("x" * 20, 1), ("", 3)]
     assert outcome.tally.skipped == {"too_long": 2}

@@ -57,17 +57,17 @@ def written(directory: Path, contents: list[bytes], kind: FileFormat, source: So
         path = directory / f"{number:03}.{kind}"
         path.write_bytes(content)
         ends = "crlf" if kind == "text" and b"\r\n" in content and source.document_separator else None
-        facts: dict[str, Any] = {"location": str(path), "stamp": stamp(str(path)), "line_ends": ends}
+        facts = {"location": str(path), "stamp": stamp(str(path)), "line_ends": ends}
         file = SourceFile(0, path.name, len(content), f"{number:064x}", kind, **facts)
         ranges += plan_ranges(file, source, 1 << 30)
     return ranges
 
 
 def read(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found:
-    documents, columns, kinds = list[tuple[str, int, int, int]](), list[pa.RecordBatch](), dict[str, str]()
-    counts, file_rows, file = Tally(), list[int](), 0
+    documents, columns, kinds = [], [], {}
+    counts, file_rows, file = Tally(), [], 0
     for slice_ in slices:
-        tally, rows, begun = Tally(), list[Any](), len(documents)
+        tally, rows, begun = Tally(), [], len(documents)
         for batch in read_documents(slice_, source, policy, tally):
             documents += zip(
                 batch.texts.to_pylist(), batch.keys.tolist(), fact(batch.rows, ROW).tolist(), [0] * len(batch.texts), strict=True
@@ -169,7 +169,7 @@ def test_rows_together(
     few: bool,
 ) -> None:
     form, write = WRITERS[kind]
-    source, contents = Source(path="x", **settings), list[bytes]()
+    source, contents = Source(path="x", **settings), []
     for number, rows in enumerate(files):
         texts, ids, n = zip(*rows, strict=True) if rows else ((), (), ())
         # Types differ from file to file, as those of files by several writers do.

@@ -241,7 +241,7 @@ UNKNOWN_MODELS_WITH_SPACES = (
 
 def merges_of(characters: Sequence[str], size: int, seed: str, *, many_ways: bool, longest: int = 7) -> list[tuple[str, str]]:
     """Merges of random tokens. *many_ways*: several may make the same token."""
-    rng, tokens, made = random.Random(seed), list(characters), dict[tuple[str, str], str]()
+    rng, tokens, made = random.Random(seed), list(characters), {}
     known = set(tokens)
     while len(made) < size:
         pair = rng.choice(tokens), rng.choice(tokens)
@@ -483,7 +483,7 @@ def texts(member: Member, characters: int, seed: int = 0) -> list[str]:
             return rng.choice(NEW)
         return "".join(character() for _ in range(rng.randrange(1, 4)))
 
-    found: list[str] = []
+    found = []
     left = characters
     while left > 0:
         text = rng.choice(("", "", " ", "▁")).join(part() for _ in range(rng.choice((0, 1, 2, 5, 20, 100, 400))))

@@ -61,7 +61,7 @@ def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays() -> None:
 def test_texts_with_them_keep_their_places(texts: list[str]) -> None:
     """The other engine gets them alone."""
     tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
-    seen: list[str] = []
+    seen = []
 
     def others(some: pa.LargeStringArray) -> Tokens:
         seen.extend(some.to_pylist())

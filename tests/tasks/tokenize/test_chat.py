@@ -102,7 +102,7 @@ class Spoken:
     @property
     def counted(self) -> list[str]:
         """The texts of runs of tokens that count."""
-        runs, before = list[list[int]](), 0
+        runs, before = [], 0
         for token, counts in zip(self.ids, self.mask, strict=True):
             if counts:
                 runs += [] if before else [[]]
@@ -227,7 +227,7 @@ def test_conversations_that_cannot_be_encoded(tokenizer: Path, text: str, told: 
     """The others are, one by one."""
     encoder = Conversations(Chat(template=MISTRAL, tokens=TOKENS), TokenizerConfig(name=str(tokenizer)))
     good = '[{"role": "user", "content": "x"}]'
-    with pytest.raises(UnencodableError, match=told):
+    with refusal(told, UnencodableError):
         encoder(large_string_array(good, text))
     one, other = encoder.one_by_one(large_string_array(good, text))
     assert one.ids.tolist() == ids_of(tokenizer, "<s>[INST] x [/INST]")  # type: ignore[union-attr]
@@ -237,7 +237,7 @@ def test_conversations_that_cannot_be_encoded(tokenizer: Path, text: str, told: 
 def test_a_message_that_others_change_is_not_guessed(speak: Callable[..., Spoken]) -> None:
     """Some templates leave out the thoughts of earlier answers."""
     template = "{% for m in messages %}<s>{{ m.content if loop.last else m.content | length }}</s>{% endfor %}"
-    with pytest.raises(UnencodableError, match=r"message 1 is rendered otherwise when others follow.*\{% generation %\}"):
+    with refusal(r"message 1 is rendered otherwise when others follow.*\{% generation %\}", UnencodableError):
         speak(TALK, template)
 
 
@@ -253,7 +253,7 @@ def test_a_message_that_others_change_is_not_guessed(speak: Callable[..., Spoken
     ],
 )
 def test_templates_stay_in_their_sandbox(speak: Callable[..., Spoken], template: str, told: str) -> None:
-    with pytest.raises(UnencodableError, match=told):
+    with refusal(told, UnencodableError):
         speak(TALK, template)
 
 

@@ -52,7 +52,7 @@ def test_texts_that_nfc_changes_have_the_reference_engines_tokens(tokenizer: Tok
 
 def test_texts_in_nfc_are_left_to_the_fast_engine() -> None:
     """All but those that NFC changes, in one call, in their places."""
-    tokenizer, calls = load_tokenizer(TokenizerConfig(name="bytes")), list[list[str]]()
+    tokenizer, calls = load_tokenizer(TokenizerConfig(name="bytes")), []
 
     def others(texts: pa.LargeStringArray) -> Tokens:
         calls.append(texts.to_pylist())

@@ -113,7 +113,7 @@ def saved(tokenizer: Tokenizer, path: Path, **options: bool) -> TokenizerConfig:
 
 def parted(texts: list[Text]) -> Parted:
     """Texts in parts, with places in bytes."""
-    kinds, ordinary, spans, at = list[int](), list[str](), list[tuple[int, int]](), 0
+    kinds, ordinary, spans, at = [], [], [], 0
     for parts, own in texts:
         places = [at]  # character -> byte
         for part in parts:
@@ -140,7 +140,7 @@ ordinary_parts = st.lists(characters, min_size=1, max_size=8).map("".join)
 @st.composite
 def texts_in_parts(draw: st.DrawFn) -> Text:
     """Ordinary parts, never two in a row, and spans between places that are no halves of special tokens."""
-    parts: list[Part] = []
+    parts = []
     for is_special, text in draw(st.lists(st.tuples(st.booleans(), ordinary_parts), max_size=6)):
         parts += [0 if len(text) % 2 else 1] if is_special or (parts and isinstance(parts[-1], str)) else [text]
     places, at = [0], 0
@@ -207,7 +207,7 @@ def test_texts_that_lose_everything_are_refused(tmp_path: Path) -> None:
     definition["model"]["unk_token"] = None
     tokenizer = Tokenizer.from_str(json.dumps(definition))
     config = saved(tokenizer, tmp_path)
-    texts: list[Text] = [(["e"], [(0, 1)]), (["中"], []), ([0], [(0, 2)])]
+    texts = [(["e"], [(0, 1)]), (["中"], []), ([0], [(0, 2)])]
     for engine in (Plain(tokenizer), None):
         strict = PartEncoder(config, engine)(parted(texts))
         assert {i: fault.reason for i, fault in strict.faults.items()} == {1: "unencodable"}
@@ -243,9 +243,9 @@ def check_member(member: Member, path: Path) -> None:
     loaded = json_tokenizer(TokenizerJson(member.name, member.name, json.loads(Path(config.name).read_text()), expected))
     fast, reference = PartEncoder(config, Engine(loaded, loaded.why_slow is None)), PartEncoder(config, None)
     numbers = [number for number, text in enumerate(fast.specials) if text in SPECIALS]
-    drawn, made = random.Random(member.name), list[Text]()
+    drawn, made = random.Random(member.name), []
     for text in texts_of_member(member, 2_000):
-        parts: list[Part] = []
+        parts = []
         for start in sorted(drawn.randrange(len(text) + 1) for _ in range(3)):
             parts += [drawn.choice(numbers), *filter(None, [text[start : start + drawn.randrange(60)]])]
         places = [0]

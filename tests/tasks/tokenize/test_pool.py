@@ -26,7 +26,7 @@ def doubled(number: int) -> int:
 
 def taken(pool: TokenizePool, numbers: Iterator[int]) -> list[int | str]:
     """Results, and the message of an error where one ended them."""
-    found: list[int | str] = []
+    found = []
     try:
         with pool.results(numbers, doubled, large) as results:
             for result in results:
@@ -40,7 +40,7 @@ def taken(pool: TokenizePool, numbers: Iterator[int]) -> list[int | str]:
 @given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 9), max_size=20), min_size=1, max_size=4))
 def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int]]) -> None:
     """However many share the pool, up to the first error."""
-    found: dict[int, list[int | str]] = {}
+    found = {}
     with TokenizePool(threads) as pool:
 
         def take(number: int) -> None:
@@ -79,7 +79,7 @@ def test_all_threads_work_on_the_same_slice() -> None:
 
 def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
     """It is worked ahead on for some batches; then its turn comes when somebody takes results."""
-    read: list[int] = []
+    read = []
 
     def numbers(count: int, noted: list[int]) -> Iterator[int]:
         for number in range(count):
@@ -95,7 +95,7 @@ def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
 
 def test_earlier_slices_come_first() -> None:
     """A thread that is free takes a batch of the first slice that has one."""
-    order: list[str] = []
+    order = []
     gate = threading.Event()
 
     def work(name: str) -> str:
@@ -115,7 +115,7 @@ def test_earlier_slices_come_first() -> None:
 def test_who_stops_early_waits_for_what_is_under_way() -> None:
     """What the block uses, such as a file, may be closed behind it."""
     is_open = True
-    flaws: list[int] = []
+    flaws = []
 
     def numbers() -> Iterator[int]:
         for number in range(1000):
@@ -158,7 +158,7 @@ def test_a_pool_ends_with_its_block() -> None:
 
 def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one() -> None:
     """Of its slice: long documents fill the memory one by one."""
-    read: list[int] = []
+    read = []
 
     def numbers() -> Iterator[int]:
         for number in range(5):

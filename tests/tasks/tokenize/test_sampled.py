@@ -38,10 +38,11 @@ from tasks.tokenize.engines import (
     tokens_of,
 )
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.refusal import refusal
 from tests.slices import range_of_slice
 from tests.sources import write_rows
 
-DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
+DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_pa
         "^part.txt, row 12: the fast engine does not give the tokens of some .token 2 is 117, the reference engine's 116.. "
         "Nothing is published. Set tokenizer.engine: reference. Tokens of earlier versions may differ, too.$"
     )
-    with pytest.raises(EnginesDifferError, match=expected):
+    with refusal(expected, EnginesDifferError):
         tokens(one, "no", "neither", "yes", "no", tmp_path=tmp_path)
 
 
@@ -111,20 +112,20 @@ def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
         found = reference(texts)
         return Tokens(found.ids[:-1], np.minimum(found.offsets, len(found.ids) - 1))
 
-    with pytest.raises(EnginesDifferError, match=r"row 11: .*token 1 is missing, the reference engine's 99"):
+    with refusal(r"row 11: .*token 1 is missing, the reference engine's 99", EnginesDifferError):
         tokens(engine(lambda: without_last), "ab", "ab", tmp_path=tmp_path)
 
 
 @pytest.mark.usefixtures("every_document")
 def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
     """Not what the engine would give the document alone."""
-    calls: list[int] = []
+    calls = []
 
     def right_alone(texts: pa.LargeStringArray) -> Tokens:
         calls.append(len(texts))
         return (reference if len(texts) == 1 else wrong_about(""))(texts)
 
-    with pytest.raises(EnginesDifferError, match="row 10"):
+    with refusal("row 10", EnginesDifferError):
         tokens(engine(lambda: right_alone), "ab", "cd", tmp_path=tmp_path)
     assert calls == [2]
 
@@ -150,7 +151,7 @@ def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
     text = with_completions(large_string_array("ask"), large_string_array("yes")).cast(pa.large_string())[0].as_py()
     right = tokens(Completions(engine(lambda: reference)), text, tmp_path=tmp_path)
     assert right.mask.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(EnginesDifferError, match="row 10"):
+    with refusal("row 10", EnginesDifferError):
         tokens(Completions(engine(lambda: wrong_about("yes"))), text, tmp_path=tmp_path)
 
 
@@ -165,7 +166,7 @@ def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path)
 
 @pytest.mark.usefixtures("every_document")
 def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls = []
 
     def counted(texts: pa.LargeStringArray) -> Tokens:
         calls.append(len(texts))
@@ -201,7 +202,7 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
         rows = texts[i * 100 : i * 100 + 100]
         write_rows(tmp_path / "in" / f"{i}.jsonl", [{"text": text} for text in rows])
     # The first documents are without it, so that the trial does not see it.
-    write_rows(tmp_path / "in" / "0.jsonl", [{"text": f"none {i}"} for i in range(100)])
+    write_rows(tmp_path / "in/0.jsonl", [{"text": f"none {i}"} for i in range(100)])
 
     def built(engine: str) -> Any:
         config = {
@@ -214,9 +215,7 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
         with Threads(1) as runner:
             return build(BuildConfig.model_validate(config), runner)
 
-    with pytest.raises(
-        EnginesDifferError, match=r"2.jsonl, line 1 \(row 0\): the fast engine does not give the tokens of .*tokenizer.json"
-    ):
+    with refusal(r"2.jsonl, line 1 \(row 0\): the fast engine does not give the tokens of .*tokenizer.json", EnginesDifferError):
         built("auto")
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(str(tmp_path / "out"))

@@ -58,7 +58,7 @@ def test_segments_are_the_same_whatever_the_batches(texts: list[str], borders: l
 
 @given(texts=TEXTS, more=TEXTS)
 def test_equal_segments_have_equal_digests_and_others_do_not(texts: list[str], more: list[str]) -> None:
-    by_digest: dict[bytes, set[tuple[str, ...]]] = {}
+    by_digest = {}
     for digest, mine in (*segments_of(documents_of(texts)), *segments_of(documents_of(more))):
         by_digest.setdefault(digest, set()).add(mine)
     assert all(len(several) == 1 for several in by_digest.values())

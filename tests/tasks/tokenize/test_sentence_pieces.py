@@ -74,7 +74,7 @@ def test_a_build_takes_a_model_and_its_tokens_are_decoded(tmp_path: Path) -> Non
     """Through the trial in a process of its own."""
     path = model_file(tmp_path / "tokenizer.model.v1")
     texts = ["hello world", "the \U00013000 dog", ""]
-    write_rows(tmp_path / "in" / "a.jsonl", [{"text": text} for text in texts])
+    write_rows(tmp_path / "in/a.jsonl", [{"text": text} for text in texts])
     settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in")}, "tokenizer": str(path)}
     with Threads(1) as runner:
         done = build(BuildConfig.model_validate(settings | {"validation_fraction": 0}), runner)

@@ -42,7 +42,7 @@ from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 
-DEMO = Path(__file__).parents[3] / "deployments" / "demo" / "tokenizer.json"
+DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 BESIDE = pytest.mark.needs("shared/vocab")  # packages of the lock have the other two
 REAL = [pytest.param("gpt2", marks=BESIDE), pytest.param("r50k_base", marks=BESIDE), "cl100k_base", "o200k_base"]
 SPECIAL = "<|endoftext|><|endofprompt|><|fim_prefix|><|im_start|></s><pad>[MASK]"
@@ -366,7 +366,7 @@ def counting(made: list[int]) -> Tokenizer:
 
 
 def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    made = []
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("text")
 
@@ -400,7 +400,7 @@ def by_thread(made: list[tuple[int, int]]) -> Tokenizer:
 
 def test_an_engine_that_forgets_begins_anew() -> None:
     """But not under the hands of a thread that tokenizes."""
-    noted: list[tuple[int, int]] = []
+    noted = []
     plain = by_thread(noted)
     engine, text = Engine(plain, fast=True), large_string_array("text")
 
@@ -423,7 +423,7 @@ def test_an_engine_that_forgets_begins_anew() -> None:
 
 def test_the_engine_that_was_tried_is_used() -> None:
     """Loading one takes a tenth of a second."""
-    made: list[int] = []
+    made = []
     tokenizer = counting(made)
     assert may_use_fast_engine(tokenizer, "auto", [])
     assert lists(engine_of(tokenizer, True), large_string_array("text")) == [[117, 102, 121, 117]]
@@ -432,7 +432,7 @@ def test_the_engine_that_was_tried_is_used() -> None:
 
 def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """It remembers words without end: but only after a stretch of text, and never where memory is plenty."""
-    made: list[int] = []
+    made = []
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("x" * 1000)
     monkeypatch.setattr(tasks.tokenize.engines, "RENEW_AFTER_BYTES", 3500)
@@ -488,7 +488,7 @@ def test_a_pattern_that_leaves_out_text_is_refused(tmp_path: Path, pattern: str)
 def test_texts_that_an_engine_refuses_are_told_one_by_one_from_those_that_it_takes(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(TokenizerConfig(name=str(word_level(tmp_path / "tokenizer.json"))))
     engine, texts = Engine(tokenizer, fast=False), large_string_array("one two", "two three", "", "two")
-    with pytest.raises(UnencodableError, match="Missing"):
+    with refusal("Missing", UnencodableError):
         engine(texts)
     first, refused, empty, last = engine.one_by_one(texts)
     assert [tokens.ids.tolist() for tokens in (first, empty, last) if isinstance(tokens, Tokens)] == [[0, 1], [], [1]]
@@ -517,7 +517,7 @@ def test_what_makes_the_fast_engine_fail_is_left_to_the_reference() -> None:
     tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
     engine = Engine(dataclasses.replace(tokenizer, digest="panics", make_fast=make_fast), fast=True)
     texts = large_string_array("a", "bad", "b")
-    with pytest.raises(UnencodableError, match="Panic: poisoned"):
+    with refusal("Panic: poisoned", UnencodableError):
         engine(texts)
     taken = [tokens for tokens in engine.one_by_one(texts) if isinstance(tokens, Tokens)]
     assert [tokens.ids.tolist() for tokens in taken] == [[98], [99, 98, 101], [99]]

@@ -19,6 +19,7 @@ from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.renderer import NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
 from tests.examples import first_fast
+from tests.refusal import refusal
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -116,8 +117,7 @@ def dumped(value: Any, **how: Any) -> str:
 
 
 def function_of(call: Message) -> Message:
-    found: Message = call["function"]
-    return found
+    return call["function"]
 
 
 def said(content: str, before: str, has_calls: bool) -> Iterator[Piece]:
@@ -232,12 +232,12 @@ def talk(drawn: random.Random, thought: str | None) -> tuple[list[Message], Tool
         given = {"place": text(), "n": drawn.randrange(9), "more": [text(), None, {"x": 1.5}]}
         return json.dumps(given) if drawn.random() < 0.3 else given
 
-    messages = list[Message]()
+    messages = []
     for number in range(drawn.randrange(1, 4)):
         messages.append({"role": "user", "content": f"q{number} {text()}"})
         for _ in range(drawn.randrange(1, 4)):
             content = text()
-            answer: Message = {"role": "assistant", "content": content if content.strip() else ""}
+            answer = {"role": "assistant", "content": content if content.strip() else ""}
             thinks = drawn.random() < 0.5 and thought is not None
             if thinks and thought == "parts":
                 answer["content"] = [{"type": "thinking", "thinking": f"hm{text()}."}]
@@ -254,7 +254,7 @@ def talk(drawn: random.Random, thought: str | None) -> tuple[list[Message], Tool
                 continue
             messages.append(answer)
             break
-    tools: Tools = [
+    tools = [
         {"type": "function", "function": {"name": name, "description": text(), "parameters": {"type": "object", "x": None}}}
         for name in ("look", "find_place")
     ]
@@ -278,7 +278,7 @@ def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
     short = [0] * sum(widths)
     for start, stop in zip(rendered.spans[::2], rendered.spans[1::2], strict=True):
         short[start:stop] = [1] * (stop - start)
-    mask, at = list[int](), 0
+    mask, at = [], 0
     for part, width, kind in zip(parts, widths, rendered.parts, strict=True):
         mask += [max(short[at : at + 2])] * len(part) if isinstance(kind, int) else short[at : at + width]
         at += width
@@ -373,7 +373,7 @@ def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
     ],
 )
 def test_tools_that_are_none_are_refused(tools: str, told: str) -> None:
-    with pytest.raises(RefusedError, match=told):
+    with refusal(told, RefusedError):
         renderer(HERMES)(b'[{"role": "user", "content": "x"}]' + BOUNDARY + tools.encode())
 
 
@@ -385,7 +385,7 @@ def test_special_strings_in_tools_are_text() -> None:
 
 def test_a_template_without_use_for_tools_is_refused() -> None:
     """They would be left out silently."""
-    with pytest.raises(NotATemplateError, match=r"has no use for tools; leave source\.tools_column out"):
+    with refusal(r"has no use for tools; leave source\.tools_column out", NotATemplateError):
         renderer("{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
@@ -393,6 +393,6 @@ def test_a_template_that_looks_into_a_content_is_refused() -> None:
     """Which of its text is which is not known then; without ``count`` it is rendered as ever."""
     template = "{% for m in messages %}{{ m.content|upper }}{% if tools %}{% endif %}{{ m.tool_calls }};{% endfor %}"
     talk = text_of([{"role": "assistant", "content": "x", "tool_calls": [{"name": "look", "arguments": {}}]}], None).encode()
-    with pytest.raises(RefusedError, match=r"Leave source\.count out"):
+    with refusal(r"Leave source\.count out", RefusedError):
         renderer(template, ("content",))(talk)
     assert renderer(template)(talk)

@@ -34,12 +34,12 @@ def request_of(size: int, pattern: str = SIMPLE, specials: tuple[str, ...] = ())
 def naive(texts: list[str], size: int) -> Merges:
     """Byte pairs by the book: count all pairs, join the most frequent one, of several the one with the smallest ids, again."""
     spelled = byte_level_alphabet()
-    words: Counter[tuple[str, ...]] = Counter()
+    words = Counter()
     for text in texts:
         words.update(tuple(spelled[byte] for byte in piece.encode()) for piece in re.findall(SIMPLE, text))
-    tokens, pairs = list(ALPHABET), list[tuple[str, str]]()
+    tokens, pairs = list(ALPHABET), []
     while len(tokens) < size:
-        counts: Counter[tuple[str, str]] = Counter()
+        counts = Counter()
         for word, count in words.items():
             for pair in pairwise(word):
                 counts[pair] += count
@@ -54,7 +54,7 @@ def naive(texts: list[str], size: int) -> Merges:
 
 
 def joined(word: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
-    made: list[str] = []
+    made = []
     for token in word:
         if made and made[-1] == one and token == other:
             made[-1] = one + other
@@ -148,5 +148,5 @@ def test_a_special_token_that_was_learned_as_text_is_refused() -> None:
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused(wrong: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with refusal(message, ValidationError):
         VocabularyRequest.model_validate(wrong)

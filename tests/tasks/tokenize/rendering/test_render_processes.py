@@ -98,7 +98,7 @@ def _no_process_stays() -> Iterator[None]:
 
 
 def renderers(template: str, limits: Limits = LIMITS, **more: Any) -> Renderers:
-    usual: dict[str, Any] = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None}
+    usual = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None}
     return Renderers(Settings(template=template, fast=True, **{**usual, **more}), limits)
 
 
@@ -108,7 +108,7 @@ def talks(*contents: str) -> pa.LargeStringArray:
 
 def outcomes(found: Iterator[Parted]) -> list[str | BadText]:
     """Of each conversation its text, or why it is refused."""
-    told: list[str | BadText] = []
+    told = []
     for one in found:
         parts = iter(one.texts.to_pylist())
         kinds = iter(one.kinds.tolist())
@@ -265,7 +265,7 @@ def test_a_process_whose_reader_is_gone_ends() -> None:
 
 def test_threads_have_processes_of_their_own() -> None:
     render = renderers(ALL)
-    found: dict[int, list[Any]] = {}
+    found = {}
 
     def work(number: int) -> None:
         found[number] = [outcomes(render(talks(*(f"{number} {i} {k}" for i in range(20))))) for k in range(5)]
@@ -303,7 +303,7 @@ def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch: pytest.Mon
 def test_a_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the environment it has what it needs to begin."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    given: list[Any] = []
+    given = []
     real = subprocess.Popen
 
     class Watched(real):  # type: ignore[type-arg, misc, valid-type]

@@ -14,6 +14,7 @@ from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.renderer import MAX_DEPTH, NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
 from tests.examples import examples
+from tests.refusal import refusal
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<s>")
 ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -61,13 +62,13 @@ def user(content: Any, **more: Any) -> bytes:
 )
 def test_nothing_with_an_address_becomes_text(expression: str) -> None:
     """It would be another text in each process."""
-    with pytest.raises(RefusedError, match="where text is wanted"):
+    with refusal("where text is wanted", RefusedError):
         renderer(ALL + "{{ " + expression + " }}")(user("x"))
 
 
 @pytest.mark.parametrize("expression", ["messages|random", "['a']|random", "lipsum()", "lipsum(1)|upper"])
 def test_functions_that_give_something_else_each_time_are_refused(expression: str) -> None:
-    with pytest.raises(NotATemplateError, match="which gives something else each time"):
+    with refusal("which gives something else each time", NotATemplateError):
         renderer(ALL + "{{ " + expression + " }}")
 
 
@@ -125,7 +126,7 @@ def test_special_strings_stay_text_within_lists_and_escapes(expression: str, wri
     """Python and JSON write escapes for characters that nobody sees, as those are that stand for special strings."""
     of = renderer("{% for m in messages %}{{ " + expression + " }}{% endfor %}")
     assert of(user("a<s>é")).parts == [written.encode()]
-    with pytest.raises(RefusedError, match=r"it spells U\+1FFFE"):
+    with refusal(r"it spells U\+1FFFE", RefusedError):
         of(user("a<s>\\U0001fffe" if "ensure" not in expression else "a<s>\\ud83f\\udffe"))
 
 
@@ -133,14 +134,14 @@ def test_special_strings_stay_text_within_lists_and_escapes(expression: str, wri
 def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
     """How deep is the same with every Python. Rendering goes on with the next conversation."""
     of = renderer("{{ messages[0].content|tojson }}")
-    deep: Any = "x"
+    deep = "x"
     for _ in range(MAX_DEPTH):
         deep = make(deep)
     assert isinstance(of(user(deep)), Rendered)
     for more in (1, 20, 600):
         for _ in range(more):
             deep = make(deep)
-        with pytest.raises(RefusedError, match="nested too deep"):
+        with refusal("nested too deep", RefusedError):
             of(user(deep))
     assert isinstance(of(user("x")), Rendered)
 
@@ -158,7 +159,7 @@ def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
 )
 def test_marks_are_not_forged(template: str, content: str) -> None:
     """Neither by characters in a message nor by a template that decodes what a message spells."""
-    with pytest.raises(RefusedError, match=r"it holds U\+10FFF|makes U\+10FFF"):
+    with refusal(r"it holds U\+10FFF|makes U\+10FFF", RefusedError):
         renderer(template)(user(content, number=0x10FFFE))
 
 
@@ -176,7 +177,7 @@ def test_marks_are_not_forged(template: str, content: str) -> None:
 def test_no_special_token_comes_of_a_changed_content(change: str, content: str) -> None:
     """A conversation is refused where the template changes a content that could become one. Others with that template are not."""
     of = renderer("{% for m in messages %}<s>{{ m.content" + change + " }}<|im_end|>{% endfor %}")
-    with pytest.raises(RefusedError, match=r"so that '<\|im_end\|>' may come of it|leaves out the content"):
+    with refusal(r"so that '<\|im_end\|>' may come of it|leaves out the content", RefusedError):
         of(user(content))
     assert of(user("x")).parts[0::2] == [2, 1]
 
@@ -202,7 +203,7 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
         "{% for m in messages %}<s>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
     )
     rendered = of(json.dumps([{"role": "user", "content": text} for text in contents]).encode())
-    parts: list[bytes | int] = []
+    parts = []
     spans, at = [], 0
     for text in contents:
         parts += [2, b"user\n" + text.encode(), 1]
