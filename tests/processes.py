@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from http.server import HTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 DEADLINE = 180.0
 
@@ -28,6 +30,28 @@ def until(question: Callable[[], T | None], what: str = "it does not happen", de
             raise TimeoutError(f"{what}, for {deadline:.0f} s")
         time.sleep(min(0.05 + waited / 20, 0.25))
     return answer
+
+
+def in_threads(work: Callable[[Any], object], each: Iterable[Any]) -> None:
+    """Call *work* with each in a thread of its own, at once, until all have ended."""
+    threads = [threading.Thread(target=work, args=(one,)) for one in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextlib.contextmanager
+def serving(server: HTTPServer) -> Iterator[str]:
+    """Let a server on loopback answer, in a thread, until the block ends. Its URL."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def answers(url: str) -> bool:

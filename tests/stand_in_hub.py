@@ -25,6 +25,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pyarrow as pa
 import pytest
 
+from tests.processes import serving
+
 Kind = Literal["datasets", "models"]
 API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?")
 WRITE = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit|tag)/(?P<revision>[^/]+)")
@@ -366,15 +368,8 @@ def serve(root: Path) -> Iterator[StandInHub]:
     hub = StandInHub(root)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = False  # closing the server waits for its last answers
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(server) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def environment(url: str, home: Path) -> dict[str, str]:

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -35,7 +34,7 @@ from flat_tokens.stores.store import Store
 from tasks.output.leases import building
 from tasks.shards.index import read_index
 from tests.deployments.service import CHECKOUT, Service, end, environment, start, worker
-from tests.processes import family, free_port, kill, until
+from tests.processes import family, free_port, kill, serving, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -463,12 +462,8 @@ def registered(service: Service, block: str) -> subprocess.CompletedProcess[str]
 @pytest.fixture(scope="module")
 def webhook() -> Iterator[tuple[str, set[int]]]:
     """Its address, and the processes of the services that were told of it."""
-    with HTTPServer(("127.0.0.1", 0), Webhook) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", set()
-        server.shutdown()
-        thread.join()
+    with serving(HTTPServer(("127.0.0.1", 0), Webhook)) as url:
+        yield f"{url}/", set()
 
 
 @pytest.fixture

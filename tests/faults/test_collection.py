@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
 from tests.faults.support import build_here, receipts, settings_of, staged, tree, version_digests, write_notes
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
@@ -75,11 +77,7 @@ def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         for i in range(8):
             shutil.copytree(first.path, root / "versions" / f"{turn}-{i}")
         barrier = threading.Barrier(3)
-        threads = [threading.Thread(target=collect_once, args=(barrier, i)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(partial(collect_once, barrier), range(3))
     collect(Store.at(root), EVERYTHING, delete=True)
     assert faults == []
     assert os.listdir(root / "versions") == [first.version]

@@ -21,6 +21,7 @@ from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.output.leases import attempt, sweep
 from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 HOLD = """
@@ -123,11 +124,7 @@ def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> No
         except BaseException as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=come_and_go, args=(build,)) for build in ("one", "one", "two", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(come_and_go, ("one", "one", "two", "two"))
     assert faults == []
     assert not (tmp_path / "_staging").exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.locations import check_hop
 from tasks.models import FoundFile
+from tests.processes import serving
 from tests.refusal import refusal
 
 BODY = b'{"text": "a document"}\n'
@@ -64,12 +64,8 @@ class Request(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Server, Server]]:
-    with Server() as one, Server() as other:
-        for server in (one, other):
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    with serving(one := Server()), serving(other := Server()):
         yield one, other
-        for server in (one, other):
-            server.shutdown()
 
 
 def looks(url: str, tmp_path: Path) -> object:

@@ -19,6 +19,7 @@ from aiohttp import web
 import flat_tokens
 from flat_tokens import LayoutName
 from tests.made import write_sequences
+from tests.processes import serving
 from tests.proxy import Proxy, proxy
 
 SEQUENCES = 3000
@@ -114,18 +115,12 @@ def test_opening_takes_few_requests(slow_web: Proxy) -> None:
 def test_a_server_that_knows_no_ranges_is_read_as_well(root: Path) -> None:
     """It answers with the whole file."""
     handler = functools.partial(_Quiet, directory=str(root))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            for layout in flat_tokens.LAYOUTS:
-                train = flat_tokens.open(f"http://127.0.0.1:{server.server_port}/{layout}").train
-                assert train.sequence(17).tolist() == sequences()[17].tolist()
-                assert train.packed(100)[99].targets[:3].tolist() == sequences()[33][:3].tolist()
-        finally:
-            server.shutdown()
-            thread.join()
-            fsspec.get_filesystem_class("http").clear_instance_cache()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        for layout in flat_tokens.LAYOUTS:
+            train = flat_tokens.open(f"{url}/{layout}").train
+            assert train.sequence(17).tolist() == sequences()[17].tolist()
+            assert train.packed(100)[99].targets[:3].tolist() == sequences()[33][:3].tolist()
+    fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
 from tests.flat_tokens.demo import build_dataset
 from tests.made import write_sequences
+from tests.processes import serving
 from tests.terminal import Terminal
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
@@ -43,15 +43,8 @@ def requests_to_a_server() -> Iterator[tuple[str, list[str]]]:
 
         do_HEAD = do_GET  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
-        finally:
-            server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url, asked
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,7 +26,7 @@ from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
-from tests.processes import until
+from tests.processes import serving, until
 from tests.refusal import refusal
 from tests.terminal import Terminal
 
@@ -273,24 +272,18 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest
         monkeypatch.setenv(name, value)
     for name in ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with HTTPServer(("127.0.0.1", 0), Locked) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}/api"
-            monkeypatch.setenv("PREFECT_API_URL", url)
-            for wrong in ("", "admin:other"):
-                monkeypatch.setenv("PREFECT_API_AUTH_STRING", wrong)
-                with refusal(r"HTTP Error 401.*Set PREFECT_API_AUTH_STRING, as make serve prints it"):
-                    prefect_server()
-            monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
-            assert prefect_server() == url
-            monkeypatch.delenv("PREFECT_API_AUTH_STRING")
-            (tmp_path / "profiles.toml").write_text('active = "a"\n[profiles.a]\nPREFECT_API_AUTH_STRING = "admin:secret"\n')
-            assert prefect_server() == url
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(HTTPServer(("127.0.0.1", 0), Locked)) as server:
+        url = f"{server}/api"
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        for wrong in ("", "admin:other"):
+            monkeypatch.setenv("PREFECT_API_AUTH_STRING", wrong)
+            with refusal(r"HTTP Error 401.*Set PREFECT_API_AUTH_STRING, as make serve prints it"):
+                prefect_server()
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
+        assert prefect_server() == url
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+        (tmp_path / "profiles.toml").write_text('active = "a"\n[profiles.a]\nPREFECT_API_AUTH_STRING = "admin:secret"\n')
+        assert prefect_server() == url
 
 
 def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path, terminal: Terminal) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from tasks.download.sources import resolve_source
 from tests.faults.support import Settings, build_here, digests, refresh_here
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
 from tests.flows.test_stores import bucket  # noqa: F401  a fixture
+from tests.processes import serving
 from tests.refusal import refusal
 
 deltalake = pytest.importorskip("deltalake")
@@ -107,10 +107,8 @@ def served(catalog: Any) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answers)) as url:
+        yield url
 
 
 def test_a_rest_catalog_names_tables(tmp_path: Path, catalog: Any) -> None:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +20,7 @@ from flat_tokens.stores.reading import INPUT_ROOTS
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import ENDED, Pool, finished, pool
-from tests.processes import free_port, until
+from tests.processes import free_port, serving, until
 
 pytestmark = pytest.mark.slow
 
@@ -104,13 +103,8 @@ class Listing(SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def served(directory: Path, port: int) -> Iterator[None]:
     """A directory on a server on loopback."""
-    with ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Listing, directory=str(directory))) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Listing, directory=str(directory)))):
         yield
-        server.shutdown()
-        thread.join()
 
 
 def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers: Pool, port: int, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig, DocumentStep, EvaluationSet, evaluation_sets, with_absolute_paths
 from tasks.download.evaluation import with_pinned_sets
 from tasks.output.leases import Workspace
+from tests.processes import serving
 from tests.refusal import refusal
 from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
@@ -56,14 +56,9 @@ def served(tmp_path: Path) -> Iterator[str]:
     """The URL of a directory."""
     (tmp_path / "www").mkdir()
 
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "www"))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        yield url
 
 
 def test_a_set_is_named_by_a_path_or_by_settings() -> None:

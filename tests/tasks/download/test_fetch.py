@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,6 +28,7 @@ from tasks.download.outlines import bytes_to_cut
 from tasks.download.small import read_small
 from tasks.download.sources import ATTEMPTS, resolve_source
 from tasks.models import FoundFile, SourceFile
+from tests.processes import in_threads, serving
 from tests.refusal import refusal
 
 BODY = b"".join(b'{"text": "document %06d"}\n' % i for i in range(40_000))
@@ -154,12 +154,8 @@ def resetting(after: int) -> Callable[[Request], None]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(server := Server()):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -419,11 +415,7 @@ def test_two_sources_may_bring_the_same_file_at_once(server: Server, tmp_path: P
     server.etag = ""
     (found,) = resolve(server.url())
     first = fetch(found, tmp_path)
-    threads = [threading.Thread(target=fetch, args=(found, tmp_path)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: fetch(found, tmp_path), range(4))
     assert fetch(found, tmp_path) == first  # its time stamps too
     assert not list(tmp_path.rglob("*.part"))
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tasks.config import BuildConfig
 from tasks.finalize.lineage import URL, LineageDataset, inputs_of, with_digests
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.processes import serving
 from tests.refusal import refusal
 
 
@@ -31,19 +31,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
             self.send_response(201)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Hearer)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv(URL, f"http://127.0.0.1:{server.server_port}")
-    try:
+    with serving(HTTPServer(("127.0.0.1", 0), Hearer)) as url:
+        monkeypatch.setenv(URL, url)
         yield told
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tasks.output.swap import Seen
 from tasks.output.versions import approve, hold, list_versions, reject, roll_back
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import key_file
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 
@@ -143,11 +144,7 @@ def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[.
         with suppress(ValueError):
             said.append(one(at.root, None, "why", one.__name__))
 
-    threads = [threading.Thread(target=decide, args=(one,)) for one in others]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(decide, others)
     (decision,) = (one.decision for one in read_pointer(at.root).decisions)
     assert {one.decision for one in said} == {decision}
     assert read_pointer(at.root).version == (at.waits if decision.what == "approved" else at.latest)

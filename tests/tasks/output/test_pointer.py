@@ -15,6 +15,7 @@ from flat_tokens.stores.store import Store
 from tasks.output.pointer import Former, Pointer, change, publish, read_pointer
 from tasks.output.swap import look, swap
 from tests.faults.stores import BUCKETS
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 
@@ -130,11 +131,7 @@ def check_racing_publications(url: str) -> None:
         except ValueError as error:
             outcomes[name] = str(error)
 
-    threads = [threading.Thread(target=race, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(race, names)
     winner = read_pointer(Store.at(url)).version
     assert outcomes.pop(winner) == 1
     assert all("another build published" in str(outcome) for outcome in outcomes.values())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.tokenize.pool import AHEAD_BYTES, TokenizePool, map_in_order, tokenize_pool
 from tests.examples import examples
+from tests.processes import in_threads
 
 
 def large(_: object) -> int:
@@ -46,11 +47,7 @@ def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int
         def take(number: int) -> None:
             found[number] = taken(pool, iter(several[number]))
 
-        owners = [threading.Thread(target=take, args=(number,)) for number in range(len(several))]
-        for owner in owners:
-            owner.start()
-        for owner in owners:
-            owner.join()
+        in_threads(take, range(len(several)))
     for number, numbers in enumerate(several):
         good = numbers.index(-1) if -1 in numbers else len(numbers)
         assert found[number] == [*(2 * one for one in numbers[:good]), *(["-1 cannot be doubled"] if -1 in numbers else [])]

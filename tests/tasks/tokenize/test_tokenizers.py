@@ -40,6 +40,7 @@ from tasks.tokenize.engines import (
 )
 from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
@@ -370,15 +371,11 @@ def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("text")
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(3):
             assert lists(engine, texts) == [[117, 102, 121, 117]]
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(3))
     assert len(made) == 3
 
 

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from tasks.tokenize.rendering import processes
 from tasks.tokenize.rendering.processes import BadText, Parted, Renderers
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 from tests.examples import first_fast
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 LIMITS = Limits(seconds=4, memory=1 << 33)
@@ -270,11 +270,7 @@ def test_threads_have_processes_of_their_own() -> None:
     def work(number: int) -> None:
         found[number] = [outcomes(render(talks(*(f"{number} {i} {k}" for i in range(20))))) for k in range(5)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(work, range(3))
     assert found == {n: [[f"{n} {i} {k}" for i in range(20)] for k in range(5)] for n in range(3)}
 
 
