@@ -42,7 +42,7 @@ def code_tokens(source: str) -> int:
 def faults(root: Path = ROOT) -> list[str]:
     """A sentence for each part or folder that is above its ceiling."""
     names = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    counts, rooms = Counter[str](), Counter[Path]()
+    counts, rooms = Counter(), Counter()
     for path in (root / name for name in names if (root / name).exists()):
         part = "tests" if path.is_relative_to(root / "tests") else "product"
         counts[part] += code_tokens(path.read_text("utf-8"))

@@ -62,7 +62,7 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "dataset.yaml").write_text(block)
     (tmp_path / "data").mkdir()
     texts = [f"text {i}" for i in range(300)]
-    pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data" / "a.parquet")
+    pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data/a.parquet")
     commands = re.findall(r"^\.venv/bin/flat-tokens-service (.*?) *#", TEXT, re.MULTILINE)
     assert len(commands) == 4
     environment = {
