@@ -466,7 +466,7 @@ class PackedView(TokenRows):
             raise ValueError(f"overlap is {overlap}, but it is from 0 to {self.length - 1} where length is {length}")
         count = tokens.token_count
         if self.overlap and count < self.length:
-            raise ValueError(f"{tokens.store.url}: {count} tokens are fewer than one row of {length}. Take a shorter.")
+            raise ValueError(f"{tokens.store.url}: {count} tokens are fewer than one row of {length}. Take shorter rows.")
         self._stride = self.length - self.overlap
         super().__init__(tokens, self.length, max((count - self.length) // self._stride + 1, 0), fields, framework)
 

@@ -108,7 +108,7 @@ class _ExpressionParser:
         found = WORDS.match(self.text, self.at)
         if found is None:
             self.kind, self.word = "", self.text[self.at]
-            self.fail("a name, a value or a comparison")
+            self.fail("a name, a value or a comparison" + ' (a name with a dot is in double quotes: "a.b")' * (self.word == "."))
         self.kind, self.word, self.end = str(found.lastgroup), found[str(found.lastgroup)], found.end()
         if self.kind == "name" and self.word.lower() in KEYWORDS:
             self.kind, self.word = "keyword", self.word.lower()

@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from flat_tokens.annotations import JsonObject
@@ -58,8 +59,10 @@ def run(options: argparse.Namespace) -> int:
         if options.to is not None:
             if kind_of(options.to) is not None:
                 raise FileExistsError(f"{options.to}: exists already. Remove it, or name another file")
-            schema = pa.schema([table.schema.field(name) for name in shown])
-            writer = stack.enter_context(pa.parquet.ParquetWriter(options.to, schema))
+            part, schema = f"{options.to}.part", pa.schema([table.schema.field(name) for name in shown])
+            writer = pa.parquet.ParquetWriter(part, schema)
+            stack.callback(Path(part).unlink, missing_ok=True)  # what fails leaves no file
+            stack.enter_context(writer)
         elif not options.json:
             print("\t".join(shown))
         for batch in batches:
@@ -68,6 +71,9 @@ def run(options: argparse.Namespace) -> int:
                 writer.write_batch(batch)
             for row in batch.to_pylist() if writer is None else ():
                 print(_line(row, options.json))
+        if writer is not None:
+            writer.close()
+            os.rename(part, options.to)
     if options.to is not None:
         print(f"{options.to}: {terminal.plural(count, 'document')}")
     if table.unknown:

@@ -73,6 +73,7 @@ def test_an_expression_chooses_the_rows_for_which_it_is_true(text: str, rows: li
         ("tokens >", "character 9 is the end, but a value"),
         ("tokens > 5 5", "character 12 is '5', but 'and', 'or' or the end was expected"),
         ("tokens > 5 and", "character 15 is the end, but a column's name"),
+        ("doc.n > 5", 'character 4 is .* double quotes: "a.b"'),
         ("(tokens > 5", "character 12 is the end, but '\\)' was expected"),
         ("5 < tokens", "character 1 is '5', but a column's name"),
         ("tokens = null", "character 10 is 'null', but a value"),
