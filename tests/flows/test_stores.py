@@ -131,8 +131,8 @@ def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch: pytes
         run(f"{bucket.url}/out", tmp_path / "scratch", source={"path": source.url}, slice_bytes=64_000_000)
         paths = [path.partition("?")[0] for _, path, _ in bucket.proxy.requests]
     assert len([path for path in paths if path.endswith(".txt")]) == 8
-    # In a process that has built before, some of them are known.
-    assert len(paths) - 8 <= 103, "\n".join(paths)
+    # In a process that has built before, some of them are known. A few ask whether something was forgotten.
+    assert len(paths) - 8 <= 108, "\n".join(paths)
 
 
 @pytest.mark.slow
