@@ -107,7 +107,7 @@ def fact_of(name: str, data: bytes) -> str:
     if base == "latest.json.ed25519" or ("origins" in directories.split("/") and base.endswith(".ed25519")):
         return "signature"  # of times, too: readers check it
     if "origins" in directories.split("/"):
-        return re.sub(r'"(at|looked_up|stamp|location)":\s*("[^"]*"|\[[^]]*\])', "", data.decode())
+        return re.sub(r'"(at|looked_up|stamp|location)":\s*("[^"]*"|\[(\[[^]]*\]|[^][])*\])', "", data.decode())
     return hashlib.sha256(data).hexdigest()
 
 
