@@ -222,7 +222,9 @@ def unpacked(
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk, not the file
-        raise ValueError(f"{name} is damaged at byte {file.tell()} or before: {error}") from error
+        raise ValueError(
+            f"{name} is damaged at byte {file.tell()} or before: {error}. Fetch it again, or pack it again."
+        ) from error
     limits.check_expansion(size, file.tell(), max_expansion, name)
 
 

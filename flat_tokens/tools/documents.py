@@ -42,7 +42,7 @@ ARGUMENTS = """
 PATH  a dataset, or a build's output
 --where EXPRESSION  the documents for which it is true, such as split = 'validation'
 --columns NAMES  these columns, with commas between them, instead of all
---to FILE  write a Parquet file instead, which must not be there
+--to FILE.parquet  write a Parquet file instead, which must not be there
 """
 
 
@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         writer = None
         if options.to is not None:
+            if not options.to.endswith(".parquet"):
+                raise ValueError(f"{options.to}: a Parquet file is written. Name it {os.path.splitext(options.to)[0]}.parquet")
             if kind_of(options.to) is not None:
                 raise FileExistsError(f"{options.to}: exists already. Remove it, or name another file")
             part, schema = f"{options.to}.part", pa.schema([table.schema.field(name) for name in shown])

@@ -158,7 +158,8 @@ def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, too
     path = tmp_path / "documents.parquet"
     tool.out("documents", output, "--to", path)
     assert pq.read_table(path).to_pylist() == rows_of(output)
-    tool.errors("documents", output, "--to", path)
+    for there in (path, tmp_path / "documents.csv"):
+        tool.errors("documents", output, "--to", there)
     assert tool("documents", output, "--where", "row = 'a'", "--to", tmp_path / "none.parquet")[0] == 2
     assert list(tmp_path.glob("none*")) == []
     tool.errors("documents", output, "--where", "split = 'test'", status=1)
