@@ -407,7 +407,7 @@ FILES: dict[str, tuple[dict[str, bytes], str, dict[str, Any]]] = {
     ),
     "gz flipped": (
         {"a.jsonl.gz": flip(gzip.compress(PLAIN), -6)},
-        r"^a.jsonl.gz is damaged at byte \d+ or before: CRC check .*\. Fetch or pack it again",
+        r"^a.jsonl.gz is damaged at byte \d+ or before: CRC check .*\. Fetch it again, or pack it again",
         {},
     ),
     "gz with garbage behind": ({"a.jsonl.gz": gzip.compress(PLAIN) + b"garbage"}, r"^a.jsonl.gz is damaged at byte", {}),
