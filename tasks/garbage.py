@@ -218,8 +218,9 @@ def remove_held_shards(root: Store) -> None:
         return
     with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
-            shards, held = stored_shards(root), set[str]()
-            for version in dict.fromkeys(filter(None, (read_pointer(root).version, *names_of(root, VERSIONS)))):
+            shards, held, names = stored_shards(root), set[str](), [*names_of(root, VERSIONS)]
+            latest = read_pointer(root).version if names[1:] else None
+            for version in sorted(names, key=lambda name: name != latest):
                 if held.issuperset(shards):  # as a rule after the latest one
                     break
                 if is_dataset(root, version):

@@ -159,13 +159,11 @@ def known_files(
     found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
 ) -> list[CutFile | None]:
     """The files that the outputs know, in the files' order. None for a file that has to be read."""
-    known: list[CutFile | None] = [None] * len(found)
-    for root in roots:
-        tables = {index: FileTable.read(root, sources[index], slice_bytes) for index in {file.source for file in found}}
-        for number, file in enumerate(found):
-            if known[number] is None and (table := tables[file.source]) is not None:
-                known[number] = table.look_up(file)
-    return known
+    tables = {
+        index: [table for root in roots if (table := FileTable.read(root, sources[index], slice_bytes))]
+        for index in {file.source for file in found}
+    }
+    return [next(filter(None, (table.look_up(file) for table in tables[file.source])), None) for file in found]
 
 
 def remember_files(root: Store, sources: tuple[Source, ...], slice_bytes: int, cuts: Iterable[CutFile], begun_ns: int) -> None:

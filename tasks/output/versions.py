@@ -95,8 +95,8 @@ COLUMNS = TypeAdapter(dict[str, list[Any]])
 
 def _as_columns(files: Sequence[FoundFile | SourceFile], without: str) -> dict[str, tuple[Any, ...]]:
     """The facts of files, a column each, as an origin has them, but for one that says nothing elsewhere."""
-    columns = dict(zip(files[0]._fields, zip(*files, strict=True), strict=True)) if files else {}
-    return {name: values for name, values in columns.items() if name != without}
+    names = files[0]._fields if files else ()
+    return {name: values for name, values in zip(names, zip(*files, strict=True), strict=True) if name != without}
 
 
 def _as_rows(columns: Any) -> list[dict[str, Any]]:
