@@ -22,7 +22,17 @@ import numpy as np
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair
 from flat_tokens.manifest import dataset_of, digest_below, json_digest
-from flat_tokens.rows.views import Covered, document_bounds, end_to_end, ranges, read_starts, running_sums, spread, walk
+from flat_tokens.rows.views import (
+    Covered,
+    document_bounds,
+    end_to_end,
+    ranges,
+    read_starts,
+    running_sums,
+    settings_of,
+    spread,
+    walk,
+)
 from flat_tokens.stores.store import PathOrUrl, Store
 
 if TYPE_CHECKING:
@@ -540,7 +550,7 @@ def _identity(tokens: FlatTokens) -> str:
     """A digest of ``seq_starts``: of its objects' digests if the manifest has them, else its content's. A selection and
     documents that are filled in the middle have starts of their own.
     """
-    as_stored = tokens.numbers is None and getattr(tokens.encoded_tokens, "fim", None) is None
+    as_stored = tokens.numbers is None and "fim" not in settings_of(tokens)
     prefix = f"{posixpath.basename(tokens.store.root)}/seq_starts/"
     with contextlib.suppress(OSError, ValueError):  # another writer's dataset
         if as_stored and (found := digest_below(dataset_of(tokens.store), prefix)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from flat_tokens.annotations import Bools, Int64s
-from flat_tokens.rows.views import SplitView, all_starts, running_sums, spread
+from flat_tokens.rows.views import SplitView, all_starts, overlapped, running_sums
 from flat_tokens.rows.virtual import ends_of
 
 ROWS_AT_A_TIME = 1 << 16
@@ -57,8 +57,5 @@ def _parts(view: SplitView, entries: Int64s, rows: Bools | None) -> Iterator[tup
         stop = min(first + ROWS_AT_A_TIME, len(view))
         numbers = np.arange(first, stop) if rows is None else np.flatnonzero(rows[first:stop]) + first
         starts, lengths = view.token_ranges(numbers)
-        # range -> its documents -> their parts in it
-        low = np.searchsorted(entries, starts, side="right") - 1
-        counts = np.where(lengths > 0, np.searchsorted(entries, starts + lengths) - low, 0)
-        of, document = spread(low, counts)
+        of, document = overlapped(entries, starts, lengths)
         yield document, np.maximum(entries[document], starts[of]), np.minimum(entries[document + 1], (starts + lengths)[of])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias, cast, get_args
@@ -301,13 +301,10 @@ class SplitView:
         """
         handed_out = {"fields": self.fields, "framework": self.framework}
         defaults = {"fields": None, "framework": "numpy"}
-        # What is read and not stored is of rows/virtual.py, which is made of views.
-        ends = getattr(self.tokens.encoded_tokens, "ends", {}) | getattr(self.tokens.loss_mask, "described", {})
-        if self.has_epochs:
-            ends = ends | {"fim": asdict(getattr(self.tokens.encoded_tokens, "fim"))}  # noqa: B009 - stored arrays have none
+        made = settings_of(self.tokens)
         if (numbers := self.tokens.numbers) is not None:
-            ends |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
-        return self._settings() | ends | {name: value for name, value in handed_out.items() if value != defaults[name]}
+            made |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
+        return self._settings() | made | {name: value for name, value in handed_out.items() if value != defaults[name]}
 
     def _settings(self) -> JsonObject:
         raise NotImplementedError
@@ -315,7 +312,7 @@ class SplitView:
     @property
     def has_epochs(self) -> bool:
         """Whether rows are not the same in every epoch: those that are filled in the middle."""
-        return getattr(self.tokens.encoded_tokens, "fim", None) is not None
+        return "fim" in getattr(self.tokens.encoded_tokens, "settings", ())
 
     def of_epoch(self, epoch: int) -> Self:
         """The view whose rows are those of an epoch, from 0 on; the same view where ``has_epochs`` is false. It costs nothing."""
@@ -707,6 +704,18 @@ def running_sums(counts: npt.NDArray[np.integer | np.bool_]) -> Int64s:
 def spread(first: Int64s, counts: Int64s) -> Int64Pair:
     """The numbers of `ranges`, each after the number of its range: int64[n] each."""
     return np.repeat(np.arange(len(counts)), counts), ranges(first, counts)
+
+
+def overlapped(entries: Int64s, starts: Int64s, lengths: Int64s) -> Int64Pair:
+    """The documents between *entries* that have a token in ranges: int64[n], which range, and int64[n], the document."""
+    first = np.searchsorted(entries, starts, side="right") - 1
+    return spread(first, np.where(lengths > 0, np.searchsorted(entries, starts + lengths) - first, 0))
+
+
+def settings_of(tokens: FlatTokens) -> JsonObject:
+    """The arguments of a view that its split is made by, such as ``eos`` and ``fim``; see rows/virtual.py, made of views."""
+    found: JsonObject = getattr(tokens.encoded_tokens, "settings", {}) | getattr(tokens.loss_mask, "settings", {})
+    return found
 
 
 def all_starts(tokens: FlatTokens) -> Int64s:

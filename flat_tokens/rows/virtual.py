@@ -22,7 +22,8 @@ each by itself. Here a *fragment* is one of these, a separator, or a document wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
@@ -36,13 +37,88 @@ from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.documents import stored_keys
 from flat_tokens.rows.orders import derive_keys, extended_keys
-from flat_tokens.rows.views import all_starts, ranges, read_starts, running_sums, spread
+from flat_tokens.rows.views import all_starts, overlapped, ranges, read_starts, running_sums, settings_of, spread
 from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
     from flat_tokens.vocabulary import Vocabulary
+
+
+NONE: Int64s = np.empty(0, np.int64)
+
+
+class TokenPieces(NamedTuple):
+    """Ranges of virtual tokens. Item ``stored[k]`` and the ``counts[k]`` from there on go to ``out[places[k]:]``: int64[n] each.
+
+    ``moved``: places of stored tokens that no longer begin a document. ``added``: places of tokens that are not stored, with
+    their ``values``. ``like``: the stored token that each of them counts as for the loss, -1 for one that does not count; None
+    if none does.
+    """
+
+    stored: Int64s
+    counts: Int64s
+    places: Int64s
+    moved: Int64s = NONE
+    added: Int64s = NONE
+    values: AnyArray = NONE
+    like: Int64s | None = None
+
+
+class VirtualTokens:
+    """``encoded_tokens`` that are made of those of *array*, stored or virtual; `over` its mask, the ``loss_mask`` of the same.
+
+    ``settings``: the arguments of a view that have them made, for JSON, with those of *array*.
+    """
+
+    def __init__(self, array: Any, length: int, settings: JsonObject) -> None:
+        self.array, self.length, self.settings = array, length, settings | getattr(array, "settings", {})
+        self.store, self.numpy_dtype = array.store, array.numpy_dtype
+
+    def over(self, array: Any) -> Self:
+        """The same pieces of another array."""
+        found = copy(self)
+        found.array, found.store, found.numpy_dtype = array, array.store, array.numpy_dtype
+        return found
+
+    def of_epoch(self, epoch: int) -> Self:
+        """As they are read in an epoch."""
+        return self.over(self.array.of_epoch(epoch)) if isinstance(self.array, VirtualTokens) else self
+
+    def pieces(self, starts: Int64s, lengths: Int64s, at: Int64s) -> TokenPieces:
+        """The pieces of ranges, which go to the places *at*."""
+        raise NotImplementedError
+
+    read = read_gathered
+    take = take_gathered
+
+    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
+        pieces = self.pieces(starts, lengths, at)
+        self.array.gather(pieces.stored, pieces.counts, out, pieces.places)
+        if self.numpy_dtype == np.uint8:  # a mask
+            out[pieces.added] = 0
+            if pieces.like is not None:
+                some = np.flatnonzero(pieces.like >= 0)
+                out[pieces.added[some]] = self.array.take(pieces.like[some])
+            return
+        if len(pieces.moved):
+            out[pieces.moved] &= np.uint32(0xFFFFFFFE)
+        if len(pieces.added):
+            out[pieces.added] = pieces.values
+
+    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
+        pieces = self.pieces(starts, lengths, np.zeros_like(starts))
+        units: list[Unit] = self.array.units_of(pieces.stored, pieces.counts)
+        return units
+
+
+def _made(tokens: FlatTokens, encoded: VirtualTokens, starts: Any, **changed: Any) -> FlatTokens:
+    """The split with virtual arrays."""
+    arrays: Any = {"encoded_tokens": encoded, "seq_starts": starts}
+    if tokens.loss_mask is not None:
+        arrays["loss_mask"] = encoded.over(tokens.loss_mask)
+    return replace(tokens, **arrays, **changed)
 
 
 FEW = 64
@@ -69,11 +145,8 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     # document with tokens -> whether it does not begin where the one before it ends
     first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
     runs = begin[first], np.append(entries[some[first]], entries[-1])
-    encoded = _SelectedTokens(tokens, tokens.encoded_tokens, *runs)
-    made: Any = {"encoded_tokens": encoded, "seq_starts": StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store)}
-    if tokens.loss_mask is not None:
-        made["loss_mask"] = _SelectedTokens(tokens, tokens.loss_mask, *runs)
-    return replace(tokens, numbers=numbers, **made)
+    encoded = _SelectedTokens(tokens, *runs)
+    return _made(tokens, encoded, StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store), numbers=numbers)
 
 
 def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
@@ -123,34 +196,17 @@ class StartsInMemory:
         out[ranges(at, lengths)] = self._entries[ranges(starts, lengths)]
 
 
-class _SelectedTokens:
-    """``encoded_tokens`` of a selection of *split*, or its ``loss_mask``."""
+class _SelectedTokens(VirtualTokens):
+    """The tokens of a selection of *split*."""
 
-    def __init__(self, split: FlatTokens, array: StoredArray, sources: Int64s, begins: Int64s) -> None:
-        self.split, self._array, self._sources, self._begins = split, array, sources, begins
-        self.length, self.store, self.numpy_dtype = int(begins[-1]), array.store, array.numpy_dtype
+    def __init__(self, split: FlatTokens, sources: Int64s, begins: Int64s) -> None:
+        super().__init__(split.encoded_tokens, int(begins[-1]), {})
+        self.split, self._sources, self._begins = split, sources, begins
 
-    read = read_gathered
-
-    take = take_gathered
-
-    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
-        of, within, stored, counts = self._stored(starts, lengths)
-        self._array.gather(stored, counts, out, at[of] + within)
-
-    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
-        _, _, stored, counts = self._stored(starts, lengths)
-        return self._array.units_of(stored, counts)
-
-    def _stored(self, starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Ranges of the selection -> parts of runs: the range of each, its place in that, where it is stored, its length."""
-        first = np.searchsorted(self._begins, starts, side="right") - 1
-        last = np.searchsorted(self._begins, starts + lengths)
-        counts = np.where(lengths > 0, last - first, 0)
-        of, run = spread(first, counts)
-        begin = np.maximum(self._begins[run], starts[of])
-        end = np.minimum(self._begins[run + 1], (starts + lengths)[of])
-        return of, begin - starts[of], begin - self._begins[run] + self._sources[run], end - begin
+    def pieces(self, starts: Int64s, lengths: Int64s, at: Int64s) -> TokenPieces:
+        of, run = overlapped(self._begins, starts, lengths)
+        begin, end = np.maximum(self._begins[run], starts[of]), np.minimum(self._begins[run + 1], (starts + lengths)[of])
+        return TokenPieces(begin - self._begins[run] + self._sources[run], end - begin, at[of] + begin - starts[of])
 
 
 SENTINELS = 3
@@ -231,14 +287,12 @@ def with_middle(tokens: FlatTokens, fim: FillInMiddle | JsonObject | None) -> Fl
             "Cut between tokens."
         )
     fragments = _Fragments.of(tokens, fim)
-    encoded = _MiddleTokens(tokens.encoded_tokens, tokens.encoded_tokens, fragments, fim, 0)
+    encoded = _MiddleTokens(tokens, fragments, fim)
     if fim.cuts == "characters":
         encoded.try_characters()
-    made: Any = {"seq_starts": StartsInMemory(fragments.starts, tokens.seq_starts.store), "encoded_tokens": encoded}
-    if tokens.loss_mask is not None:
-        made["loss_mask"] = _MiddleTokens(tokens.loss_mask, tokens.encoded_tokens, fragments, fim, 0)
     others = () if fim.tokenizer is None else (_vocabulary(fim.tokenizer).size - 1,)
-    return replace(tokens, max_token_id=max(tokens.max_token_id, fim.prefix, fim.middle, fim.suffix, *others), **made)
+    largest = max(tokens.max_token_id, fim.prefix, fim.middle, fim.suffix, *others)
+    return _made(tokens, encoded, StartsInMemory(fragments.starts, tokens.seq_starts.store), max_token_id=largest)
 
 
 class _Fragments(NamedTuple):
@@ -279,72 +333,33 @@ class _Fragments(NamedTuple):
         return found.view(np.uint64)
 
 
-class _MiddleTokens:
-    """``encoded_tokens`` of the documents as they are read in an epoch, or their ``loss_mask``, in which the added tokens are 0.
+class _MiddleTokens(VirtualTokens):
+    """The tokens of documents that are filled in the middle, as in one epoch. No added token counts for the loss."""
 
-    *array*: what is read. *tokens*: the stored tokens, which cuts must not part within a character.
-    """
+    def __init__(self, tokens: FlatTokens, fragments: _Fragments, fim: FillInMiddle) -> None:
+        super().__init__(tokens.encoded_tokens, int(fragments.entries[-1]), {"fim": asdict(fim)})
+        self._tokens, self._all, self._fim, self._epoch = tokens.encoded_tokens, fragments, fim, 0
 
-    def __init__(self, array: StoredArray, tokens: StoredArray, fragments: _Fragments, fim: FillInMiddle, epoch: int) -> None:
-        self._array, self._tokens, self._all, self.fim, self._epoch = array, tokens, fragments, fim, epoch
-        self.length, self.store, self.numpy_dtype = int(fragments.entries[-1]), array.store, array.numpy_dtype
-
-    def of_epoch(self, epoch: int) -> _MiddleTokens:
-        return _MiddleTokens(self._array, self._tokens, self._all, self.fim, epoch if self.fim.each_epoch else 0)
-
-    read = read_gathered
-    take = take_gathered
+    def of_epoch(self, epoch: int) -> Self:
+        found = copy(self)
+        found._epoch = epoch if self._fim.each_epoch else 0
+        return found
 
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
-        if self.fim.cuts == "characters":  # whole fragments
-            _, fragment = self._fragments(starts, lengths)
+        if self._fim.cuts == "characters":  # whole fragments
+            _, fragment = overlapped(self._all.entries, starts, lengths)
             starts = self._all.entries[fragment]
             lengths = self._all.entries[fragment + 1] - starts
-        _, stored, counts, *_ = self._parts(starts, lengths, np.zeros(len(starts), np.int64))
-        return self._array.units_of(stored, counts)
+        return super().units_of(starts, lengths)
 
-    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
-        places, stored, counts, moved, opens, sentinels = self._parts(starts, lengths, at)
-        self._array.gather(stored, counts, out, places)
-        if self._array is not self._tokens:
-            for where in sentinels:
-                out[where] = 0
-            return
-        out[moved] &= np.uint32(0xFFFFFFFE)  # a document's first token is no longer its start
-        prefix, suffix, middle = sentinels
-        out[prefix] = self.fim.prefix * 2 + opens
-        out[suffix], out[middle] = self.fim.suffix * 2, self.fim.middle * 2
-        if self.fim.cuts == "characters":
-            of, fragment = self._fragments(starts, lengths)
-            entries, moved = self._all.entries, np.flatnonzero(np.diff(self._all.before)[fragment])
-            low = np.maximum(starts[of], entries[fragment])
-            high = np.minimum((starts + lengths)[of], entries[fragment + 1])
-            places, within = at[of] + low - starts[of], low - entries[fragment]
-            made = {number: self._of_characters(number) for number in set(fragment[moved].tolist())}
-            for k in moved.tolist():
-                if (read := made[int(fragment[k])]) is not None:
-                    count = high[k] - low[k]
-                    out[places[k] : places[k] + count] = read[within[k] : within[k] + count]
-
-    def _fragments(self, starts: Int64s, lengths: Int64s) -> Int64Pair:
-        """The fragments with a token in ranges: int64[n], which range, and int64[n], the fragment."""
-        first = np.searchsorted(self._all.entries, starts, side="right") - 1
-        counts = np.where(lengths > 0, np.searchsorted(self._all.entries, starts + lengths) - first, 0)
-        return spread(first, counts)
-
-    def _parts(
-        self, starts: Int64s, lengths: Int64s, at: Int64s
-    ) -> tuple[Int64s, Int64s, Int64s, Int64s, Bools, tuple[Int64s, Int64s, Int64s]]:
-        """Ranges as parts of what is stored: the place in *out*, the stored range's start and length of each; the places of first
-        tokens that are moved; which added tokens before a prefix begin a document; and the places of each of the three added.
-        """
-        entries, before = self._all.entries, self._all.before
-        of, document = self._fragments(starts, lengths)
-        begin, moved_before = entries[document], before[document]
-        is_moved = before[document + 1] > moved_before
+    def pieces(self, starts: Int64s, lengths: Int64s, at: Int64s) -> TokenPieces:
+        (entries, before, _, opens, _), fim = self._all, self._fim
+        of, fragment = overlapped(entries, starts, lengths)
+        begin, moved_before = entries[fragment], before[fragment]
+        is_moved = before[fragment + 1] > moved_before
         stored = begin - SENTINELS * moved_before
-        sizes = entries[document + 1] - begin - SENTINELS * is_moved
-        low, high, suffix_first = self._cuts(document, sizes, stored, is_moved)
+        sizes = entries[fragment + 1] - begin - SENTINELS * is_moved
+        low, high, suffix_first = self._cuts(fragment, sizes, stored, is_moved)
         # A document is read as what is before its middle, or nothing where the suffix is first; the suffix; the rest up to it:
         # the place of each in the document as it is read, its place in the stored one, its length.
         before_suffix, suffix = np.where(suffix_first, 0, low), sizes - high
@@ -356,21 +371,30 @@ class _MiddleTokens:
         clipped = np.maximum(where, start)
         count = np.minimum(where + size, stop) - clipped
         some = np.flatnonzero(count > 0)
-        parts = ((clipped + shift).reshape(-1)[some], (stored + source + clipped - where).reshape(-1)[some])
         # the document's first token, and the three that are added
         first_token = np.where(before_suffix > 0, 1, np.where(high > 0, where[2], where[1]))
         places = np.stack([first_token, np.zeros_like(low), before_suffix + 1, before_suffix + suffix + 2])
-        there = is_moved & (places >= start) & (places < stop)
-        moved, *sentinels = (place[its] for place, its in zip(places + shift, there, strict=True))
-        opens = self._all.opens[document[there[1]]]
-        return (*parts, count.reshape(-1)[some], moved, opens, (sentinels[0], sentinels[1], sentinels[2]))
+        there = np.flatnonzero(is_moved & (places >= start) & (places < stop))
+        kind = there // len(of)
+        which, moved = there - kind * len(of), int(np.searchsorted(kind, 1))
+        places = (places + shift).reshape(-1)[there]
+        values = np.array([0, fim.prefix, fim.suffix, fim.middle])[kind] * 2 + (opens[fragment[which]] & (kind == 1))
+        added = [(places[moved:], values[moved:])]
+        if fim.cuts == "characters":
+            made = {number: self._of_characters(number) for number in set(fragment[is_moved].tolist())}
+            for k in np.flatnonzero(is_moved).tolist():
+                if (read := made[int(fragment[k])]) is not None:
+                    within = np.arange(max(start[k], 0), min(stop[k], len(read)))
+                    added.append((within + shift[k], read[within]))
+        found, count, clipped = (array.reshape(-1)[some] for array in (stored + source + clipped - where, count, clipped + shift))
+        return TokenPieces(found, count, clipped, places[:moved], *map(np.concatenate, zip(*added, strict=True)))
 
     def try_characters(self) -> None:
         """ValueError if no text of the first fragments that are cut has the stored tokens."""
         moved = np.flatnonzero(np.diff(self._all.before))[:TRIED]
         if len(moved) and all(self._text(number)[0] is None for number in moved):
             raise ValueError(
-                f"{self.store.url}: the tokenizer {self.fim.tokenizer!r} makes other tokens of the documents' text than those "
+                f"{self.store.url}: the tokenizer {self._fim.tokenizer!r} makes other tokens of the documents' text than those "
                 "that are stored. Name the tokenizer that the dataset was made with, or cut between tokens."
             )
 
@@ -378,8 +402,8 @@ class _MiddleTokens:
         """The text of a stored fragment and the number of its tokens; None where the tokens are not those of its text."""
         entries, before = self._all.entries, self._all.before
         count = int(entries[fragment + 1] - entries[fragment]) - SENTINELS
-        first, (decode, encode) = int(entries[fragment]) - SENTINELS * int(before[fragment]), _codec(str(self.fim.tokenizer))
-        ids = self._array.read(first, first + count) >> np.uint32(1)
+        first, (decode, encode) = int(entries[fragment]) - SENTINELS * int(before[fragment]), _codec(str(self._fim.tokenizer))
+        ids = self._tokens.read(first, first + count) >> np.uint32(1)
         text = decode(ids)[0].decode(errors="replace")
         # Some tokenizers put a space before a text.
         texts = (given for given in (text, text.removeprefix(" ")) if np.array_equal(encode(given), ids))
@@ -392,15 +416,15 @@ class _MiddleTokens:
             return None
         drawn = extended_keys(self._all.roots, self._all.keys[fragment], self._epoch)[:, 0]
         low, high = np.sort(_scaled(drawn[:2] >> np.uint64(33), np.full(2, len(text) + 1))).tolist()
-        prefix, middle, suffix = map(_codec(str(self.fim.tokenizer))[1], (text[:low], text[low:high], text[high:]))
+        prefix, middle, suffix = map(_codec(str(self._fim.tokenizer))[1], (text[:low], text[low:high], text[high:]))
         more = len(prefix) + len(middle) + len(suffix) - count
         if not 0 <= more < max(len(suffix), 1):
             return None
         suffix = suffix[: len(suffix) - more]
-        parts = [prefix, [self.fim.suffix], suffix, [self.fim.middle], middle]
-        if _fraction(drawn[2:])[0] < self.fim.spm_rate:
-            parts = [[self.fim.suffix], suffix, [self.fim.middle], prefix, middle]
-        found = np.concatenate([[self.fim.prefix], *parts]).astype(np.uint32) * np.uint32(2)
+        parts = [prefix, [self._fim.suffix], suffix, [self._fim.middle], middle]
+        if _fraction(drawn[2:])[0] < self._fim.spm_rate:
+            parts = [[self._fim.suffix], suffix, [self._fim.middle], prefix, middle]
+        found = np.concatenate([[self._fim.prefix], *parts]).astype(np.uint32) * np.uint32(2)
         found[0] += self._all.opens[fragment]
         return found
 
@@ -412,13 +436,13 @@ class _MiddleTokens:
         # a place from 0 to n, both included
         places = _scaled(drawn[:2] >> np.uint64(33), sizes + 1)
         cuts = np.where(is_moved, np.stack([np.minimum(*places), np.maximum(*places)]), sizes)
-        if self.fim.inside:
+        if self._fim.inside:
             cuts = self._between_characters(cuts, sizes, stored, is_moved)
-        return cuts[0], cuts[1], is_moved & (_fraction(drawn[2]) < self.fim.spm_rate)
+        return cuts[0], cuts[1], is_moved & (_fraction(drawn[2]) < self._fim.spm_rate)
 
     def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> Int64s:
         """The cuts, each before the nearest token up to it that begins a character."""
-        inside, moving = np.array(self.fim.inside, np.int64), np.flatnonzero(is_moved)
+        inside, moving = np.array(self._fim.inside, np.int64), np.flatnonzero(is_moved)
         for cut in cuts:
             open_ones = moving[(cut[moving] > 0) & (cut[moving] < sizes[moving])]
             for _ in range(MAX_INSIDE - 1):
@@ -501,19 +525,14 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
     for name, value in (("bos", bos), ("eos", eos)):
         if value is not None and not 0 <= whole_number(name, value) <= MAX_TOKEN_ID:
             raise ValueError(f"{name} is {value}, but token ids are 0 to {MAX_TOKEN_ID}")
-    starts = _EndMarkedStarts(tokens.seq_starts, (bos is not None) + (eos is not None))
-    largest = max(tokens.max_token_id, *(end for end in (bos, eos) if end is not None))
-    encoded = _EndMarkedTokens(tokens, starts, bos, eos)
-    made: Any = {"seq_starts": starts, "encoded_tokens": encoded, "max_token_id": largest}
-    if tokens.loss_mask is not None:
-        made["loss_mask"] = _Mask(encoded)
-    return replace(tokens, **made)
+    ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
+    starts = _EndMarkedStarts(tokens.seq_starts, len(ends))
+    return _made(tokens, _EndMarkedTokens(tokens, starts, ends), starts, max_token_id=max(tokens.max_token_id, *ends.values()))
 
 
 def ends_of(tokens: FlatTokens) -> dict[str, int]:
     """The ends that documents have next to what is stored: ``bos``, ``eos``, or none."""
-    encoded: Any = tokens.encoded_tokens
-    return dict(encoded.ends) if isinstance(encoded, _EndMarkedTokens) else {}
+    return {name: end for name, end in settings_of(tokens).items() if name in ("bos", "eos")}
 
 
 class _EndMarkedStarts:
@@ -536,93 +555,59 @@ class _EndMarkedStarts:
         out[ranges(at, lengths)] += ranges(starts, lengths).astype(np.uint64) * np.uint64(self._extra)
 
 
-class _EndMarkedTokens:
-    """``encoded_tokens`` of documents with a first token, an end-of-text token, or both."""
+class _EndMarkedTokens(VirtualTokens):
+    """The tokens of documents with a first token, an end-of-text token, or both.
 
-    numpy_dtype: npt.DTypeLike = np.uint32
+    No first token counts for the loss; an end-of-text token counts as the token before it does, and that of an empty document
+    does not.
+    """
 
-    def __init__(self, tokens: FlatTokens, starts: _EndMarkedStarts, bos: int | None, eos: int | None) -> None:
-        self._tokens, self._starts, self._array = tokens, starts, tokens.encoded_tokens
-        self.ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
-        self.length, self.store = tokens.token_count + tokens.seq_count * len(self.ends), tokens.encoded_tokens.store
-        self.fim = getattr(tokens.encoded_tokens, "fim", None)
-        samples, first = [np.empty(0, np.int64)], 0
+    def __init__(self, tokens: FlatTokens, starts: _EndMarkedStarts, ends: dict[str, int]) -> None:
+        super().__init__(tokens.encoded_tokens, tokens.token_count + tokens.seq_count * len(ends), ends)
+        self._starts, self._ends = starts, ends
+        samples, first = [NONE], 0
         for entries in read_starts(tokens):
-            shifted = entries + np.arange(first, first + len(entries)) * len(self.ends)
+            shifted = entries + np.arange(first, first + len(entries)) * len(ends)
             samples.append(shifted[-first % ENTRIES_PER_SAMPLE : -1 : ENTRIES_PER_SAMPLE])
             first += len(entries) - 1
         self._samples = np.concatenate(samples)
 
-    def of_epoch(self, epoch: int) -> Self:
-        """The same of documents that are filled in the middle, as they are read in an epoch."""
-        array: Any = self._array
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__, _array=array.of_epoch(epoch))
-        return found
-
-    def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
-        """As of stored tokens, and of up to so many around the ranges as lie between two samples."""
-        samples, added = (
-            np.searchsorted(self._samples, [starts, starts + lengths], side="right") - 1,
-            ENTRIES_PER_SAMPLE * len(self.ends),
-        )
-        low = np.maximum(starts - (samples[0] + 1) * added, 0)
-        high = np.minimum(starts + lengths - np.maximum(samples[1], 0) * added, self._tokens.token_count)
-        return self._array.units_of(low, high - low)
-
-    read = read_gathered
-
-    def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
-        """As of stored tokens: one read of entries a range, and one of tokens."""
-        stops, laid = starts + lengths, running_sums(lengths)
+    def pieces(self, starts: Int64s, lengths: Int64s, at: Int64s) -> TokenPieces:
+        """A piece of each document in a range. One read of entries a range."""
+        has_bos, has_eos, stops = "bos" in self._ends, "eos" in self._ends, starts + lengths
         # range -> its documents, from a sample before it to one after it
         first = np.maximum(np.searchsorted(self._samples, starts, side="right") - 1, 0) * ENTRIES_PER_SAMPLE
         last = np.minimum(np.searchsorted(self._samples, stops) * ENTRIES_PER_SAMPLE, self._starts.length - 1)
         counts = np.where(lengths > 0, last - first + 1, 0)
         entries, splits = np.empty(counts.sum(), np.uint64), running_sums(counts)
         self._starts.gather(first, counts, entries, splits[:-1])
-        inner = np.ones(len(entries), bool)
-        inner[splits[1:][counts > 0] - 1] = False  # a range's last entry is where its last document ends
-        at_begin = np.flatnonzero(inner)
-        begin, end = entries[at_begin].astype(np.int64), entries[at_begin + 1].astype(np.int64)
         of, number = spread(first, np.maximum(counts - 1, 0))
-        start, stop = starts[of], stops[of]
-        shift = laid[of] - start  # place in the split -> place in all ranges laid end to end
-        laid_out, is_stored = np.empty(laid[-1], self.numpy_dtype), np.ones(laid[-1], bool)
+        inner = splits[of] + number - first[of]
+        begin, end = entries[inner].astype(np.int64), entries[inner + 1].astype(np.int64)
+        some = np.flatnonzero((begin < stops[of]) & (end > starts[of]))
+        of, number, begin, end = of[some], number[some], begin[some], end[some]
+        start, stop, shift = starts[of], stops[of], at[of] - starts[of]  # place in the split -> place in out
+        low = np.maximum(begin + has_bos, start)
+        counts = np.minimum(end - has_eos, stop) - low
+        stored = low - number * len(self._ends) - has_bos
+        some = np.flatnonzero(counts > 0)
+        added = []
         for name, places in (("bos", begin), ("eos", end - 1)):
-            if name in self.ends:
+            if name in self._ends:
                 here = np.flatnonzero((places >= start) & (places < stop))
-                laid_out[(places + shift)[here]] = self._end(name, begin[here], end[here], number[here])
-                is_stored[(places + shift)[here]] = False
-        # document -> its stored tokens in the range: those of a range stand together
-        low = np.maximum(begin + ("bos" in self.ends), start)
-        held = np.maximum(np.minimum(end - ("eos" in self.ends), stop) - low, 0)
-        holding = np.flatnonzero(held)
-        if holding.size:
-            _, firsts = np.unique(of[holding], return_index=True)
-            reads = np.add.reduceat(held[holding], firsts)
-            stored_at = (low - number * len(self.ends) - ("bos" in self.ends))[holding[firsts]]
-            laid_out[is_stored] = self._stored(stored_at, reads)
-        for place, begun, ended in zip(at.tolist(), laid[:-1].tolist(), laid[1:].tolist(), strict=True):
-            out[place : place + ended - begun] = laid_out[begun:ended]
-
-    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
-        """The entries of one end of documents *number*, which are ``begin:end`` with their ends: dtype[n]."""
-        return 2 * self.ends[name] + ((begin == end - 1) if name == "eos" else np.ones(len(begin), bool))
-
-    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
-        """The entries of stored tokens, one range after the other."""
-        tokens = np.empty(lengths.sum(), np.uint32)
-        self._array.gather(starts, lengths, tokens, running_sums(lengths)[:-1])
-        if "bos" in self.ends:
-            tokens &= np.uint32(0xFFFFFFFE)  # the first token of a document is no longer its start
-        return tokens
+                is_start = (places == begin)[here]
+                # document -> its last stored token, if it has one
+                has_last = (name == "eos") & (end - begin > len(self._ends))
+                like = np.where(has_last, end - (number + 1) * len(self._ends) - 1, -1)[here]
+                added.append(((places + shift)[here], 2 * self._ends[name] + is_start, like))
+        moved = (low + shift)[some][(low == begin + 1)[some]] if has_bos else NONE
+        return TokenPieces(stored[some], counts[some], (low + shift)[some], moved, *map(np.concatenate, zip(*added, strict=True)))
 
 
 class _AllCount:
     """``loss_mask`` of tokens that have none: all count."""
 
-    described: ClassVar[dict[str, bool]] = {"loss_mask": True}
+    settings: ClassVar[dict[str, bool]] = {"loss_mask": True}
 
     def __init__(self, tokens: StoredArray) -> None:
         self.length, self.store = tokens.length, tokens.store
@@ -635,29 +620,3 @@ class _AllCount:
 
     def gather(self, starts: Int64s, lengths: Int64s, out: UInt8s, at: Int64s) -> None:
         out[ranges(at, lengths)] = 1
-
-
-class _Mask(_EndMarkedTokens):
-    """``loss_mask`` of the same documents: no first token counts; an end-of-text token counts as the token before it does, and
-    that of an empty document does not.
-    """
-
-    numpy_dtype = np.uint8
-
-    def __init__(self, tokens: _EndMarkedTokens) -> None:
-        self.__dict__.update(tokens.__dict__)
-        assert self._tokens.loss_mask is not None
-        self._array, self.store = self._tokens.loss_mask, self._tokens.loss_mask.store
-
-    def _end(self, name: str, begin: Int64s, end: Int64s, number: Int64s) -> AnyArray:
-        found = np.zeros(len(begin), np.uint8)
-        if name == "eos":
-            some = np.flatnonzero(end - begin > len(self.ends))
-            # document, with its ends -> its last stored token
-            found[some] = self._array.take((end - (number + 1) * len(self.ends) - 1)[some])
-        return found
-
-    def _stored(self, starts: Int64s, lengths: Int64s) -> AnyArray:
-        mask = np.empty(lengths.sum(), np.uint8)
-        self._array.gather(starts, lengths, mask, running_sums(lengths)[:-1])
-        return mask
