@@ -42,7 +42,7 @@ from tasks.config import BuildConfig
 from tasks.models import ALL_SPLITS, Split, TokenShard, UnfinishedLocation
 from tasks.output.paths import DOCUMENTS, home_key, shard_key, unfinished_key
 from tasks.output.target import layout_of
-from tasks.parts.documents import Documents, Read, Runs, TokenRuns, of_shard, read_fact, runs_of_parts, stored_arrays
+from tasks.parts.documents import Documents, Read, of_shard, read_fact, runs_of_parts, stored_arrays
 from tasks.rows import Facts, fact
 
 SHARD_LAYOUT = LAYOUTS["mmap"]._replace(encoded_tokens=replace(LAYOUTS["mmap"].encoded_tokens, chunk_length=1 << 15))
@@ -318,12 +318,10 @@ def unfinished_documents(root: Store, shard: TokenShard, location: UnfinishedLoc
         mine = entries[SPLIT] == ALL_SPLITS.index(split)
         begins[mine], array[mine] = np.cumsum(lengths[mine]) - lengths[mine], number
 
-    def arrays(split: Split) -> TokenRuns:
-        return {name: _runs(unfinished_items(root, shard, split, name)) for name in shard.token_arrays}
-
+    arrays = ({name: partial(_runs, root, shard, split, name) for name in shard.token_arrays} for split in location.splits)
     read = of_shard(root, lambda name, first, stop: entries[name][first:stop], shard)
     columns = partial(shard_columns, root, shard)
-    return Documents(array.astype(np.int8), begins, lengths, (*map(arrays, location.splits),), read, columns)
+    return Documents(array.astype(np.int8), begins, lengths, (*arrays,), read, columns)
 
 
 class Items(NamedTuple):
@@ -333,9 +331,10 @@ class Items(NamedTuple):
     read: Callable[[], AnyArray]
 
 
-def _runs(items: Iterable[Items]) -> Runs:
-    parts = list(items)
-    return partial(runs_of_parts, [part.length for part in parts], lambda i: parts[i].read())
+def _runs(root: Store, shard: TokenShard, split: Split, name: str, begins: Int64s, ends: Int64s) -> Iterator[AnyArray]:
+    """The tokens of runs. Only now are their objects mapped: to count documents, none is."""
+    parts = list(unfinished_items(root, shard, split, name))
+    return runs_of_parts([part.length for part in parts], lambda i: parts[i].read(), begins, ends)
 
 
 def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) -> Iterator[Items]:

@@ -20,8 +20,8 @@ from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.tokenize.chat import chats_by_reference
 from tasks.tokenize.engines import Tokenizer, engine_of, may_use_fast_engine, was_tried
 
-SAMPLE_DOCUMENTS = 64
-SAMPLE_BYTES = 100_000
+SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 100_000
+"""A few sources give so much each. Each of many gives less, down to an eighth: the reference engine is slow."""
 LITTLE_TEXT = 1 << 18
 """Bytes of text for which the fast engine is not tried: the reference has tokenized them by the time that takes."""
 
@@ -90,11 +90,12 @@ def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice])
     """Some of the first documents of every source, none of them long: the reference engine is slow."""
     texts: dict[int, list[str]] = {}
     first_of = sorted({slice_.source: slice_ for slice_ in reversed(slices)}.items())
+    share = min(max(len(first_of) // 8, 1), 8)
     with ThreadPoolExecutor(FETCHERS) as fetchers:
         read = fetchers.map(lambda one: _first_documents(one[1], config, workspace), first_of)
     for (index, _), documents in zip(first_of, read, strict=True):
-        left = SAMPLE_BYTES
-        for text in documents.texts.slice(0, SAMPLE_DOCUMENTS) if documents else ():
+        left = SAMPLE_BYTES // share
+        for text in documents.texts.slice(0, SAMPLE_DOCUMENTS // share) if documents else ():
             if len(text.as_buffer()) <= left:
                 left -= len(text.as_buffer())
                 texts.setdefault(index, []).append(text.as_py())
