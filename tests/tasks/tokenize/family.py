@@ -1,4 +1,6 @@
-"""A family of tokenizer.json files with the options that published tokenizers use, in all pairs; and texts for each of them."""
+"""A family of tokenizer.json files with the options that published tokenizers use and that the fast engine knows, in all pairs;
+and texts for each of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any
 
 from flat_tokens.vocabulary import byte_level_alphabet
 from tasks.tokenize.characters import UNICODE_17, UNICODE_17_SYMBOLS
-from tasks.tokenize.fast_json import DEEPSEEK, GPT2, GPT4O, LLAMA3, NEMOTRON, QWEN2, QWEN35
+from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 
 Definition = dict[str, Any]
 ALPHABET = byte_level_alphabet()
@@ -21,13 +23,12 @@ LETTERS = "aabcdeeioust ABS.,'-!123\n\té中ß"
 
 @dataclass(frozen=True)
 class Member:
-    """A tokenizer of the family. ``is_known``: the fast engine is expected to encode it. ``define``: makes the definition,
-    which takes too long to be done for all members when tests are collected.
+    """A tokenizer of the family. ``define``: makes the definition, which takes too long to be done for all members when tests
+    are collected.
     """
 
     name: str
     define: Callable[[], Definition]
-    is_known: bool
     added: list[Definition] = field(default_factory=list)
 
     @cached_property
@@ -59,100 +60,25 @@ def replace(pattern: Mapping[str, str], content: str) -> Definition:
 SPACES = replace({"String": " "}, "▁")
 PREPEND = {"type": "Prepend", "prepend": "▁"}
 
-KNOWN_BYTE_LEVEL: dict[str, Definition | None] = {
+BYTE_LEVEL: dict[str, Definition | None] = {
     "bytes": bytes_(regex=True),
     "bytes, space": bytes_(regex=True, space=True),
     "bytes by default": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
     "bytes in a sequence": sequence(bytes_(regex=True)),
     **{
-        f"{name}, {behavior}": sequence(split(pattern, behavior, invert=invert), bytes_())
-        for name, pattern in {
-            "gpt2": GPT2,
-            "llama3": LLAMA3,
-            "qwen2": QWEN2,
-            "qwen35": QWEN35,
-            "gpt4o": GPT4O,
-            "nemotron": NEMOTRON,
-        }.items()
+        f"pattern {i}, {behavior}": sequence(split(pattern, behavior, invert=invert), bytes_())
+        for i, pattern in enumerate(PATTERNS)
         for behavior, invert in (("Isolated", False), ("Removed", True))
     },
     "deepseek": sequence(*map(split, DEEPSEEK), bytes_()),
 }
-UNKNOWN_BYTE_LEVEL: dict[str, Definition | None] = {
-    "bytes without regex": bytes_(),
-    "bytes without regex, space": bytes_(space=True),
-    **{f"qwen2, {behavior}": sequence(split(QWEN2, behavior), bytes_()) for behavior in ("Removed", "MergedWithNext")},
-    **{f"gpt2, {behavior}": sequence(split(GPT2, behavior), bytes_()) for behavior in ("MergedWithPrevious", "Contiguous")},
-    "llama3, inverted": sequence(split(LLAMA3, invert=True), bytes_()),
-    "llama3, then bytes with regex": sequence(split(LLAMA3), bytes_(regex=True)),
-    "llama3, then bytes with space": sequence(split(LLAMA3), bytes_(space=True)),
-    "gpt4 without its end": sequence(
-        split(LLAMA3.replace(r"\s*[\r\n]+", r"\s*[\r\n]")),
-        bytes_(),
-    ),
-    # Behind an interval ``tokenizers`` takes a plus for a repetition.
-    "gpt4 of tiktoken": sequence(
-        split(
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"
-            r"\s+(?!\S)|\s+"
-        ),
-        bytes_(),
-    ),
-    "own pattern": sequence(split(r"\w+|\W"), bytes_()),
-    "text": sequence(split({"String": "a"}), bytes_(regex=True)),
-    "deepseek in another order": sequence(*map(split, reversed(DEEPSEEK)), bytes_()),
-    "deepseek, two of three": sequence(*map(split, DEEPSEEK[1:]), bytes_()),
-    "two patterns": sequence(split(QWEN2), split(GPT2), bytes_()),
-    "digits": sequence({"type": "Digits", "individual_digits": True}, bytes_(regex=True)),
-    "digits after": sequence(split(QWEN2), bytes_(), {"type": "Digits", "individual_digits": False}),
-    "digits before": sequence({"type": "Digits", "individual_digits": False}, split(QWEN2), bytes_()),
-    "falcon": sequence(
-        {"type": "Punctuation", "behavior": "Contiguous"},
-        bytes_(regex=True),
-        {"type": "Digits", "individual_digits": False},
-        split("[0-9][0-9][0-9]"),
-    ),
-    "bytes twice": sequence(bytes_(regex=True), bytes_()),
-    **{
-        name: sequence({"type": name, **options}, bytes_())
-        for name, options in {
-            "Whitespace": {},
-            "WhitespaceSplit": {},
-            "BertPreTokenizer": {},
-            "UnicodeScripts": {},
-            "CharDelimiterSplit": {"delimiter": "a"},
-            "Punctuation": {"behavior": "Isolated"},
-            "FixedLength": {"length": 5},
-        }.items()
-    },
-    "metaspace, then bytes": sequence(metaspace(), bytes_()),
-    "pattern without bytes": split(QWEN2),
-    "no pre-tokenizer": None,
-}
-KNOWN_NORMALIZERS: dict[str, Definition | None] = {
+NORMALIZERS: dict[str, Definition | None] = {
     "": None,
     "NFC": {"type": "NFC"},
     "NFC in a sequence": sequence({"type": "NFC"}, of="normalizers"),
     "no steps": sequence(of="normalizers"),
 }
-UNKNOWN_NORMALIZERS: dict[str, Definition] = {
-    **{kind: {"type": kind} for kind in ("NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel")},
-    "Strip": {"type": "Strip", "strip_left": True, "strip_right": True},
-    "Strip left": {"type": "Strip", "strip_left": True, "strip_right": False},
-    "Prepend": {"type": "Prepend", "prepend": "a"},
-    "Replace": replace({"String": "a"}, "b"),
-    "Replace spaces": replace({"Regex": " {2,}"}, " "),
-    "Bert": {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-        "lowercase": False,
-    },
-    "NFC, Lowercase": sequence({"type": "NFC"}, {"type": "Lowercase"}, of="normalizers"),
-    "Replace, NFC": sequence(replace({"String": "e"}, "o"), {"type": "NFC"}, of="normalizers"),
-}
-KNOWN_WITH_SPACES: dict[str, tuple[Definition | None, Definition | None]] = {
+WITH_SPACES: dict[str, tuple[Definition | None, Definition | None]] = {
     "llama2": (sequence(PREPEND, SPACES, of="normalizers"), None),
     "spaces": (SPACES, None),
     "gemma": (SPACES, split({"String": " "}, "MergedWithPrevious")),
@@ -161,24 +87,6 @@ KNOWN_WITH_SPACES: dict[str, tuple[Definition | None, Definition | None]] = {
     "metaspace of old": (None, {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True, "str_rep": "▁"}),
     "metaspace in a sequence": (None, sequence(metaspace("first"))),
 }
-UNKNOWN_WITH_SPACES: dict[str, tuple[Definition | None, Definition | None]] = {
-    "nothing": (None, None),
-    "replacement": (None, metaspace(replacement="_")),
-    "llama2, metaspace": (sequence(PREPEND, SPACES, of="normalizers"), metaspace()),
-    "spaces, metaspace": (SPACES, metaspace()),
-    "prepend": (PREPEND, None),
-    "spaces, prepend": (sequence(SPACES, PREPEND, of="normalizers"), None),
-    "strip, spaces": (sequence({"type": "Strip", "strip_left": True, "strip_right": False}, SPACES, of="normalizers"), None),
-    "NFKC, metaspace": ({"type": "NFKC"}, metaspace("first")),
-    "collapsed, metaspace": (replace({"Regex": " {2,}"}, " "), metaspace()),
-    "lowercase, spaces": (sequence({"type": "Lowercase"}, SPACES, of="normalizers"), None),
-    "gemma, isolated": (SPACES, split({"String": " "})),
-    "gemma without spaces": (None, split({"String": " "}, "MergedWithPrevious")),
-    "digits, metaspace": (None, sequence({"type": "Digits", "individual_digits": True}, metaspace())),
-    "metaspace, digits": (None, sequence(metaspace("first"), {"type": "Digits", "individual_digits": True})),
-    "whitespace": (None, {"type": "WhitespaceSplit"}),
-    "bytes": (None, bytes_()),
-}
 
 
 def added(content: str, **options: bool) -> Definition:
@@ -186,7 +94,7 @@ def added(content: str, **options: bool) -> Definition:
     return {"id": 0, "content": content, **of_token, **options}
 
 
-KNOWN_ADDED: dict[str, list[Definition]] = {
+ADDED: dict[str, list[Definition]] = {
     "": [],
     "plain": [added("<tag>"), added("tea"), added("A1")],
     "special": [added("<|end|>", special=True), added("<s>", special=True, normalized=True), added("ca", special=True)],
@@ -201,17 +109,7 @@ KNOWN_ADDED: dict[str, list[Definition]] = {
     "letters": [added("中"), added("e\u0301"), added("ß", normalized=True), added("\U0001f600")],
     "empty": [added(""), added("<x>")],
 }
-UNKNOWN_ADDED: dict[str, list[Definition]] = {
-    "single word": [added("<tag>", single_word=True)],
-    "single word, letters": [added("ab", single_word=True), added("se", single_word=True, normalized=True)],
-    "single word, stripping": [added("<tag>", single_word=True, lstrip=True, rstrip=True)],
-    "covered": [added("<tag>", special=True), added("tag")],
-    "covered at the end": [added("<|a", special=True), added("ab")],
-    "covered normalized": [added("cab", special=True, normalized=True), added("ab", normalized=True)],
-    "stripping and spaces": [added("<l>", lstrip=True), added(" x")],
-    "twice": [added("<x>", special=True), added("<x>")],
-}
-KNOWN_MODELS: dict[str, Definition] = {
+MODELS: dict[str, Definition] = {
     "": {},
     "whole words": {"ignore_merges": True},
     "unknown": {"unk_token": "<unk>", "fuse_unk": True},
@@ -224,19 +122,7 @@ KNOWN_MODELS: dict[str, Definition] = {
     "lacks bytes that no text has": {"lacks": [0xC0, 0xF5, 0xFF]},
     "many ways, whole words": {"many ways": True, "any order": True, "ignore_merges": True},
 }
-UNKNOWN_MODELS: dict[str, Definition] = {
-    "prefix": {"continuing_subword_prefix": "##"},
-    "suffix": {"end_of_word_suffix": "</w>"},
-    "lacks a byte": {"lacks": [0x07]},
-    "lacks a byte, unknown": {"lacks": [0x07, 0xE4], "unk_token": "<unk>", "fuse_unk": True},
-    "high ids": {"high": 1 << 25},
-    "same id": {"same": True},
-}
-KNOWN_MODELS_WITH_SPACES = ("", "unknown", "no prefix", "many ways", "any order", "gaps", "crossing", "characters for bytes")
-UNKNOWN_MODELS_WITH_SPACES = (
-    *("whole words", "no bytes", "lacks a byte", "prefix", "suffix", "high ids", "same id", "merged bytes"),
-    "bytes in small letters",
-)
+MODELS_WITH_SPACES = ("", "unknown", "no prefix", "many ways", "any order", "gaps", "crossing", "characters for bytes")
 
 
 def merges_of(characters: Sequence[str], size: int, seed: str, *, many_ways: bool, longest: int = 7) -> list[tuple[str, str]]:
@@ -258,19 +144,13 @@ def merges_of(characters: Sequence[str], size: int, seed: str, *, many_ways: boo
 def model_of(characters: Sequence[str], options: Mapping[str, Any], letters: Sequence[str], seed: str) -> Definition:
     """A model of byte pairs, whose merges are of *letters*."""
     options = dict(options)
-    names = ("many ways", "any order", "gaps", "other characters", "lacks", "high", "same")
+    names = ("many ways", "any order", "gaps", "other characters", "lacks")
     ours = {name: options.pop(name, None) for name in names}
-    prefix, suffix = options.get("continuing_subword_prefix") or "", options.get("end_of_word_suffix") or ""
     merges = merges_of(letters, 400, seed, many_ways=bool(ours["many ways"]))
     rng = random.Random(seed)
     tokens = dict.fromkeys([*characters, *map("".join, merges)])
     if options.get("ignore_merges"):
         tokens |= dict.fromkeys("".join(rng.choices(letters, k=4)) for _ in range(100))
-    if prefix or suffix:
-        merges = []
-        tokens |= dict.fromkeys(f"{prefix}{token}" for token in list(tokens))
-        tokens |= dict.fromkeys(f"{token}{suffix}" for token in list(tokens))
-        tokens |= dict.fromkeys(f"{prefix}{token}{suffix}" for token in characters)
     if "unk_token" in options:
         tokens["<unk>"] = None
     if ours["other characters"]:
@@ -284,10 +164,6 @@ def model_of(characters: Sequence[str], options: Mapping[str, Any], letters: Seq
     lacking = [characters[value] for value in ours["lacks"] or ()]
     vocabulary = {token: i for token, i in vocabulary.items() if not any(character in token for character in lacking)}
     merges = [pair for pair in merges if not any(character in "".join(pair) for character in lacking)]
-    if ours["high"]:
-        vocabulary[ordered[-1]] = ours["high"]
-    if ours["same"]:
-        vocabulary[ordered[-1]] = vocabulary[ordered[-2]]
     return {"type": "BPE", "vocab": vocabulary, "merges": [list(pair) for pair in merges], **options}
 
 
@@ -323,11 +199,10 @@ CHARACTER_LETTERS = [letter.replace(" ", "▁") for letter in LETTERS]
 
 def model_with_spaces(name: str, seed: str) -> Definition:
     """A model of characters that falls back to bytes."""
-    options = KNOWN_MODELS.get(name) or UNKNOWN_MODELS.get(name) or {}
     letters = CHARACTER_LETTERS
     if name == "crossing":  # tokens with a space in their middle
         letters = [*letters, "a▁b", "s▁", ".▁"]
-    model = model_of([*CHARACTERS, *dict.fromkeys(letters)], {"byte_fallback": True, **options}, letters, seed)
+    model = model_of([*CHARACTERS, *dict.fromkeys(letters)], {"byte_fallback": True, **MODELS.get(name, {})}, letters, seed)
     vocabulary = model["vocab"]
     # A space is at the beginning of a token, as in published ones, unless tokens are to cross words.
     if name != "crossing":
@@ -335,106 +210,57 @@ def model_with_spaces(name: str, seed: str) -> Definition:
         gone = {"".join(pair) for pair in model["merges"]} - {"".join(pair) for pair in kept}
         model["vocab"] = vocabulary = {token: i for token, i in vocabulary.items() if token not in gone}
         model["merges"] = [pair for pair in kept if pair[0] in vocabulary and pair[1] in vocabulary]
-    if name == "no bytes":
-        model["byte_fallback"] = False
     if name == "characters for bytes":
         for token in ("<0x09>", "<0x61>", "<0xC1>"):
             del vocabulary[token]
-    if name == "merged bytes":
-        model["merges"].append(["<0xE4>", "a"])
-        vocabulary["<0xE4>a"] = max(vocabulary.values()) + 1
-    if name == "bytes in small letters":
-        vocabulary["<0xe4>"] = max(vocabulary.values()) + 1
     return model
 
 
 def byte_level_members() -> Iterator[Member]:
-    """Known options in all pairs; each of the others in several places."""
-    pres, norms, models, tokens = (list(of.items()) for of in (KNOWN_BYTE_LEVEL, KNOWN_NORMALIZERS, KNOWN_MODELS, KNOWN_ADDED))
+    pres, norms, models, tokens = (list(of.items()) for of in (BYTE_LEVEL, NORMALIZERS, MODELS, ADDED))
     # As many of each as have no common factor: so every pair of two is met.
     assert [len(of) for of in (pres, norms, models, tokens)] == [17, 4, 11, 13]
     for i in range(17 * 13):
-        yield _byte_level(i, pres[i % 17], norms[i % 4], models[i % 11], tokens[i % 13], is_known=i != 35)
-    plain = pres[7], norms[0], models[0], tokens[1]
-    for i, pre in enumerate(UNKNOWN_BYTE_LEVEL.items()):
-        yield _byte_level(i, pre, norms[i % 4], models[i % 11], tokens[i % 13], is_known=False)
-    for i, norm in enumerate(UNKNOWN_NORMALIZERS.items()):
-        for pre in (pres[0], pres[4 + i % 13]):
-            yield _byte_level(i, pre, norm, models[0], tokens[1 + i % 12], is_known=False)
-    for i, model in enumerate(UNKNOWN_MODELS.items()):
-        yield _byte_level(i, plain[0], plain[1], model, plain[3], is_known=False)
-    for i, token in enumerate(UNKNOWN_ADDED.items()):
-        for pre in (pres[0], pres[4 + i % 13]):
-            yield _byte_level(i, pre, norms[i % 4], models[i % 6], token, is_known=False)
-    mixed = [added("abc"), added("bcd", normalized=True)]
-    yield _byte_level(0, *plain[:3], ("overlap, one normalized", mixed), is_known=False)
-    yield _byte_level(0, pres[1], *plain[1:3], ("space", [added(" abc")]), is_known=False)
-    same = [added("\u00e9", normalized=True), added("e\u0301", normalized=True)]
-    yield _byte_level(0, plain[0], norms[1], plain[2], ("the same when normalized", same), is_known=False)
+        pre, norm, model, added_tokens = pres[i % 17], norms[i % 4], models[i % 11], tokens[i % 13]
+        name = f"bytes {i}: {', '.join(filter(None, (pre[0], norm[0], model[0], added_tokens[0])))}"
+        if i != 35:  # a space is added before text, and one of these begins with it
+            yield Member(name, partial(_byte_level, name, norm[1], pre[1], model[1], added_tokens[1]), added_tokens[1])
 
 
-def _byte_level(i: int, pre: Any, norm: Any, model: Any, tokens: Any, *, is_known: bool) -> Member:
-    name = f"bytes {i}: {', '.join(filter(None, (pre[0], norm[0], model[0], tokens[0])))}"
-
-    def define() -> Definition:
-        return definition_of(norm[1], pre[1], model_of(ALPHABET, model[1], BYTE_LETTERS, name), tokens[1])
-
-    return Member(name, define, is_known, tokens[1])
+def _byte_level(name: str, norm: Any, pre: Any, model: Definition, tokens: list[Definition], **others: Any) -> Definition:
+    return definition_of(norm, pre, model_of(ALPHABET, model, BYTE_LETTERS, name), tokens, **others)
 
 
 def members_with_spaces() -> Iterator[Member]:
-    ways, models, tokens = list(KNOWN_WITH_SPACES.items()), KNOWN_MODELS_WITH_SPACES, list(KNOWN_ADDED.items())
+    ways, models, tokens = list(WITH_SPACES.items()), MODELS_WITH_SPACES, list(ADDED.items())
     assert [len(of) for of in (ways, models, tokens)] == [11, 8, 13]
     for i in range(11 * 13):
-        yield _with_spaces(i, ways[i % 11], models[i % 8], tokens[i % 13], is_known=True)
-    for i, way in enumerate(UNKNOWN_WITH_SPACES.items()):
-        yield _with_spaces(i, way, models[i % 8], tokens[i % 13], is_known=False)
-    for i, model in enumerate(UNKNOWN_MODELS_WITH_SPACES):
-        yield _with_spaces(i, ways[i % 11], model, tokens[i % 13], is_known=False)
-    for i, token in enumerate(UNKNOWN_ADDED.items()):
-        yield _with_spaces(i, ways[i % 11], models[i % 8], token, is_known=False)
-    same = [added("a b", normalized=True), added("a▁b", normalized=True)]
-    yield _with_spaces(0, ways[1], models[0], ("the same when normalized", same), is_known=False)
+        way, model, added_tokens = ways[i % 11], models[i % 8], tokens[i % 13]
+        name = f"spaces {i}: {', '.join(filter(None, (way[0], model, added_tokens[0])))}"
+        yield Member(name, partial(_with_spaces, name, *way[1], model, added_tokens[1]), added_tokens[1])
 
 
-def _with_spaces(i: int, way: Any, model: str, tokens: Any, *, is_known: bool) -> Member:
-    name = f"spaces {i}: {', '.join(filter(None, (way[0], model, tokens[0])))}"
-    return Member(name, lambda: definition_of(*way[1], model_with_spaces(model, name), tokens[1]), is_known, tokens[1])
+def _with_spaces(name: str, norm: Any, pre: Any, model: str, tokens: list[Definition]) -> Definition:
+    return definition_of(norm, pre, model_with_spaces(model, name), tokens)
 
 
 def other_members() -> Iterator[Member]:
-    """Other models, and what is beside the model."""
-    words = dict.fromkeys([*LETTERS, "tea", "bus", "##s", "##e", "[UNK]"])
-    vocabulary = {word: i for i, word in enumerate(words)}
-    for name, model in {
-        "WordLevel": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-        "WordPiece": {
-            "type": "WordPiece",
-            "vocab": vocabulary,
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-        },
-        "Unigram": {"type": "Unigram", "vocab": [[word, -1.0 - i] for i, word in enumerate(words)], "unk_id": 3},
-    }.items():
-        yield Member(name, partial(definition_of, None, {"type": "Whitespace"}, model, KNOWN_ADDED["plain"]), False)
+    """What is beside the model, and what older files have."""
     one, start = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    post = {"type": "TemplateProcessing", "pair": [one, {"Sequence": {"id": "B", "type_id": 0}}]}
-    specials = {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}
-    for name, single in {"template": [start, one], "template without text": [start], "text twice": [one, one]}.items():
-        model = model_of(ALPHABET, {}, BYTE_LETTERS, name)
-        processor = {**post, "single": single, "special_tokens": specials}
-        definition = definition_of(None, bytes_(regex=True), model, KNOWN_ADDED["plain"], post_processor=processor)
-        yield Member(name, partial(dict, definition), name == "template", KNOWN_ADDED["plain"])
-    model = model_of(ALPHABET, {}, BYTE_LETTERS, "old")
-    old = {**model, "merges": [" ".join(pair) for pair in model["merges"]]}
-    del old["type"]
-    yield Member("merges of old", partial(definition_of, None, bytes_(regex=True), old, []), True)
-    twice = {**model, "merges": [*model["merges"], *model["merges"][:50]]}
-    yield Member("merges twice", partial(definition_of, None, bytes_(regex=True), twice, []), False)
-    definition = definition_of(None, bytes_(regex=True), model, KNOWN_ADDED["plain"])
+    template = {
+        "type": "TemplateProcessing",
+        "single": [start, one],
+        "pair": [one, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}},
+    }
+    plain = partial(_byte_level, "other", None, bytes_(regex=True), {}, ADDED["plain"])
+    yield Member("template", partial(plain, post_processor=template), ADDED["plain"])
+    definition = plain()
+    model = definition["model"]
+    old = {"vocab": model["vocab"], "merges": [" ".join(pair) for pair in model["merges"]]}
+    yield Member("merges of old", lambda: {**definition, "model": old, "added_tokens": []})
     shifted = [{**token, "id": token["id"] + 7} for token in definition["added_tokens"]]
-    yield Member("other ids", partial(dict, definition, added_tokens=shifted), True, KNOWN_ADDED["plain"])
+    yield Member("other ids", lambda: {**definition, "added_tokens": shifted}, ADDED["plain"])
 
 
 def family() -> list[Member]:

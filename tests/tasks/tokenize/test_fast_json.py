@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from tokenizers import Tokenizer
 from flat_tokens.vocabulary import TokenizerJson, resolve
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import ids_of, large_string_array, may_use_fast_engine
-from tasks.tokenize.fast_json import NotKnownError, fast_definition
+from tasks.tokenize.fast_json import DEEPSEEK, GPT2, LLAMA3, QWEN2, NotKnownError, fast_definition
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
-from tests.tasks.tokenize.family import LLAMA3, added, bytes_, metaspace, sequence, split
+from tests.tasks.tokenize.family import ALPHABET, added, bytes_, metaspace, replace, sequence, split
 
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 
@@ -39,34 +40,113 @@ def numbered(*tokens: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**token, "id": size + i} for i, token in enumerate(tokens)]
 
 
-LACKING = {"byte_fallback": True, "merges": [], "vocab": {f"<0x{value:02X}>": value for value in range(256) if value != 7}}
+FALLBACK = {f"<0x{value:02X}>": value for value in range(256)}
+PREPEND, SPACES = {"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁")
+DIGITS = {"type": "Digits", "individual_digits": False}
+PIECE, START = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
+
+
+def normalizers(*steps: dict[str, Any]) -> dict[str, Any]:
+    return sequence(*steps, of="normalizers")
+
+
+def tokens(*added_tokens: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"added_tokens": numbered(*added_tokens), **others}
+
+
+def of_characters(vocabulary: dict[str, int], **options: Any) -> dict[str, Any]:
+    """A model of characters that falls back to bytes."""
+    return {"pre_tokenizer": metaspace(), "model": {"byte_fallback": True, "merges": [], "vocab": vocabulary, **options}}
+
+
+def around(*pieces: dict[str, Any]) -> dict[str, Any]:
+    pair = [PIECE, {"Sequence": {"id": "B", "type_id": 0}}]
+    specials = {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}
+    return {"post_processor": {"type": "TemplateProcessing", "single": pieces, "pair": pair, "special_tokens": specials}}
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"added_tokens": numbered(added("<tag>", single_word=True))}, "its added token '<tag>' has single_word"),
-        ({"added_tokens": numbered(added("<|a", special=True), added("ab"))}, "special token '<|a' may cover a part of .* 'ab'"),
-        ({"added_tokens": numbered(added("ab"), added("bc", normalized=True))}, "'ab' and 'bc' may overlap, and one"),
-        ({"added_tokens": numbered(added("<l>", lstrip=True), added(" "))}, "lstrip or rstrip, and ' ' is one that has spaces"),
-        ({"added_tokens": numbered(added("a" * 257))}, "its added token 'a{20}'... has 257 characters"),
+        (tokens(added("<tag>", single_word=True)), "its added token '<tag>' has single_word"),
+        (tokens(added("<|a", special=True), added("ab")), "special token '<|a' may cover a part of .* 'ab'"),
+        (tokens(added("<tag>", special=True), added("tag")), "special token '<tag>' may cover a part of .* 'tag'"),
+        (tokens(added("cab", special=True, normalized=True), added("ab", normalized=True)), "'cab' may cover a part of .* 'ab'"),
+        (tokens(added("ab"), added("bc", normalized=True)), "'ab' and 'bc' may overlap, and one"),
+        (tokens(added("<l>", lstrip=True), added(" ")), "lstrip or rstrip, and ' ' is one that has spaces"),
+        (tokens(added("a" * 257)), "its added token 'a{20}'... has 257 characters"),
+        (tokens(added(" abc"), pre_tokenizer=bytes_(regex=True, space=True)), "adds a space, and its added token ' abc' begins"),
+        (
+            tokens(added("\u00e9", normalized=True), added("e\u0301", normalized=True), normalizer={"type": "NFC"}),
+            "two of its added tokens are the same when they are normalized",
+        ),
+        ({"added_tokens": [*numbered(added("<x>", special=True)), *numbered(added("<x>"))]}, "added tokens have the same text"),
         ({"pre_tokenizer": bytes_()}, r"its pre-tokenizer is ByteLevel\(add_prefix_space=False, .*use_regex=False\)"),
-        ({"pre_tokenizer": sequence(split(LLAMA3), bytes_(regex=True))}, "its pre-tokenizer is Split"),
-        ({"pre_tokenizer": sequence(split(r"\w+|\W"), bytes_())}, "its pre-tokenizer is Split"),
-        ({"pre_tokenizer": sequence({"type": "Digits", "individual_digits": True}, bytes_())}, "its pre-tokenizer is Digits"),
-        ({"pre_tokenizer": None}, "its normalizer is none, its pre-tokenizer none"),
+        *(
+            ({"pre_tokenizer": sequence(*steps)}, f"its pre-tokenizer is {steps[0]['type']}")
+            for steps in (
+                (split(QWEN2, "Removed"), bytes_()),
+                (split(QWEN2, "MergedWithNext"), bytes_()),
+                (split(GPT2, "Contiguous"), bytes_()),
+                (split(LLAMA3, invert=True), bytes_()),
+                (split(LLAMA3), bytes_(regex=True)),
+                (split(LLAMA3.replace(r"\s*[\r\n]+", r"\s*[\r\n]")), bytes_()),
+                (*map(split, reversed(DEEPSEEK)), bytes_()),
+                (DIGITS, split(QWEN2), bytes_()),
+                (bytes_(regex=True), bytes_()),
+                (metaspace(), bytes_()),
+            )
+        ),
+        *(
+            ({"normalizer": norm, "pre_tokenizer": pre}, "its normalizer is .*, its pre-tokenizer ")
+            for norm, pre in (
+                (None, split(QWEN2)),
+                (None, sequence(split(QWEN2), bytes_(), DIGITS)),
+                (None, metaspace(replacement="_")),
+                (None, split({"String": " "}, "MergedWithPrevious")),
+                (SPACES, split({"String": " "})),
+                (PREPEND, None),
+                (normalizers(PREPEND, SPACES), metaspace()),
+                ({"type": "NFKC"}, metaspace("first")),
+            )
+        ),
         ({"pre_tokenizer": metaspace()}, "its model has no byte_fallback"),
-        ({"pre_tokenizer": metaspace(), "model": LACKING}, "its vocabulary has no token for the byte 0x07"),
+        (of_characters({token: i for token, i in FALLBACK.items() if i != 7}), "its vocabulary has no token for the byte 0x07"),
+        (of_characters({**FALLBACK, "<0xe4>": 256}), "its vocabulary has the token '<0xe4>', which is not a byte's"),
+        (of_characters({**FALLBACK, "a": 256, "<0xE4>a": 257}, merges=[["<0xE4>", "a"]]), "its model merges '<0xE4>' and 'a'"),
+        (of_characters(FALLBACK, ignore_merges=True), "its model has ignore_merges with byte_fallback"),
         ({"normalizer": {"type": "Lowercase"}}, r"its normalizer is Lowercase\(\)"),
-        ({"normalizer": sequence({"type": "NFC"}, {"type": "NFKC"}, of="normalizers")}, r"its normalizer is NFC\(\) \+ NFKC\(\)"),
+        ({"normalizer": normalizers({"type": "NFC"}, {"type": "NFKC"})}, r"its normalizer is NFC\(\) \+ NFKC\(\)"),
+        (
+            {"model": {"vocab": dict(zip(ALPHABET[1:], count(), strict=False)), "merges": []}},
+            "its vocabulary has no token for the byte 0x00",
+        ),
         ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix '</w>'"),
         ({"model": {"continuing_subword_prefix": "##", "merges": []}}, "its model has continuing_subword_prefix '##'"),
         ({"model": {"type": "WordLevel", "unk_token": "a"}}, "its model is WordLevel, not BPE"),
+        ({"model": {"vocab": {"a": 0, "b": 1 << 25}, "merges": []}}, "it has token ids up to 33554432"),
+        ({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}}, "its vocabulary has two tokens with the same id"),
+        ({"model": {"vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"]] * 2}}, "its model has the same merge twice"),
+        (around(START), "its post-processor is TemplateProcessing"),
+        (around(PIECE, PIECE), "its post-processor is TemplateProcessing"),
     ],
 )
 def test_options_that_are_not_known_are_left_to_the_reference_engine(changes: dict[str, Any], why: str) -> None:
     with refusal(why, NotKnownError):
         fast_definition(loaded(changed(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"dropout": 0.1}, "the model has dropout 0.1, so its tokens are random"),
+        ({"vocab": {"a": 2**31}, "merges": []}, "has token ids up to 2147483648, but the format holds 0 to 2147483647"),
+    ],
+)
+def test_a_model_that_no_build_can_use_is_refused(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed(model=model)))
+    with refusal(words):
+        load_tokenizer(TokenizerConfig(name=str(tmp_path)))
 
 
 def test_options_that_do_not_exist_yet_are_not_known() -> None:
