@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import flat_tokens
-from flat_tokens.formats import FORMATS, Readable, Splits
+from flat_tokens.formats import FORMATS, Readable, Splits, open_any
 from flat_tokens.stores.store import Store, StoredObject
 from tests.made import write_sequences
+from tests.refusal import refusal
 
 Sequences = Sequence[Sequence[int]]
+LARGEST = 2**31 - 1
+EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
 _numbers = itertools.count()
 
 
@@ -30,6 +36,16 @@ def export(name: str, splits: Splits, where: str | os.PathLike[str], options: ob
         chosen.write(splits, part, store, options)
     written = [stored for part in parts for stored in chosen.write(splits, part, store, options)]
     return written + list(chosen.finish(splits, written, store, options))
+
+
+def read(where: str | os.PathLike[str], options: Any, max_tokens: int = 5) -> dict[str, list[list[int]]]:
+    """The sequences of the splits of files in the first format that has such options."""
+    name = next(name for name, entry in FORMATS.items() if entry.options is type(options))
+    return {split: sequences_in(readable, max_tokens) for split, readable in open_any(where, name, options).splits.items()}
+
+
+def index_of(path: Path) -> Any:
+    return json.loads((path / "index.json").read_text())
 
 
 def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
@@ -53,4 +69,9 @@ def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
     for start, stop in itertools.combinations_with_replacement(range(0, len(sequences) + 1, len(sequences) // 4 + 1), 2):
         run = [token for batch in readable.batches(start, stop) for token in (batch.encoded_tokens >> 1).tolist()]
         assert run == [token for sequence in sequences[start:stop] for token in sequence]
+    for i in (len(sequences), -len(sequences) - 1):
+        with refusal(f"there is no sequence {i}; there are {len(sequences)}", IndexError):
+            readable.sequence(i)
+    with refusal(f"there (is|are) .*{len(sequences)}", IndexError):
+        list(readable.batches(0, len(sequences) + 1))
     return sequences
