@@ -16,6 +16,7 @@ import numpy as np
 from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.opening import open_array, read_metadata
 from flat_tokens.arrays.stored import StoredArray
+from flat_tokens.batch import TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable, check_format, open_any, recognised
 from flat_tokens.formats.contract import bounded_batches, entry
 from flat_tokens.manifest import (
@@ -394,6 +395,11 @@ def _digests(vocabulary: Vocabulary, known: TokenizerName) -> str:
     return f"its digest is {(vocabulary.digest or '')[:12]}, that of {known.name} in the manifest {(known.digest or '')[:12]}"
 
 
+def batches_of(split: Readable, start: int = 0, stop: int | None = None) -> Iterator[TokenBatch]:
+    """Sequences ``start:stop`` of a split in batches of bounded size, as `Readable.batches` has them."""
+    return bounded_batches(split, start, stop) if isinstance(split, FlatTokens) else split.batches(start, stop)
+
+
 class Window(NamedTuple):
     """Neighbouring tokens of a split: decoded ids uint32[n], the first of which is token ``first`` of the split.
 
@@ -409,9 +415,8 @@ class Window(NamedTuple):
 
 def windows(split: Readable, start: int = 0, stop: int | None = None, *, max_tokens: int = WINDOW_TOKENS) -> Iterator[Window]:
     """Sequences ``start:stop`` of a split in windows of up to *max_tokens*, every start in exactly one of them."""
-    read = split.batches if not isinstance(split, FlatTokens) else lambda a, b: bounded_batches(split, a, b)
     first, first_seq = 0, start
-    for batch in read(start, split.seq_count if stop is None else stop):
+    for batch in batches_of(split, start, split.seq_count if stop is None else stop):
         starts = batch.seq_starts[:-1].astype(np.int64)
         for low in range(0, max(batch.token_count, 1), max_tokens):
             high = min(low + max_tokens, batch.token_count)

@@ -18,13 +18,13 @@ import numpy as np
 from flat_tokens.annotations import AnyArray, Int64s, IntPair, JsonFacts, JsonObject, UInt64s
 from flat_tokens.columns import as_arrow, batch_of
 from flat_tokens.formats import FLAT_TOKENS, Readable
-from flat_tokens.keys import A, B, mix
+from flat_tokens.keys import token_keys
 from flat_tokens.manifest import compare_files
 from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.local import named_errors
 from flat_tokens.tools import cli, terminal
-from flat_tokens.tools.corpus import Corpus, open_corpus, windows
+from flat_tokens.tools.corpus import Corpus, batches_of, open_corpus
 from flat_tokens.tools.documents import CHANGES, NAMES, REPEATED, connection, query
 from flat_tokens.tools.inspect import FILES_SHOWN, describe
 from flat_tokens.tools.sources import document_of
@@ -226,32 +226,8 @@ def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side
 
 
 def token_digests(split: Readable) -> Iterator[UInt64s]:
-    """A 64-bit digest of each sequence's tokens, in order, in blocks: uint64[n].
-
-    The digest of n tokens is ``mix(n * A + sum over j of mix(token_j ^ ((j + 1) * B)))``, the formula of document keys with
-    tokens for words. It does not depend on the windows, since a sum can be computed in parts.
-    """
-    is_open, place, partial = False, 0, np.zeros(1, np.uint64)  # the open sequence: its tokens so far, and their sum
-    for window in windows(split):
-        # Range 0 continues the sequence before; range k is the window's k-th sequence.
-        bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
-        lengths = np.diff(bounds)
-        words = window.ids.astype(np.uint64)
-        positions = np.arange(1, len(words) + 1, dtype=np.uint64)
-        positions -= np.repeat(bounds[:-1], lengths).astype(np.uint64)
-        positions[: lengths[0]] += np.uint64(place)
-        positions *= B
-        words ^= positions
-        sums = np.zeros(len(lengths), np.uint64)
-        full = lengths > 0  # reduceat gives an empty group its neighbour's first element
-        sums[full] = np.add.reduceat(mix(words), bounds[:-1][full]) if len(words) else 0
-        sums[:1] += partial
-        lengths[0] += place
-        ended = slice(0 if is_open else 1, -1)
-        yield mix(lengths[ended].astype(np.uint64) * A + sums[ended])
-        is_open, place, partial = is_open or len(window.starts) > 0, int(lengths[-1]), sums[-1:]
-    if is_open:
-        yield mix(np.array([place], np.uint64) * A + partial)
+    """A 64-bit digest of each sequence's tokens, in order, in blocks: uint64[n]."""
+    return token_keys(batches_of(split))
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ examples:
 FILES_SHOWN = 8
 CONTEXT_BYTES = 60
 CONTEXT_TOKENS = 6
+ID_BYTES = 4
 OF_A_FORMAT = ("summary", "keeps", "loses")
 
 
@@ -381,57 +382,52 @@ def show_matches(corpus: Corpus, options: Namespace) -> int:
 
 
 def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterator[Match]:
-    """The first match of each sequence whose text holds *needle*, wherever tokens end, in memory of one window."""
+    """The first match of each sequence whose text holds *needle*, wherever tokens end."""
+    return _find(split, needle, vocabulary.decode, lambda part: part.decode("utf-8", "ignore"), CONTEXT_BYTES)
+
+
+def find_ids(split: Readable, needle: UInt32s, vocabulary: Vocabulary | None) -> Iterator[Match]:
+    """The first match of each sequence that holds the ids of *needle* in a row."""
+
+    def shown(part: bytes) -> str:
+        ids = np.frombuffer(part, np.uint32)
+        return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
+
+    def as_bytes(ids: UInt32s) -> tuple[bytes, Int64s]:
+        return ids.tobytes(), np.arange(ID_BYTES, ids.nbytes + 1, ID_BYTES)
+
+    return _find(split, needle.tobytes(), as_bytes, shown, CONTEXT_TOKENS * ID_BYTES, ID_BYTES)
+
+
+def _find(
+    split: Readable,
+    needle: bytes,
+    decode: Callable[[UInt32s], tuple[bytes, Int64s]],
+    shown: Callable[[bytes], str],
+    context: int,
+    width: int = 1,
+) -> Iterator[Match]:
+    """The first match of each sequence whose bytes, as *decode* has them, hold *needle* at a multiple of *width*, in memory of
+    one window. *context*: bytes before and after it.
+    """
     last = -1
     # Every token has at least one byte, so a match that begins before a window begins at most this many tokens before.
     for ids, edges, sequences, skipped in overlapping_windows(split, len(needle) - 1):
-        data, ends = vocabulary.decode(ids)
+        data, ends = decode(ids)
         at = data.find(needle)
         while at >= 0:
             first, final = np.searchsorted(ends, [at, at + len(needle) - 1], side="right").tolist()
             k = int(np.searchsorted(edges, first, side="right")) - 1
             start, stop = edges[k : k + 2].tolist()
-            if final >= stop:  # it crosses the sequence's end
+            if at % width or final >= stop:  # it is within an id, or crosses the sequence's end
                 at = data.find(needle, at + 1)
                 continue
-            low, high = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
+            low, high, behind = int(ends[start - 1]) if start else 0, int(ends[stop - 1]), at + len(needle)
             if sequences[k] != last:
                 last = int(sequences[k])
-                yield Match(
-                    last,
-                    first - start + (skipped if k == 0 else 0),
-                    data[max(at - CONTEXT_BYTES, low) : at].decode("utf-8", "ignore"),
-                    needle.decode("utf-8", "replace"),
-                    data[at + len(needle) : min(at + len(needle) + CONTEXT_BYTES, high)].decode("utf-8", "ignore"),
-                )
+                texts = (data[max(at - context, low) : at], needle, data[behind : min(behind + context, high)])
+                yield Match(last, first - start + (skipped if k == 0 else 0), *map(shown, texts))
             at = data.find(needle, high)
-
-
-def find_ids(split: Readable, needle: UInt32s, vocabulary: Vocabulary | None) -> Iterator[Match]:
-    """The first match of each sequence that holds the ids of *needle* in a row, in memory of one window."""
-
-    def shown(ids: UInt32s) -> str:
-        return " ".join(map(str, ids.tolist())) if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
-
-    last = -1
-    for ids, edges, sequences, skipped in overlapping_windows(split, len(needle) - 1):
-        places = np.flatnonzero(ids[: max(len(ids) - len(needle) + 1, 0)] == needle[0])
-        for j in range(1, len(needle)):
-            places = places[ids[places + j] == needle[j]]
-        ks = np.searchsorted(edges, places, side="right") - 1
-        whole = places + len(needle) <= edges[ks + 1]
-        for k, at in zip(*(part[whole].tolist() for part in (ks, places)), strict=True):
-            if sequences[k] == last:
-                continue
-            last = int(sequences[k])
-            (low, high), behind = edges[k : k + 2].tolist(), at + len(needle)
-            yield Match(
-                last,
-                at - low + (skipped if k == 0 else 0),
-                shown(ids[max(at - CONTEXT_TOKENS, low) : at]),
-                shown(ids[at:behind]),
-                shown(ids[behind : min(behind + CONTEXT_TOKENS, high)]),
-            )
 
 
 def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[UInt32s, Int64s, Int64s, int]]:

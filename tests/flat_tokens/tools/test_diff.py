@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +22,9 @@ from hypothesis import strategies as st
 import flat_tokens.tools.diff
 import flat_tokens.tools.documents
 from flat_tokens import TokenBatch, write_dataset
-from flat_tokens.keys import A, B, mix
-from flat_tokens.tools.corpus import open_corpus, windows
-from flat_tokens.tools.diff import Side, changes, compare_documents, token_digests
+from flat_tokens.keys import mix
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.diff import Side, changes, compare_documents
 from tests.flat_tokens.demo import build_dataset
 from tests.made import write_sequences
 from tests.sources import write_rows
@@ -208,22 +207,6 @@ def test_counts_are_those_of_multisets(
     if in_a == in_b and not found["moved"]:
         assert found["same_order"] is (a_train == b_train and a_validation == b_validation)
     assert found["same"] is (a_train == b_train and a_validation == b_validation)
-
-
-@given(RAGGED | st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=40), max_size=5), st.integers(1, 9))
-def test_digests_are_the_formulas_and_do_not_depend_on_windows(sequences: list[list[int]], window: int) -> None:
-    def digest(sequence: list[int]) -> int:
-        words = np.array(sequence, np.uint64) ^ (np.arange(1, len(sequence) + 1, dtype=np.uint64) * B)
-        return int(mix(np.array([len(sequence)], np.uint64) * A + np.add.reduce(mix(words), keepdims=True, dtype=np.uint64))[0])
-
-    def in_small_windows(split: Any) -> Iterator[Any]:
-        return windows(split, max_tokens=window)
-
-    split = open_corpus(dataset("digests", sequences)).splits["train"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.tools.diff, "windows", in_small_windows)
-        found = [int(one) for block in token_digests(split) for one in block]
-    assert found == [digest(sequence) for sequence in sequences]
 
 
 def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
