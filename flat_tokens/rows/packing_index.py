@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import logging
 import posixpath
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from flat_tokens.reader import FlatTokens
 
 
-WORD_BITS = 6
-
-
 class CroppedRows(NamedTuple):
     """Row k is pieces ``firsts[k]:firsts[k + 1]``, each from token ``offsets`` of its document on. All but the last one go to
     the end of their documents; that one fills the row. ``firsts``: int64[rows + 1]; the others: int64[pieces].
@@ -60,7 +57,7 @@ def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> Croppe
     waiting = np.empty((3, 0), np.int64)
     for fresh in pieces:
         pool = np.concatenate([waiting, fresh], axis=1)
-        filling = _Filling(length, keep)
+        filling = _Filling(length, crop=True, keep=keep)
         pool = pool[:, filling.add(pool[2], pool[1] > 0)]
         waiting_numbers = ranges(*np.array(filling.fill(), np.int64).reshape(-1, 2).T)
         pool = _with_rests(pool, *np.array(filling.cuts, np.int64).reshape(-1, 2).T)
@@ -91,17 +88,14 @@ class _EqualPieces:
 
 
 class _Stock:
-    """Runs of pieces by length. A bit of ``words`` is set for each length up to a row's that is there, a bit of ``top`` for
-    each word that is not 0.
-    """
+    """Runs of pieces by length. ``sizes``: the lengths up to a row's that are there, in order."""
 
     def __init__(self, length: int) -> None:
-        self._runs: dict[int, deque[_EqualPieces]] = {}
-        self._words, self._top = [0] * ((length >> WORD_BITS) + 1), 0
+        self.sizes, self._runs = list[int](), dict[int, deque[_EqualPieces]]()
         self._length, self._long, self._number = length, list[tuple[int, int, _EqualPieces]](), 0
 
     def __bool__(self) -> bool:
-        return bool(self._top or self._long)
+        return bool(self.sizes or self._long)
 
     def add(self, size: int, run: _EqualPieces) -> None:
         if size > self._length:
@@ -110,27 +104,17 @@ class _Stock:
         elif size in self._runs:
             self._runs[size].append(run)
         else:
+            insort(self.sizes, size)
             self._runs[size] = deque((run,))
-            self._words[size >> WORD_BITS] |= 1 << (size & 63)
-            self._top |= 1 << (size >> WORD_BITS)
 
     def longest(self, room: int) -> int:
         """The length of the longest piece that fits; 0 if there is none."""
-        word = room >> WORD_BITS
-        if found := self._words[word] & ((2 << (room & 63)) - 1):
-            return (word << WORD_BITS) + found.bit_length() - 1
-        if not (below := self._top & ((1 << word) - 1)):
-            return 0
-        word = below.bit_length() - 1
-        return (word << WORD_BITS) + self._words[word].bit_length() - 1
+        count = bisect_right(self.sizes, room)
+        return self.sizes[count - 1] if count else 0
 
     def shortest(self) -> int:
-        """The length of the shortest piece; 0 if there is none."""
-        if not self._top:
-            return self._long[0][0] if self._long else 0
-        word = (self._top & -self._top).bit_length() - 1
-        bits = self._words[word]
-        return (word << WORD_BITS) + (bits & -bits).bit_length() - 1
+        """The length of the shortest piece, of those that there are."""
+        return self.sizes[0] if self.sizes else self._long[0][0]
 
     def first(self, size: int) -> _EqualPieces:
         """The first run of pieces of this length, which is there."""
@@ -141,23 +125,19 @@ class _Stock:
         if size > self._length:
             heapq.heappop(self._long)
             return
-        runs = self._runs[size]
-        runs.popleft()
-        if not runs:
-            del self._runs[size]
-            self._words[size >> WORD_BITS] &= ~(1 << (size & 63))
-            if not self._words[size >> WORD_BITS]:
-                self._top &= ~(1 << (size >> WORD_BITS))
+        self._runs[size].popleft()
+        if not self._runs[size]:
+            del self._runs[size], self.sizes[bisect_left(self.sizes, size)]
 
 
 class _Filling:
-    """Rows that are being filled of numbered pieces.
+    """Rows that are being filled of numbered pieces. With *crop* none has room left: where no piece fits, one is cut.
 
     ``cuts``: (piece, tokens that were taken of it), with *keep*. The rests are numbered in this order, after all pieces.
     """
 
-    def __init__(self, length: int, keep: bool) -> None:
-        self._length, self._keep = length, keep
+    def __init__(self, length: int, *, crop: bool, keep: bool = False) -> None:
+        self._length, self._crop, self._keep = length, crop, keep
         self._documents, self._rests = _Stock(length), _Stock(length)
         self._row_count, self._piece_count = 0, 0
         # (first piece, step from row to row, pieces in each row, first row, rows, place in the row)
@@ -182,10 +162,10 @@ class _Filling:
         return order
 
     def fill(self) -> list[IntPair]:
-        """Fill rows until the pieces do not fill one more. Returns those that are left: (first piece, how many)."""
+        """Fill rows until the pieces, with *crop*, do not fill one more. Returns those that are left: (first piece, how many)."""
         while self._documents or self._rests:
             taken, missing, is_cut = self._row()
-            if missing:
+            if missing and self._crop:
                 return [(start, each) for _, start, each, _, _ in taken]
             # The next rows are alike as long as no run ends. A rest, shorter than all that is left, changes the next row.
             more = 0 if is_cut and self._keep else min(run.count // run.taken for run, *_ in taken)
@@ -216,6 +196,8 @@ class _Filling:
                 size, stock = rest, rests
             if size:
                 each = 1 if opens_with_document and rests else room // size
+            elif not self._crop:
+                break
             else:
                 stock = documents
                 if not documents or (not opens_with_document and rests and rests.shortest() < documents.shortest()):
@@ -622,52 +604,15 @@ def best_fit(lengths: Int64s, length: int) -> Int64Pair:
     (``firsts``: int64[packs + 1], ``order``: int64[n]): pack k holds parts ``order[firsts[k]:firsts[k + 1]]``. Packs are in
     the order of their first parts, and so are a pack's parts.
     """
-    by_length = np.argsort(lengths.astype(np.min_scalar_type(length)), kind="stable")  # two bytes sort in linear time
-    ascending = lengths[by_length]
-    groups = np.flatnonzero(np.diff(ascending, prepend=0))
-    sizes, counts = ascending[groups].tolist(), np.diff(groups, append=len(lengths)).tolist()
-    used, pack_count = groups.tolist(), 0
-    fills = []
-    for filling, repeats in _fillings(sizes, counts, length):
-        for group, each in filling:
-            fills.append((used[group], pack_count, each, each * repeats))
-            used[group] += each * repeats
-        pack_count += repeats
-    # fill -> its parts: those from start on in ascending order, each of them to a pack, from pack on
-    start, pack, per_pack, total = np.array(sorted(fills), np.int64).reshape(-1, 4).T
-    place = np.arange(len(lengths)) - np.repeat(start, total)
-    pack_of = np.empty(len(lengths), np.int64)
-    pack_of[by_length] = np.repeat(pack, total) + place // np.repeat(per_pack, total)
-
+    filling = _Filling(length, crop=False)
+    by_length = filling.add(lengths, np.zeros(len(lengths), bool))
+    filling.fill()
+    per_pack, numbers = filling.rows()
+    pack_count, pack_of = len(per_pack), np.empty(len(lengths), np.int64)
+    pack_of[by_length[numbers]] = np.repeat(np.arange(pack_count), per_pack)
     first_parts = np.empty(pack_count, np.int64)
     first_parts[pack_of[::-1]] = np.arange(len(lengths))[::-1]  # of equal places the last assignment stays: the first part
     ranks = np.empty(pack_count, np.int64)
     ranks[np.argsort(first_parts)] = np.arange(pack_count)
     pack_of = ranks[pack_of]
     return running_sums(np.bincount(pack_of, minlength=pack_count)), np.argsort(pack_of, kind="stable")
-
-
-def _fillings(sizes: list[int], counts: list[int], length: int) -> Iterator[tuple[list[IntPair], int]]:
-    """Fillings of packs: ([(size's number, parts of it in each pack)], how many packs in a row are like that). *sizes* ascend."""
-    sizes, left = [0, *sizes], [0, *counts]
-    lower = list(range(len(sizes)))  # number -> itself while parts of that size are left, then a lower one; 0: none are
-
-    def with_pieces(number: int) -> int:
-        while lower[number] != number:
-            lower[number] = lower[lower[number]]
-            number = lower[number]
-        return number
-
-    while number := with_pieces(len(sizes) - 1):
-        filling, room = [], length
-        while number:
-            each = min(left[number], room // sizes[number])
-            filling.append((number - 1, each))
-            room -= each * sizes[number]
-            number = with_pieces(min(number, bisect_right(sizes, room)) - 1)
-        repeats = min(left[group + 1] // each for group, each in filling)
-        for group, each in filling:
-            left[group + 1] -= each * repeats
-            if not left[group + 1]:
-                lower[group + 1] = group
-        yield filling, repeats
