@@ -23,6 +23,7 @@ from flat_tokens.text.rows import (
     check_columns,
     chosen,
     cut,
+    is_view,
     neighbours,
 )
 
@@ -139,7 +140,7 @@ def _check_offsets(values: pa.Array) -> None:
     elif pa.types.is_dictionary(values.type):
         _check_offsets(values.dictionary)
         pa.DictionaryArray.from_arrays(values.indices, values.dictionary, safe=True)
-    elif pa.types.is_string_view(values.type):  # what is in nulls too: a cast follows it
+    elif is_view(values.type):  # what is in nulls too: a cast follows it
         buffers = [None, *values.buffers()[1:]]
         pa.Array.from_buffers(pa.binary_view(), len(values), buffers, offset=values.offset).validate(full=True)
     else:

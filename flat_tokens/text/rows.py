@@ -383,8 +383,12 @@ def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, or bytes that may be text."""
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(check(kind) for check in checks) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()) or is_view(kind)
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Whether texts, or bytes, of this type are views of data that lies elsewhere."""
+    return kind in (pa.string_view(), pa.binary_view())
 
 
 def is_messages(kind: pa.DataType) -> bool:
@@ -582,7 +586,7 @@ def _lengths(values: pa.Array) -> Int64s:
         return _lengths(values.dictionary)[indices] if len(values.dictionary) else np.zeros(len(values), np.int64)
     if not is_text(values.type):
         return np.full(len(values), 8)
-    if pa.types.is_string_view(values.type):
+    if is_view(values.type):
         views = values.buffers()[1]
         return np.frombuffer(views, np.int32, views.size // 4)[4 * values.offset :: 4][: len(values)].astype(np.int64)
     offset_type = np.int64 if pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type) else np.int32
@@ -622,7 +626,7 @@ def to_large(values: pa.Array) -> pa.LargeStringArray:
         _, offsets, data = values.buffers()
         window = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
         return pa.LargeStringArray.from_buffers(len(values), pa.py_buffer(window.astype(np.int64)), data)
-    if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+    if values.type in (pa.binary(), pa.large_binary(), pa.binary_view()):
         values = values.cast(pa.large_binary())
         return pa.Array.from_buffers(pa.large_string(), len(values), values.buffers(), offset=values.offset)
     return values.cast(pa.large_string())

@@ -89,7 +89,7 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, s
         {
             "text": extension(pa.json_(storage), talks),
             "id": extension(pa.uuid(), [one and one.bytes for one in ids]),
-            "other": extension(pa.opaque(pa.large_string(), "name", "vendor"), ["a", None, "b"]),
+            "other": extension(pa.opaque(pa.binary_view(), "name", "vendor"), ["a", None, "b"]),
         }
     )
     if form == "arrow":
