@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -102,6 +103,14 @@ def write_sequences(path: Any, train: Sequences, validation: Sequences = (), **s
     """Write a dataset of these sequences of ids. Returns *path*."""
     flat_tokens.write_dataset(path, *([TokenBatch.from_sequences(part)] for part in (train, validation)), **settings)
     return path
+
+
+_numbers = itertools.count()
+
+
+def in_memory(train: Sequences, validation: Sequences = ()) -> str:
+    """The URL of a new dataset of these sequences of ids, in memory."""
+    return str(write_sequences(f"memory://made-{next(_numbers)}", train, validation))
 
 
 def foreign(path: Path, train: Sequences, validation: Sequences = ()) -> Path:

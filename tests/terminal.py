@@ -21,6 +21,10 @@ class Terminal:
         status = self._main([str(argument) for argument in arguments])
         return (status, *self._capture.readouterr())
 
+    def with_more(self, *more: str) -> Terminal:
+        """The same for commands that end with more arguments."""
+        return Terminal(lambda arguments: self._main([*arguments, *more]), self._capture)
+
     def out(self, *arguments: object, status: int = 0) -> str:
         """The output of a command that ends with this status."""
         found, out, errors = self(*arguments)

@@ -11,6 +11,7 @@ import pytest
 from flows.pipelines.build import build
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
+from tests.sources import write_rows
 
 DEMO = Path(__file__).parents[2] / "deployments/demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
@@ -30,3 +31,10 @@ def build_demo(output: Path, **settings: Any) -> Path:
         {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
     ]
     return build_dataset(output, **{"sources": sources, "tokenizer": TOKENIZER, "validation_fraction": 0.2, **settings})
+
+
+def build_lines(root: Path, *texts: str) -> Path:
+    """Build ``out`` of a file ``in/x.jsonl`` below *root*, with a token for each byte; the file."""
+    path = write_rows(root / "in/x.jsonl", [{"text": text} for text in texts])
+    build_dataset(root / "out", source={"path": str(path.parent)}, tokenizer="bytes", validation_fraction=0)
+    return path

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flat_tokens.columns
@@ -63,6 +63,7 @@ def write(store: Store, key: str, *edges: int) -> bytes:
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 10))
+@example([2, 0, 0], 0)  # as many as a row group has
 @examples(40)
 def test_documents_are_taken_by_their_numbers(tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cut: int) -> None:
     """In any order, more than once, from one object or two."""
@@ -140,14 +141,6 @@ def test_a_null_is_no_integer_whatever_stands_in_its_place() -> None:
     found = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\2"), pa.py_buffer(data)])
     assert found.to_pylist() == [None, 1]
     assert kind_of(found) == "int64"
-
-
-def test_a_document_that_is_named_twice_is_there_twice(tmp_path: Path) -> None:
-    """Also where as many are wanted as a row group has."""
-    store = Store.at(tmp_path)
-    write(store, name_of("train", 0), 0, 6)
-    columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
-    assert columns.take(np.array([2, 0, 0]), ["n"]).column(0).to_pylist() == [2, 0, 0]
 
 
 def test_damage_is_told_with_the_object(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ import pickle
 import re
 import shutil
 import tracemalloc
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import fsspec
 import numcodecs
 import numpy as np
 import pytest
@@ -35,6 +33,7 @@ from tests.terminal import Terminal
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
 ENCODED = [3, 4, 7, 8, 10, 13, 14, 16]
+LAYOUTS = pytest.mark.parametrize("layout", NAMES)
 
 
 def write(
@@ -45,13 +44,16 @@ def write(
 
 
 def sequences(split: flat_tokens.FlatTokens) -> list[list[int]]:
-    return [split.sequence(i).tolist() for i in range(split.seq_count)]
+    """All of them; negative numbers count from the end."""
+    found = [split.sequence(i).tolist() for i in range(split.seq_count)]
+    assert [split.sequence(i).tolist() for i in range(-len(found), 0)] == found
+    return found
 
 
 # Opening and reading
 
 
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_a_dataset_at_a_path(tmp_path: Path, layout: LayoutName) -> None:
     write(tmp_path / "dataset", validation=[[9], [10, 2**31 - 1]], layout=layout)
     for path in (tmp_path / "dataset", str(tmp_path / "dataset"), f"{tmp_path}/dataset/", f"file://{tmp_path}/dataset"):
@@ -69,19 +71,12 @@ def test_sequences_are_decoded_and_slices_are_not(tmp_path: Path) -> None:
     train = flat_tokens.open(tmp_path / "dataset").train
     assert train.sequence(1).tolist() == [3, 4, 5]
     assert train.sequence(1).dtype == np.uint32
-    assert train[3].tolist() == [6, 7, 8]
+    assert train[3].tolist() == train[np.int64(-1)].tolist() == [6, 7, 8]
     assert train.slice(0, 8).tolist() == ENCODED
     assert train.slice(1, 4).tolist() == [4, 7, 8]
     assert train.slice(8, 8).tolist() == []
     assert len(train) == 4
     assert [sequence.tolist() for sequence in train] == SEQUENCES
-
-
-def test_negative_numbers_count_from_the_end(tmp_path: Path) -> None:
-    write(tmp_path / "dataset")
-    train = flat_tokens.open(tmp_path / "dataset").train
-    assert [train.sequence(i).tolist() for i in (-1, -2, -3, -4)] == SEQUENCES[::-1]
-    assert train[np.int64(-1)].tolist() == [6, 7, 8]
 
 
 def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
@@ -95,7 +90,7 @@ def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
             dataset.train.slice(start, stop)
 
 
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_an_empty_split_is_a_split(tmp_path: Path, layout: LayoutName) -> None:
     write(tmp_path / "dataset", layout=layout)
     validation = flat_tokens.open(tmp_path / "dataset").validation
@@ -105,23 +100,6 @@ def test_an_empty_split_is_a_split(tmp_path: Path, layout: LayoutName) -> None:
     for i in (0, -1):
         with refusal("there are 0", IndexError):
             validation.sequence(i)
-
-
-@pytest.fixture
-def memory_url() -> Iterator[str]:
-    name = f"memory://{uuid.uuid4().hex}"
-    yield name
-    fsspec.filesystem("memory").rm(name, recursive=True)
-
-
-@pytest.mark.parametrize("layout", NAMES)
-def test_a_dataset_at_a_url(memory_url: str, layout: LayoutName) -> None:
-    write(f"{memory_url}/dataset", layout=layout)
-    dataset = flat_tokens.open(f"{memory_url}/dataset")
-    assert sequences(dataset.train) == SEQUENCES
-    assert dataset.path.endswith("/dataset")
-    assert dataset.path.startswith("memory://")
-    assert sequences(flat_tokens.open(dataset.path).train) == SEQUENCES
 
 
 def point(root: Path, version: str) -> None:
@@ -173,7 +151,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]
     return requests
 
 
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName
 ) -> None:
@@ -468,7 +446,7 @@ def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: 
 
 
 @pytest.mark.usefixtures("small_memory")
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 @pytest.mark.parametrize(
     "text",
     [
@@ -499,7 +477,7 @@ def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path: Path, layout:
 
 
 @pytest.mark.usefixtures("small_memory")
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train/encoded_tokens" / (".zarray" if layout == "zarr2" else "zarr.json")
@@ -674,7 +652,7 @@ def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path: Path, layout: 
 
 
 @pytest.mark.usefixtures("small_memory")
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
@@ -684,7 +662,7 @@ def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path: Path, l
         flat_tokens.open(tmp_path / "dataset").train.sequence(0)
 
 
-@pytest.mark.parametrize("layout", NAMES)
+@LAYOUTS
 def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName) -> None:
     """Metadata and seq_starts may agree on 2**46 tokens; asking for them does not take the machine down."""
     write(tmp_path / "dataset", layout=layout)

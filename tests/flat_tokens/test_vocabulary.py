@@ -150,19 +150,6 @@ def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(
     assert decoded(loaded, [*range(len(vocabulary)), len(vocabulary)]) == text + "<s>▁".encode()
 
 
-@pytest.mark.parametrize("line", [b"!!!! 0", b"YQ== x", b"YQ==", b"YQ== -1", b"YQ== 2147483648"])
-def test_a_malformed_rank_file_is_refused_by_its_line(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / "x.tiktoken").write_bytes(b"YQ== 0\n" + line + b"\n")
-    with refusal(r"x\.tiktoken, line 2: "):
-        load_vocabulary(str(tmp_path / "x.tiktoken"))
-
-
-def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path: Path) -> None:
-    (tmp_path / "x.tiktoken").write_bytes(b"YQ== 2147483647\n")
-    with refusal("up to 67108863 are decoded"):
-        load_vocabulary(str(tmp_path / "x.tiktoken"))
-
-
 def test_a_name_that_means_nothing_is_refused_with_those_that_do() -> None:
     with refusal(r"there is no tokenizer 'gpt-99'. Set tokenizer to one of .*gpt2.*bytes"):
         load_vocabulary("gpt-99")
@@ -175,12 +162,6 @@ def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path: P
     for wrong in ("tokeniser.json", "tokenzer.json"):
         with refusal(rf"No such file or directory. Did you mean {tmp_path}/tokenizer.json\?"):
             load_vocabulary(str(tmp_path / wrong))
-
-
-def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("[1]")
-    with refusal(r"is not a tokenizer\.json"):
-        load_vocabulary(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -250,38 +231,50 @@ def test_a_tekken_has_its_special_tokens_first_and_as_many_others_as_it_says(tmp
     assert found.lengths[[0, 1, 2, 3, 259]].tolist() == [0, 0, 0, 1, 2]
 
 
+def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path: Path) -> None:
+    (tmp_path / "x.tiktoken").write_bytes(b"YQ== 2147483647\n")
+    with refusal("up to 67108863 are decoded"):
+        load_vocabulary(str(tmp_path / "x.tiktoken"))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+IS_POINTER = "is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull"
+
+
+def tekken_file(rank: int = 0, change: dict[str, Any] | None = None, **changes: Any) -> bytes:
+    definition = tekken(**changes)
+    definition["vocab"][rank] |= change or {}
+    return json.dumps(definition).encode()
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("name", "content", "words"),
     [
-        ({"default_vocab_size": 262}, "258 tokens and 3 special ones are not 262 ids"),
-        ({"default_vocab_size": 200}, "has no token for the byte 0xc5"),
-        ({"default_num_special_tokens": 1, "default_vocab_size": 258}, "the special token '<s>' has id 1, of 1"),
-        ({"pattern": "("}, r"cannot be used with pattern '\('"),
-        ({"default_vocab_size": None}, "int"),
+        *(
+            ("x.tiktoken", b"YQ== 0\n" + line + b"\n", ", line 2: ")
+            for line in (b"!!!! 0", b"YQ== x", b"YQ==", b"YQ== -1", b"YQ== 2147483648")
+        ),
+        ("x.tiktoken", POINTER, IS_POINTER),
+        ("tokenizer.json", POINTER, IS_POINTER),
+        ("tokenizer.json", b"[1]", r"is not a tokenizer\.json"),
+        ("x.json", tekken_file(default_vocab_size=262), "258 tokens and 3 special ones are not 262 ids"),
+        ("x.json", tekken_file(default_vocab_size=200), "has no token for the byte 0xc5"),
+        (
+            "x.json",
+            tekken_file(default_num_special_tokens=1, default_vocab_size=258),
+            "the special token '<s>' has id 1, of 1",
+        ),
+        ("x.json", tekken_file(pattern="("), r"cannot be used with pattern '\('"),
+        ("x.json", tekken_file(default_vocab_size=None), "int"),
+        ("x.json", tekken_file(9, {"rank": 8}), "the token of rank 9 has rank 8"),
+        ("x.json", tekken_file(9, {"token_bytes": "AA=="}), "been there"),
     ],
 )
-def test_a_tekken_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(tekken(**changes)))
+def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
     with refusal(f"{path}.*{words}"):
         load_vocabulary(str(path))
-
-
-def test_a_tekken_whose_ranks_are_out_of_order_is_refused(tmp_path: Path) -> None:
-    path, definition = tmp_path / "x.json", tekken()
-    for number, change, words in ((9, {"rank": 8}, "the token of rank 9 has rank 8"), (9, {"token_bytes": "AA=="}, "been there")):
-        vocab = list(definition["vocab"])
-        vocab[number] = vocab[number] | change
-        path.write_text(json.dumps(definition | {"vocab": vocab}))
-        with refusal(words):
-            load_vocabulary(str(path))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "x.tiktoken"])
-def test_a_pointer_is_not_taken_for_a_tokenizer(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    with refusal(rf"{name} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull"):
-        load_vocabulary(str(tmp_path / name))
 
 
 def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import flat_tokens
-from flat_tokens.formats import FORMATS, Readable, Splits, open_any
+from flat_tokens.formats import FORMATS, Readable, Splits, open_any, source
 from flat_tokens.stores.store import Store, StoredObject
-from tests.made import write_sequences
+from tests.made import in_memory
 from tests.refusal import refusal
 
 Sequences = Sequence[Sequence[int]]
 LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], list(range(300)), []]
-_numbers = itertools.count()
 
 
-def splits_of(train: Sequences, validation: Sequences = (), where: str | os.PathLike[str] | None = None) -> Splits:
-    """A dataset's splits, in memory unless *where* is given."""
-    path = where or f"memory://splits-{next(_numbers)}"
-    dataset = flat_tokens.open(write_sequences(path, train, validation))
-    return {"train": dataset.train, "validation": dataset.validation}
+def splits_of(train: Sequences, validation: Sequences = ()) -> Splits:
+    """The splits of a dataset in memory."""
+    return source(in_memory(train, validation))
 
 
 def export(name: str, splits: Splits, where: str | os.PathLike[str], options: object) -> list[StoredObject]:
@@ -54,6 +50,7 @@ def sequences_in(readable: Readable, max_tokens: int = 5) -> list[list[int]]:
     marked = []
     for batch in readable.batches(max_tokens=max_tokens):
         assert batch.token_count <= max_tokens
+        assert batch.max_token_id == (batch.encoded_tokens >> 1).max(initial=0)
         starts = batch.seq_starts.astype(int).tolist()
         tokens = (batch.encoded_tokens >> 1).tolist()
         marked += (batch.encoded_tokens & 1).astype(bool).tolist()

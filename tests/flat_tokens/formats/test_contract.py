@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens.formats import FORMATS, Files, open_any, source
+from flat_tokens.formats import Files, open_any, source
 from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
@@ -27,10 +25,6 @@ from tests.made import write_sequences
 from tests.refusal import refusal
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
-
-
-def dataset(path: Path, train: list[list[int]], validation: list[list[int]] = ()) -> flat_tokens.Dataset:
-    return flat_tokens.open(write_sequences(path, train, validation))
 
 
 @examples(50)
@@ -48,18 +42,6 @@ def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], 
     again = flat_tokens.reader.open_split(store)
     assert [list(again.sequence(i)) for i in range(again.seq_count)] == sequences
     assert np.array_equal(again.slice(0, again.token_count), split.slice(0, split.token_count))
-
-
-@examples(50)
-@given(sequences=RAGGED, data=st.data())
-def test_bounded_batches_of_a_run_hold_that_run(sequences: list[list[int]], data: st.DataObject) -> None:
-    split = splits_of(sequences)["train"]
-    start = data.draw(st.integers(0, len(sequences)))
-    stop = data.draw(st.integers(start, len(sequences)))
-    batches = list(bounded_batches(split, start, stop, max_tokens=5))
-    assert sum(batch.seq_count for batch in batches) == stop - start
-    tokens = [int(token) >> 1 for batch in batches for token in batch.encoded_tokens]
-    assert tokens == [token for sequence in sequences[start:stop] for token in sequence]
 
 
 @examples(50)
@@ -105,7 +87,7 @@ def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path: Path) -> N
 
 
 def test_flat_tokens_datasets_open_like_any_format(tmp_path: Path) -> None:
-    dataset(tmp_path / "d", [[1, 2], [3]], [[4]])
+    write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
     opened = open_any(tmp_path / "d")
     assert opened.format == "flat-tokens"
     assert {split: readable.seq_count for split, readable in opened.splits.items()} == {"train": 2, "validation": 1}
@@ -131,24 +113,14 @@ def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path
 
 def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path: Path) -> None:
     """The error is the reader's own, about the dataset, not that nothing was recognised."""
-    dataset(tmp_path / "d", [[1, 2], [3]])
+    write_sequences(tmp_path / "d", [[1, 2], [3]])
     (tmp_path / "d/train/zarr.json").unlink()
     with refusal("train: there is no zarr group here", FileNotFoundError):
         open_any(tmp_path / "d")
 
 
-def test_every_format_describes_itself_and_has_options_of_plain_values() -> None:
-    for name, entry in FORMATS.items():
-        assert name == entry.name
-        assert entry.summary
-        assert entry.keeps
-        assert entry.loses
-        fields = dataclasses.asdict(entry.options())
-        assert entry.options(**json.loads(json.dumps(fields))) == entry.options()
-
-
 def test_the_source_of_an_export_is_a_datasets_splits(tmp_path: Path) -> None:
-    dataset(tmp_path / "d", [[1, 2], [3]], [[4]])
+    write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
     splits = source(tmp_path / "d")
     assert list(splits) == ["train", "validation"]
     assert [sequences_in(split, 100) for split in splits.values()] == [[[1, 2], [3]], [[4]]]

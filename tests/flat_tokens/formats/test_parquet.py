@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,39 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from flat_tokens.formats import Files
+from flat_tokens.formats import Files, recognised
 from flat_tokens.formats.contract import Format
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
-from flat_tokens.stores.store import Store
-from tests.examples import examples
-from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.flat_tokens.formats.exporting import EXAMPLE, export, read, splits_of
 from tests.refusal import refusal
 
 pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet is written with pyarrow")
 
 ROOT = Path(__file__).parents[3]
-LARGEST = 2**31 - 1
-RAGGED = st.lists(st.lists(st.integers(0, LARGEST), max_size=12), min_size=1, max_size=20)
-EXAMPLE = [[1, 2], [], [3, 4, 5], [LARGEST], [0] * 40, []]
-FORMATS = pytest.mark.parametrize(
-    ("chosen", "options"),
-    [
-        (PARQUET, Parquet()),
-        (PARQUET, Parquet(tokens_per_file=7, tokens_per_row_group=3, compression="none")),
-        (ARROW, Arrow()),
-        (ARROW, Arrow(tokens_per_file=7, tokens_per_batch=3)),
-    ],
-    ids=["parquet", "small parquet", "arrow", "small arrow"],
-)
-
-
-def read(out: Path | str, chosen: Format[Any], options: Any = None, max_tokens: int = 5) -> dict[str, list[list[int]]]:
-    splits = chosen.open(Files.at(out), options or chosen.options())
-    return {name: sequences_in(split, max_tokens) for name, split in splits.items()}
 
 
 def lists(rows: Any, kind: Any = None, **columns: Any) -> Any:
@@ -91,26 +68,6 @@ def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path: Path) -> None:
         del table
 
 
-@pytest.mark.parametrize(("chosen", "options"), [(PARQUET, Parquet("ids")), (ARROW, Arrow("ids"))])
-def test_the_column_is_named_as_asked(tmp_path: Path, chosen: Format[Any], options: Any) -> None:
-    export(chosen.name, splits_of(EXAMPLE), tmp_path / "out", options)
-    assert read(tmp_path / "out", chosen, options) == {"train": EXAMPLE}
-    with refusal(r"train.* has no column 'input_ids'; it has 'ids'. Set column\."):
-        read(tmp_path / "out", chosen)
-
-
-@FORMATS
-def test_what_no_list_holds_is_refused(tmp_path: Path, chosen: Format[Any], options: Any) -> None:
-    class Long:  # a split of one sequence, of which the plan looks at the index alone
-        store, seq_count, max_token_id, token_count = Store.at(tmp_path / "long"), 1, 1, 2**31
-        seq_starts: Any = None
-
-    Long.seq_starts = Long
-    Long.read = staticmethod(lambda start, stop: np.array([0, 2**31], np.uint64)[start:stop])
-    with refusal(r"long: sequence 0 has 2147483648 tokens, but a list holds 2147483647"):
-        chosen.plan({"train": Long()}, options)  # type: ignore[dict-item]
-
-
 def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
     """Trainers install no pyarrow."""
     program = (
@@ -157,10 +114,10 @@ def test_what_datasets_saved_is_read(tmp_path: Path, dtype: str) -> None:
     saved.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "test": 1})
     (tmp_path / "saved/train/cache-1234.arrow").write_bytes((tmp_path / "saved/test/data-00000-of-00001.arrow").read_bytes())
     assert ARROW.recognise(Files.at(tmp_path / "saved"))
-    assert read(tmp_path / "saved", ARROW) == {"train": train, "validation": [[65535]]}
+    assert read(tmp_path / "saved", Arrow()) == {"train": train, "validation": [[65535]]}
     (tmp_path / "parquet").mkdir()
     saved["train"].to_parquet(str(tmp_path / "parquet/train.parquet"))
-    assert read(tmp_path / "parquet", PARQUET) == {"train": train}
+    assert read(tmp_path / "parquet", Parquet()) == {"train": train}
 
 
 # Reading
@@ -185,6 +142,7 @@ def write_table(path: Path, table: Any) -> None:
         writer.write_table(table, max_chunksize=3)
 
 
+OTHERS = pa.table({"text": ["a"], "ids": [[1]], "scores": [[0.5]]})
 FILES = pytest.mark.parametrize(
     ("name", "chosen"), [("a.parquet", PARQUET), ("a.arrow", ARROW), ("a.ipc", ARROW)], ids=["parquet", "stream", "file"]
 )
@@ -197,38 +155,9 @@ def test_lists_of_any_integers_are_read(tmp_path: Path, name: str, chosen: Forma
     table = lists(rows, kind, text=["x" * i for i in range(10)])
     write_table(tmp_path / name, table)
     assert chosen.recognise(Files.at(tmp_path / name))
-    assert read(tmp_path / name, chosen) == {"train": rows}
+    assert read(tmp_path / name, chosen.options()) == {"train": rows}
     write_table(tmp_path / name, table.slice(3, 5))
-    assert read(tmp_path / name, chosen, max_tokens=100) == {"train": rows[3:8]}
-
-
-@FILES
-@given(rows=RAGGED, data=st.data(), max_tokens=st.integers(1, 20))
-@examples(20)
-def test_any_run_of_rows_is_read_in_small_batches(
-    tmp_path_factory: pytest.TempPathFactory,
-    name: str,
-    chosen: Format[Any],
-    rows: list[list[int]],
-    data: st.DataObject,
-    max_tokens: int,
-) -> None:
-    path = tmp_path_factory.mktemp("rows") / name
-    write_table(path, lists(rows))
-    split = chosen.open(Files.at(path), chosen.options())["train"]
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    batches = list(split.batches(start, stop, max_tokens=max_tokens))
-    assert sum(batch.seq_count for batch in batches) == stop - start
-    tokens = [token for row in rows[start:stop] for token in row]
-    assert [int(token) >> 1 for batch in batches for token in batch.encoded_tokens] == tokens
-    assert all(batch.token_count <= max_tokens for batch in batches)
-    assert [batch.max_token_id for batch in batches] == [max([*map(int, batch.encoded_tokens >> 1), 0]) for batch in batches]
-    for i in (-len(rows) - 1, len(rows)):
-        with refusal(str(path), IndexError):
-            split.sequence(i)
-    with refusal(str(path), IndexError):
-        list(split.batches(0, len(rows) + 1))
+    assert read(tmp_path / name, chosen.options(), 100) == {"train": rows[3:8]}
 
 
 def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path: Path) -> None:
@@ -248,90 +177,6 @@ def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_pat
     assert peak < 16 << 20
 
 
-@FILES
-def test_nulls_are_refused_by_file_and_row(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
-    write_table(tmp_path / name, lists([[1], [2], [3], [4], None, [5]]))
-    with refusal(rf"{name}: row 4 is null"):
-        read(tmp_path / name, chosen)
-    write_table(tmp_path / name, lists([[1], [], [2, 3], [4], [], [5, None], [6]]))
-    with refusal(rf"{name}: row 5 has a null among its token ids"):
-        read(tmp_path / name, chosen)
-
-
-@FILES
-@pytest.mark.parametrize("wrong", [-1, 2**31, 2**62])
-def test_what_is_no_token_id_is_refused_by_file_and_row(tmp_path: Path, name: str, chosen: Format[Any], wrong: int) -> None:
-    write_table(tmp_path / name, lists([[1], [], [2, 3], [4], [], [5, wrong, 6], [7]], pa.list_(pa.int64())))
-    with refusal(rf"{name}: row 5 holds {wrong}, but token ids are 0 to 2147483647"):
-        read(tmp_path / name, chosen)
-    split = chosen.open(Files.at(tmp_path / name), chosen.options())["train"]
-    assert split.sequence(3).tolist() == [4]
-
-
-@FILES
-def test_other_columns_are_refused_by_name(tmp_path: Path, name: str, chosen: Format[Any]) -> None:
-    write_table(tmp_path / name, pa.table({"text": ["a"], "ids": [[1]], "scores": [[0.5]]}))
-    for column, complaint in {
-        "input_ids": r"has no column 'input_ids'; it has 'text', 'ids', 'scores'. Set column\.",
-        "text": r"column 'text' is of type 'string', but token ids are lists of integers",
-        "scores": r"column 'scores' is of type '.*', but token ids are lists of integers",
-    }.items():
-        with refusal(rf"{name}:? {complaint}"):
-            read(tmp_path / name, chosen, chosen.options(column=column))
-    twice = pa.Table.from_arrays([pa.array([[1]]), pa.array([[2]])], names=["input_ids", "input_ids"])
-    write_table(tmp_path / name, twice)
-    with refusal(rf"{name} has several columns 'input_ids'"):
-        read(tmp_path / name, chosen)
-
-
-def test_recognised_by_content(tmp_path: Path) -> None:
-    write_table(tmp_path / "a.parquet", lists([[1]]))
-    write_table(tmp_path / "a.arrow", lists([[1]]))
-    write_table(tmp_path / "a.ipc", lists([[1]]))
-    (tmp_path / "text.parquet").write_bytes(b"no Parquet")
-    (tmp_path / "zeros.arrow").write_bytes(b"\xff" * 4 + bytes(20))
-    (tmp_path / "empty.arrow").write_bytes(b"")
-    expected = {
-        "a.parquet": (1, 0),
-        "a.arrow": (0, 1),
-        "a.ipc": (0, 1),
-        "text.parquet": (0, 0),
-        "zeros.arrow": (0, 0),
-        "empty.arrow": (0, 0),
-    }
-    for name, found in expected.items():
-        files = Files.at(tmp_path / name)
-        assert (PARQUET.recognise(files), ARROW.recognise(files)) == found
-        (tmp_path / name).rename(tmp_path / "nameless")
-        files = Files.at(tmp_path / "nameless")
-        assert (PARQUET.recognise(files), ARROW.recognise(files)) == found
-
-
-# Hostile files
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"_data_files": [{"filename": "../../secret.arrow"}]},
-        {"_data_files": [{"filename": "/etc/passwd"}]},
-        {"_data_files": [{"filename": "missing.arrow"}]},
-        {"_data_files": [{"filename": 3}]},
-        {"_data_files": [{}]},
-        {"_data_files": ["data-00000-of-00001.arrow"]},
-        {"_data_files": "data-00000-of-00001.arrow"},
-        {"_indices_data_files": [{"filename": "indices.arrow"}]},
-    ],
-)
-def test_a_list_of_other_files_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    export(ARROW.name, splits_of(EXAMPLE), tmp_path / "d/out", Arrow())
-    write_table(tmp_path / "d/secret.arrow", lists([[1]]))
-    path = tmp_path / "d/out/train/state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with refusal(rf"{path}: "):
-        read(tmp_path / "d/out", ARROW)
-
-
 def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:
     """Arrow itself reads where they point."""
     path = tmp_path / "a.arrow"
@@ -341,7 +186,45 @@ def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:
         assert content.count(honest) == 1
         path.write_bytes(content.replace(honest, np.array(offsets, np.int32).tobytes()))
         with refusal(str(path)):
-            read(path, ARROW)
+            read(path, Arrow())
+
+
+ROWS: list[tuple[Any, dict[str, str], str]] = [
+    (lists([[1], [2], [3], [4], None, [5]]), {}, ": row 4 is null"),
+    (lists([[1], [], [2, 3], [4], [], [5, None], [6]]), {}, ": row 5 has a null among its token ids"),
+    *(
+        (
+            lists([[1], [], [2, 3], [4], [], [5, wrong, 6], [7]], pa.list_(pa.int64())),
+            {},
+            f": row 5 holds {wrong}, but token ids are 0 to 2147483647",
+        )
+        for wrong in (-1, 2**31, 2**62)
+    ),
+    (OTHERS, {}, r" has no column 'input_ids'; it has 'text', 'ids', 'scores'. Set column\."),
+    (OTHERS, {"column": "text"}, ": column 'text' is of type 'string', but token ids are lists of integers"),
+    (OTHERS, {"column": "scores"}, ": column 'scores' is of type '.*', but token ids are lists of integers"),
+    (pa.Table.from_arrays([pa.array([[1]])] * 2, names=["input_ids"] * 2), {}, " has several columns 'input_ids'"),
+]
+
+
+@FILES
+@pytest.mark.parametrize(("table", "options", "words"), ROWS)
+def test_what_is_no_token_id_is_refused_by_file_and_row(
+    tmp_path: Path, name: str, chosen: Format[Any], table: Any, options: dict[str, str], words: str
+) -> None:
+    write_table(tmp_path / name, table)
+    with refusal(rf"{name}:?{words}"):
+        read(tmp_path / name, chosen.options(**options))
+    if "holds" in words:
+        split = chosen.open(Files.at(tmp_path / name), chosen.options())["train"]
+        assert split.sequence(3).tolist() == [4]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("data", [b"no Parquet", b"\xff" * 4 + bytes(20), b""])
+def test_other_files_are_not_recognised(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert recognised(Files.at(tmp_path / name)) == []
 
 
 def new_bytes(store: Path, path: Path) -> int:

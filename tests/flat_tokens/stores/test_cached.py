@@ -42,6 +42,11 @@ def read_all(path: Path, cache: Path, most_bytes: int = ROOMY) -> None:
     assert np.array_equal(train.sequence(2999), IDS[2999])
 
 
+def rows_of(root: Path, cache: Path) -> Any:
+    """Packed rows of the dataset at ``slow://``."""
+    return flat_tokens.open(f"slow://{root}/mmap", cache=cache, cache_bytes=ROOMY).train.packed(250)
+
+
 def asked_for() -> list[str]:
     """The objects of arrays that were asked for."""
     return [path for path, _, _ in SlowStore.requests if "/c/" in path or "/encoded_tokens/" in path]
@@ -154,7 +159,7 @@ def test_a_local_dataset_takes_no_cache(root: Path, tmp_path: Path) -> None:
 
 
 def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None:
-    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    view = rows_of(root, tmp_path)
     SlowStore.reset(lambda number, path: 0.02)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda k: view.batch(np.arange(k % 3, len(view), 40)).targets, range(24)))
@@ -164,7 +169,7 @@ def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None
 
 def test_an_error_of_a_request_ahead_is_not_that_of_the_read(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits for such a request asks anew when it fails."""
-    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    view = rows_of(root, tmp_path)
     begun, joined, released = threading.Event(), threading.Event(), threading.Event()
 
     def fails_once(number: int, path: str) -> float:
@@ -202,7 +207,7 @@ def test_a_request_that_takes_too_long_is_made_once_more(
     """
     monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
     for _ in range(2):
-        view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+        view = rows_of(root, tmp_path)
     released = threading.Event()
 
     def stuck(number: int, path: str) -> float:
@@ -222,7 +227,7 @@ def test_a_request_that_takes_too_long_is_made_once_more(
 
 
 def test_loaders_with_a_cache_can_be_pickled_and_forked(root: Path, tmp_path: Path) -> None:
-    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    view = rows_of(root, tmp_path)
     assert np.array_equal(view[1].targets, ROWS[1])  # its threads run
     assert np.array_equal(pickle.loads(pickle.dumps(view))[2].targets, ROWS[2])
     child = multiprocessing.get_context("fork").Process(
@@ -243,7 +248,7 @@ def test_processes_share_a_cache(root: Path, tmp_path: Path) -> None:
 
 def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root: Path, tmp_path: Path) -> None:
     """Both come at the same moment, hundreds of times; threads go on, and memory counts the bytes that it has."""
-    view = flat_tokens.open(f"slow://{root}/mmap", cache=tmp_path, cache_bytes=ROOMY).train.packed(250)
+    view = rows_of(root, tmp_path)
     units = view.tokens.encoded_tokens.store.units
     wanted = view.tokens.encoded_tokens.units_of(np.array([0, 700_000]), np.array([10, 10]))
     chunks = view.tokens.encoded_tokens.store.chunks

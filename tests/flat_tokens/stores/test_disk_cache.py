@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -47,18 +47,22 @@ def on_disk(directory: Path) -> int:
     return sum(entry.lstat().st_blocks * 512 for entry in [directory, *directory.iterdir()])
 
 
+def add(cache: DiskCache, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        cache.add(name(number), content(number))
+
+
 def kept(cache: DiskCache, numbers: range) -> list[int]:
     return [number for number in numbers if Path(cache.directory, name(number)).exists()]
 
 
 def test_the_units_that_were_used_longest_ago_go(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, bound(4))
-    for number in range(4):
-        cache.add(name(number), content(number))
+    add(cache, range(4))
     cache.note_use(name(0))
-    cache.add(name(4), content(4))
+    add(cache, [4])
     assert kept(cache, range(6)) == [0, 2, 3, 4]
-    cache.add(name(5), content(5))
+    add(cache, [5])
     assert kept(cache, range(6)) == [0, 3, 4, 5]
     assert cache.find(name(0), 0, SIZE) == content(0)
     assert cache.find(name(1), 0, SIZE) is None
@@ -77,7 +81,7 @@ def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(
     for step, number in steps:
         path = directory / name(number)
         if step == "add":
-            cache.add(name(number), content(number))
+            add(cache, [number])
             assert (cache.find(name(number), 0, SIZE) == content(number)) == (room > 0)
         elif step == "use":
             cache.note_use(name(number))
@@ -100,8 +104,7 @@ def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(
 )
 def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path: Path, spoil: str) -> None:
     cache = DiskCache(tmp_path, bound(5))
-    for number in range(2):
-        cache.add(name(number), content(number))
+    add(cache, range(2))
     path = tmp_path / name(1)
     data = path.read_bytes()
     if spoil in ("directory", "fifo", "link to nothing"):
@@ -121,7 +124,7 @@ def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path: 
         assert cache.find(name(1), 0, SIZE) is None
     if spoil == "directory":
         path.rmdir()
-    cache.add(name(1), content(1))
+    add(cache, [1])
     assert cache.find(name(1), 0, SIZE) == content(1)
     assert cache.find(name(1), DATA_BYTES - 1, DATA_BYTES + 1) == content(1)[DATA_BYTES - 1 : DATA_BYTES + 1]
 
@@ -131,7 +134,7 @@ def test_a_damaged_sum_is_counted_anew(tmp_path: Path, record: bytes) -> None:
     cache = DiskCache(tmp_path, bound(2))
     for number in range(5):
         (tmp_path / "lock").write_bytes(record)
-        cache.add(name(number), content(number))
+        add(cache, [number])
         assert on_disk(tmp_path) <= bound(2)
     assert kept(cache, range(5)) == [3, 4]
 
@@ -140,8 +143,7 @@ def test_files_of_others_are_left_alone_and_a_smaller_bound_holds_from_the_open_
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     cache = DiskCache(tmp_path, bound(4))
-    for number in range(4):
-        cache.add(name(number), content(number))
+    add(cache, range(4))
     smaller = DiskCache(tmp_path, bound(1))
     assert len(kept(smaller, range(4))) <= 1
     assert mine.read_text() == "mine"
@@ -175,7 +177,7 @@ def dies_at(call: int, directory: Path, room: int) -> None:
     builtins.open = partial(deadly, builtins.open)
     cache = DiskCache(directory, bound(room))
     for number in range(10, 14):
-        cache.add(name(number), content(number))
+        add(cache, [number])
         cache.note_use(name(number))
     os._exit(0)
 
@@ -188,7 +190,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path, ev
     while code == 9:
         call += every
         cache = DiskCache(tmp_path, bound(3))
-        cache.add(name(call % 5), content(call % 5))
+        add(cache, [call % 5])
         child = context.Process(target=dies_at, args=(call, tmp_path, 3))
         child.start()
         child.join(60)
@@ -197,7 +199,7 @@ def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path, ev
         assert on_disk(tmp_path) <= bound(3)
         for number in range(16):
             assert cache.find(name(number), 0, SIZE) in (None, content(number))
-        cache.add(name(7), content(7))
+        add(cache, [7])
         assert cache.find(name(7), 0, SIZE) == content(7)
         assert on_disk(tmp_path) <= bound(3)
     assert call > 20
@@ -207,7 +209,7 @@ def fill(directory: Path, seed: int, rounds: int) -> None:
     cache = DiskCache(directory, bound(6))
     for number in np.random.default_rng(seed).integers(0, 20, rounds).tolist():
         if (found := cache.find(name(number), 0, SIZE)) is None:
-            cache.add(name(number), content(number))
+            add(cache, [number])
         else:
             assert found == content(number)
             cache.note_use(name(number))
@@ -250,7 +252,7 @@ def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path: P
         assert starts.is_alive()  # it waits until the lock is given back
     starts.join(60)
     blocked.join(60)
-    cache.add(name(1), content(1))
+    add(cache, [1])
     assert cache.find(name(1), 0, SIZE) == content(1)
 
 
@@ -262,7 +264,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = DiskCache(tmp_path, bound(9))
-    cache.add(name(0), content(0))
+    add(cache, [0])
     opened = os.open
 
     def read_only(path: Any, flags: int, *mode: int, **options: Any) -> int:
@@ -281,8 +283,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
         monkeypatch.setattr(os, "open", read_only)
     else:
         monkeypatch.setattr(disk_cache.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-    for number in range(1, 4):
-        cache.add(name(number), content(number))
+    add(cache, range(1, 4))
     assert len(caplog.records) == 1
     assert f"{tmp_path}: the cache keeps nothing more, and what it lacks is fetched each time: " in caplog.text
     assert kept(cache, range(5)) == [0]
@@ -292,7 +293,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
 def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache = DiskCache(tmp_path / "file/cache", bound(9))
-    cache.add(name(0), content(0))
+    add(cache, [0])
     assert cache.find(name(0), 0, SIZE) is None
     assert len(caplog.records) == 1
 

@@ -54,16 +54,6 @@ def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path: Path, 
     assert Store.at(tmp_path).digest("below/here/object") == writer.stored
 
 
-@given(pieces=st.lists(st.binary(max_size=50), max_size=20))
-@examples(30)
-def test_pieces_of_any_size_follow_each_other(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
-    root = tmp_path_factory.mktemp("store")
-    with Store.at(root).create("object") as writer:
-        for piece in pieces:
-            writer.write(piece)
-    assert files(root) == {"object": b"".join(pieces)}
-
-
 @pytest.mark.parametrize("where", ["local", "memory"])
 @pytest.mark.parametrize("before", [0, 100_000, WRITE_BUFFER_BYTES - 131_076, WRITE_BUFFER_BYTES - 1])
 @pytest.mark.parametrize(
@@ -109,15 +99,17 @@ def test_anything_with_a_buffer_can_be_written(tmp_path: Path, data: Any) -> Non
     assert files(tmp_path) == {"object": bytes(data)}
 
 
+def interrupted(store: Store, size: int) -> None:
+    """Write an object, but for its end."""
+    with store.create("object") as writer:
+        writer.write(some_bytes(size))
+        raise InterruptedError("somebody pulled the plug")
+
+
 @pytest.mark.parametrize("size", [0, 10, 9_999_991])
 def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path, size: int) -> None:
-    def fail() -> None:
-        with Store.at(tmp_path).create("object") as writer:
-            writer.write(some_bytes(size))
-            raise InterruptedError("somebody pulled the plug")
-
     with refusal("plug", InterruptedError):
-        fail()
+        interrupted(Store.at(tmp_path), size)
     assert files(tmp_path) == {}
 
 
@@ -198,18 +190,12 @@ def test_writes_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeyp
 
 def test_no_descriptor_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by what succeeds nor by what fails."""
-
-    def fail() -> None:
-        with Store.at(tmp_path).create("other") as writer:
-            writer.write(some_bytes(9_999_991))
-            raise InterruptedError
-
     Store.at(tmp_path).put("object", some_bytes(9_999_991))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         Store.at(tmp_path).put("object", some_bytes(9_999_991))
         with pytest.raises(InterruptedError):
-            fail()
+            interrupted(Store.at(tmp_path), 9_999_991)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -401,14 +387,8 @@ class ObjectStore(AbstractFileSystem):  # type: ignore[misc]
 def test_a_failed_upload_leaves_nothing_in_an_object_store(size: int) -> None:
     """Also not later: fsspec closes what is collected as garbage, and closing uploads."""
     fs = ObjectStore()
-
-    def fail() -> None:
-        with Store("bucket", fs).create("object") as writer:
-            writer.write(some_bytes(size))
-            raise InterruptedError
-
     with pytest.raises(InterruptedError):
-        fail()
+        interrupted(Store("bucket", fs), size)
     gc.collect()
     assert fs.objects == {}
     Store("bucket", fs).put("object", b"whole")

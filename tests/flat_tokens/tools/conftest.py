@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.support import shards_stay
 from tests.flat_tokens.demo import build_demo
+from tests.terminal import Terminal
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with shards_stay():
         build_demo(output)
     return output
+
+
+@pytest.fixture
+def trusting(tool: Terminal) -> Terminal:
+    """Runs commands of ``flat-tokens`` that trust the records of datasets."""
+    return tool.with_more("--trust-records")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import inspect
 from flat_tokens.tools.cli import FAMILIES, main
 from flows.commands import main as service
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,53 +31,39 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_help_names_every_command_and_the_statuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
+def test_help_names_every_command_and_the_statuses(tool: Terminal) -> None:
+    said = tool.out("--help")
     assert all(f"    {name}" in said for name in chain(*FAMILIES.values()))
     assert "exit status:" in said
 
 
 @pytest.mark.parametrize("name", [name for name in chain(*FAMILIES.values()) if name != "completion"])
-def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing, out = str(tmp_path / "missing"), str(tmp_path / "out")
+def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, tool: Terminal) -> None:
+    missing, out = tmp_path / "missing", tmp_path / "out"
     more = {"trace": ["--sequence", "0"], "diff": [missing], "export": [out, "--to", "parquet"], "import": [out]}
-    assert main([name, missing, *more.get(name, [])]) == 2
-    said, err = capsys.readouterr()
-    assert said == ""
+    status, said, err = tool(name, missing, *more.get(name, []))
+    assert (status, said) == (2, "")
     assert err.startswith(f"flat-tokens {name}: {missing}: there is no")
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["none"], ["inspect"], ["stats", "x", "--top", "-1"], ["trace", "x"]])
-def test_arguments_that_are_not_understood_are_trouble(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err
+def test_arguments_that_are_not_understood_are_trouble(arguments: list[str], tool: Terminal) -> None:
+    assert tool.errors(*arguments)
 
 
-def test_an_error_that_nobody_expected_is_one_line_too(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(options: object) -> int:
-        raise KeyError("some\nkey")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("FLAT_TOKENS_DEBUG", raising=False)
-        patch.setattr(inspect, "run", fail)
-        assert main(["inspect", str(data)]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith("flat-tokens inspect: KeyError: ")
-        assert err.count("\n") == 1
-        patch.setenv("FLAT_TOKENS_DEBUG", "1")
-        with pytest.raises(KeyError):
-            main(["inspect", str(data)])
-
-
-def test_an_interruption_has_its_status(data: Path) -> None:
-    def interrupt(options: object) -> int:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "run", interrupt)
-        assert main(["inspect", str(data)]) == 130
+def test_an_error_that_nobody_expected_is_one_line_and_an_interruption_has_its_status(
+    monkeypatch: pytest.MonkeyPatch, tool: Terminal
+) -> None:
+    monkeypatch.setattr(inspect, "run", Mock(side_effect=[KeyError("some\nkey")] * 2 + [KeyboardInterrupt]))
+    monkeypatch.delenv("FLAT_TOKENS_DEBUG", raising=False)
+    err = tool.errors("inspect", "x")
+    assert err.startswith("flat-tokens inspect: KeyError: ")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("FLAT_TOKENS_DEBUG", "1")
+    with pytest.raises(KeyError):
+        tool("inspect", "x")
+    assert tool("inspect", "x")[0] == 130
 
 
 def command(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
@@ -100,12 +88,10 @@ def test_it_runs_as_a_module_and_writes_json_alone(data: Path) -> None:
     assert json.loads(out)["total"]["token_count"] == 60_000
 
 
-def test_it_runs_where_the_terminal_has_no_unicode(data: Path) -> None:
-    environment = {"PYTHONIOENCODING": "ascii"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONIOENCODING", environment["PYTHONIOENCODING"])
-        running = command("stats", str(data), "--top", "2")
-        out, err = running.communicate(timeout=60)
+def test_it_runs_where_the_terminal_has_no_unicode(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    running = command("stats", str(data), "--top", "2")
+    out, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (0, b"")
     assert b"###" in out
     assert b"?" not in out
@@ -133,6 +119,5 @@ def test_bash_offers_commands_options_and_their_values(
 
 
 @pytest.mark.needs("shtab")
-def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "fish"]) == 0
-    assert "complete -c " in capsys.readouterr().out
+def test_the_command_prints_the_script(tool: Terminal) -> None:
+    assert "complete -c " in tool.out("completion", "fish")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,8 +18,8 @@ from flat_tokens import TokenBatch
 from flat_tokens.annotations import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
-from tests.flat_tokens.demo import DEMO, TOKENIZER
-from tests.made import write_sequences
+from tests.flat_tokens.demo import DEMO
+from tests.made import in_memory, write_sequences
 from tests.refusal import refusal
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), max_size=12)
@@ -81,11 +80,6 @@ def test_another_writers_dataset_without_a_manifest_opens(reference: Path) -> No
     assert corpus.documents("train") is None
 
 
-def test_a_neighbours_format_opens_by_its_content(reference: Path) -> None:
-    corpus = open_corpus(reference / "modalities/lorem_ipsum.pbin")
-    assert (corpus.format, list(corpus.splits)) == ("modalities", ["train"])
-
-
 def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, demo: Path) -> None:
     with refusal("modalities has no option 'end'; it has end_of_text"):
         open_corpus(reference / "modalities/lorem_ipsum.pbin", options={"end": 1})
@@ -111,32 +105,9 @@ def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> Non
         open_corpus(unpublished)
 
 
-def test_where_nothing_is_it_says_so(tmp_path: Path) -> None:
-    with refusal("none: there is nothing here", FileNotFoundError):
-        open_corpus(tmp_path / "none")
-    with refusal(str(tmp_path), (ValueError, FileNotFoundError)):
-        open_corpus(tmp_path)
-
-
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo: Path) -> None:
     with refusal("there is no split 'test'; there are train, validation"):
         open_corpus(demo).split("test")
-
-
-def test_a_record_of_documents_of_another_length_is_refused(tmp_path: Path, demo: Path) -> None:
-    version = tmp_path / "copy"
-    shutil.copytree(next(demo.glob("versions/*")), version)
-    shutil.rmtree(version / "documents/train/key")
-    shutil.copytree(version / "documents/validation/key", version / "documents/train/key")
-    with refusal(r"documents/train: has {'key': \d+, 'file': \d+, 'row': \d+}, but there are \d+ seq"):
-        open_corpus(version).documents("train")
-
-
-def test_the_tokenizer_is_found_where_the_build_found_it(demo: Path) -> None:
-    """The manifest has the name of its file and its digest; the record of the run, where it lay."""
-    vocabulary = vocabulary_of(open_corpus(demo), None, None, warned, trusted=True)
-    assert vocabulary is not None
-    assert vocabulary.name == TOKENIZER
 
 
 def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, demo: Path) -> None:
@@ -150,19 +121,6 @@ def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None
     write_sequences(tmp_path / "data", [[1, 2]], provenance=provenance)
     with refusal(r"'bytes' found here is not the dataset's own: its digest is .*000000000000.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned)
-
-
-def test_another_tokenizer_by_hand_is_taken_with_a_warning(demo: Path) -> None:
-    warnings = []
-    vocabulary = vocabulary_of(open_corpus(demo), "bytes", None, warnings.append)
-    assert vocabulary is not None
-    assert vocabulary.name == "bytes"
-    assert warnings[0].startswith("bytes is not the tokenizer of the dataset")
-
-
-def test_where_nothing_names_a_tokenizer_there_is_none(tmp_path: Path) -> None:
-    write_sequences(tmp_path / "data", [[1, 2]])
-    assert vocabulary_of(open_corpus(tmp_path / "data"), None, None, warned) is None
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"config": 3}', '{"config": {"sources": [1]}}'])
@@ -204,11 +162,7 @@ class Streamed:
 
 def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
     """The same sequences as a flat-tokens array and as a stream without an index."""
-    memory = fsspec.filesystem("memory")
-    if memory.exists("/windows"):
-        memory.rm("/windows", recursive=True)
-    write_sequences("memory://windows", sequences)
-    return [open_corpus("memory://windows").splits["train"], Streamed(sequences, cut)]
+    return [open_corpus(in_memory(sequences)).splits["train"], Streamed(sequences, cut)]
 
 
 @given(RAGGED, st.integers(1, 7), st.integers(1, 7), st.data())

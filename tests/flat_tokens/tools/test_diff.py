@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,12 +20,11 @@ from hypothesis import strategies as st
 
 import flat_tokens.tools.diff
 import flat_tokens.tools.documents
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.keys import mix
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.diff import Side, changes, compare_documents
 from tests.flat_tokens.demo import build_dataset
-from tests.made import write_sequences
+from tests.made import in_memory, write_sequences
 from tests.sources import write_rows
 from tests.terminal import Terminal
 
@@ -181,20 +179,12 @@ def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path,
         assert (documents["added"], documents["removed"]) == (0, 0)
 
 
-def dataset(name: str, *splits: list[list[int]]) -> str:
-    memory = fsspec.filesystem("memory")
-    if memory.exists(f"/diff/{name}"):
-        memory.rm(f"/diff/{name}", recursive=True)
-    write_dataset(f"memory://diff/{name}", *([TokenBatch.from_sequences(split)] for split in splits))
-    return f"memory://diff/{name}"
-
-
 @given(RAGGED, RAGGED, RAGGED, RAGGED)
 def test_counts_are_those_of_multisets(
     a_train: list[list[int]], a_validation: list[list[int]], b_train: list[list[int]], b_validation: list[list[int]]
 ) -> None:
     """Documents without ids: what one has more often than the other."""
-    a, b = open_corpus(dataset("a", a_train, a_validation)), open_corpus(dataset("b", b_train, b_validation))
+    a, b = open_corpus(in_memory(a_train, a_validation)), open_corpus(in_memory(b_train, b_validation))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.diff, "KEYS_AT_A_TIME", 2)
         found = compare_documents(a, b, 100)

@@ -270,13 +270,6 @@ def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
     assert sequences(tmp_path / "back")["train"] == TRAIN
 
 
-def test_one_split_alone_is_exported_on_request(dataset: Path, tmp_path: Path, tool: Terminal) -> None:
-    tool.out("export", dataset, "--to", "megatron", tmp_path / "out", "--split", "validation")
-    assert sorted(contents(tmp_path / "out")) == ["validation.bin", "validation.idx"]
-    import_dataset(tmp_path / "out", tmp_path / "back")
-    assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}
-
-
 def test_an_import_that_was_stopped_says_what_to_do(dataset: Path, tmp_path: Path) -> None:
     export(dataset, tmp_path / "out")
     (tmp_path / "back/train").mkdir(parents=True)

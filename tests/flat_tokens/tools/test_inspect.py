@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -24,7 +23,7 @@ from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
 from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
-from tests.made import write_sequences
+from tests.made import in_memory, write_sequences
 from tests.terminal import Terminal
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
@@ -33,10 +32,7 @@ RAGGED = st.lists(st.lists(st.integers(0, 6), max_size=12), max_size=8)
 
 
 def split_of(sequences: list[list[int]]) -> Any:
-    memory = fsspec.filesystem("memory")
-    if memory.exists("/inspect"):
-        memory.rm("/inspect", recursive=True)
-    return open_corpus(write_sequences("memory://inspect", sequences)).splits["train"]
+    return open_corpus(in_memory(sequences)).splits["train"]
 
 
 @contextlib.contextmanager
@@ -90,8 +86,8 @@ def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
     assert found == [([1, 2], [0, 2], [0], 0), ([2, 3, 4], [0, 2, 3], [0, 1], 1)]
 
 
-def test_it_says_what_is_there(demo: Path, tool: Terminal) -> None:
-    said = tool.out("inspect", "--trust-records", demo)
+def test_it_says_what_is_there(demo: Path, trusting: Terminal) -> None:
+    said = trusting.out("inspect", demo)
     for part in ("flat-tokens dataset 'dataset', version ", "44,912", "263", "mmap, zarr v3", "tokenizer.json", "330 documents"):
         assert part in said
     assert re.search(r"source notes from local files \(notes\.jsonl\): 1 file, 50\.4 kB", said)
@@ -110,14 +106,14 @@ def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, 
     assert re.search(r"^    format megatron$", said, re.M)
 
 
-def test_json_has_all_that_is_known(demo: Path, tool: Terminal) -> None:
-    said, dataset = tool.json("inspect", "--trust-records", demo), flat_tokens.open(demo)
+def test_json_has_all_that_is_known(demo: Path, trusting: Terminal) -> None:
+    said, dataset = trusting.json("inspect", demo), flat_tokens.open(demo)
     assert said["splits"]["train"]["token_count"] == dataset.train.token_count
     assert said["tokenizer"]["digest"] == dataset.manifest["provenance"]["tokenizer"]["digest"]
     assert [source["name"] for source in said["sources"]] == ["stories", "notes"]
     stored = sum(path.stat().st_size for path in Path(dataset.path).rglob("*") if path.is_file())
     assert 0 < stored - said["byte_count"] < 50_000  # the manifest and the root's metadata are not in the manifest
-    assert list(tool.json("inspect", "--trust-records", demo, "--split", "validation")["splits"]) == ["validation"]
+    assert list(trusting.json("inspect", demo, "--split", "validation")["splits"]) == ["validation"]
 
 
 def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, tool: Terminal) -> None:
@@ -125,42 +121,42 @@ def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, tool: Ter
     assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", tool.out("inspect", shard))
 
 
-def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, tool: Terminal) -> None:
+def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, trusting: Terminal) -> None:
     """What is not text goes to standard error, so that the text can be redirected."""
-    status, out, err = tool("inspect", "--trust-records", demo, "--sequence", "0")
+    status, out, err = trusting("inspect", demo, "--sequence", "0")
     assert status == 0
     vocabulary = load_vocabulary(str(Path(__file__).parents[3] / "deployments/demo"))
     assert out.encode() == vocabulary.decode(flat_tokens.open(demo).train.sequence(0))[0]
     assert re.fullmatch(r"train sequence 0 of 263: \d+ tokens, stories\.parquet row \d+, key [0-9a-f]{16}\n", err)
 
 
-def test_negative_numbers_count_from_the_end(demo: Path, tool: Terminal) -> None:
-    said = tool.json("inspect", "--trust-records", demo, "--sequence", "-1", "--split", "validation")
+def test_negative_numbers_count_from_the_end(demo: Path, trusting: Terminal) -> None:
+    said = trusting.json("inspect", demo, "--sequence", "-1", "--split", "validation")
     assert (said["split"], said["sequence"]) == ("validation", 66)
     assert said["ids"] == flat_tokens.open(demo).validation.sequence(66).tolist()
     assert said["document"]["file"] == "notes.jsonl"
 
 
-def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, tool: Terminal) -> None:
-    said = tool.out("inspect", "--trust-records", demo, "--sequence", "0", "--color", "always")
+def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, trusting: Terminal) -> None:
+    said = trusting.out("inspect", demo, "--sequence", "0", "--color", "always")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("⏎", "").rstrip("\n")
-    assert plain == tool.out("inspect", "--trust-records", demo, "--sequence", "0").rstrip("\n")
+    assert plain == trusting.out("inspect", demo, "--sequence", "0").rstrip("\n")
     shades = re.findall(r"\x1b\[38;5;16;48;5;(\d+)m", said)
     assert len(shades) >= 2
     assert all(f"{terminal.RESET}\n" in line + "\n" for line in said.split("\n")[:-2])
 
 
-def test_no_color_and_pipes_are_respected(demo: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_and_pipes_are_respected(demo: Path, trusting: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for no_color, colored in ((None, True), ("1", False)):
         if no_color:
             monkeypatch.setenv("NO_COLOR", no_color)
-        assert ("\x1b" in tool.out("inspect", "--trust-records", demo, "--sequence", "0")) is colored
+        assert ("\x1b" in trusting.out("inspect", demo, "--sequence", "0")) is colored
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert "\x1b" not in tool.out("inspect", "--trust-records", demo, "--sequence", "0")
+    assert "\x1b" not in trusting.out("inspect", demo, "--sequence", "0")
 
 
 def test_a_documents_control_characters_do_not_reach_a_terminal(
@@ -192,20 +188,20 @@ def test_a_character_that_windows_cut_is_whole(tmp_path: Path, tool: Terminal) -
         assert re.sub(r"\x1b\[[0-9;]*m", "", tool.out(*show, "--color", "always")) == text + "\n"
 
 
-def test_found_text_says_where_and_the_status_says_whether(demo: Path, tool: Terminal) -> None:
-    needle = tool.out("inspect", "--trust-records", demo, "--sequence", "5")[10:40]
-    said = tool.json("inspect", "--trust-records", demo, "--find", needle)
+def test_found_text_says_where_and_the_status_says_whether(demo: Path, trusting: Terminal) -> None:
+    needle = trusting.out("inspect", demo, "--sequence", "5")[10:40]
+    said = trusting.json("inspect", demo, "--find", needle)
     assert ("train", 5) in [(match["split"], match["sequence"]) for match in said["matches"]]
-    missing = tool("inspect", "--trust-records", demo, "--find", "not in there at all")
+    missing = trusting("inspect", demo, "--find", "not in there at all")
     assert missing == (1, "", "flat-tokens: nothing was found\n")
 
 
-def test_a_limit_says_that_there_are_more(demo: Path, tool: Terminal) -> None:
-    status, out, err = tool("inspect", "--trust-records", demo, "--find", "the", "--limit", "3")
+def test_a_limit_says_that_there_are_more(demo: Path, trusting: Terminal) -> None:
+    status, out, err = trusting("inspect", demo, "--find", "the", "--limit", "3")
     assert status == 0
     assert len(out.splitlines()) == 3
     assert "there are more than 3" in err
-    said = tool.json("inspect", "--trust-records", demo, "--find", "the", "--limit", "0")
+    said = trusting.json("inspect", demo, "--find", "the", "--limit", "0")
     assert len(said["matches"]) > 3
     assert said["more"] is False
     assert {match["split"] for match in said["matches"]} == {"train", "validation"}

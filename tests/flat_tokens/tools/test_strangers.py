@@ -18,7 +18,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
-from tests.flat_tokens.demo import build_dataset
+from tests.flat_tokens.demo import build_lines
 from tests.made import write_sequences
 from tests.processes import serving
 from tests.terminal import Terminal
@@ -50,9 +50,7 @@ def requests_to_a_server() -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """A build's output of two documents, whose source is still where it was."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/x.jsonl").write_bytes(LINES)
-    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
+    build_lines(tmp_path, "one", "two")
     shutil.rmtree(tmp_path / "out/_cache")
     return tmp_path / "out"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.orders import ReferenceOrder
-from tests.flat_tokens.demo import DEMO, build_dataset
+from tests.flat_tokens.demo import DEMO, build_lines
 from tests.made import write_sequences
 from tests.terminal import Terminal
 
@@ -26,76 +25,70 @@ def source_texts() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, tool: Terminal, split: str) -> None:
+def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, trusting: Terminal, split: str) -> None:
     texts = source_texts()
     for i in (0, 30, -1):
-        found = tool.json("trace", demo, "--split", split, "--sequence", i, "--trust-records")
+        found = trusting.json("trace", demo, "--split", split, "--sequence", i)
         assert found["text_from"] == "source"
         assert found["text"] == texts[found["document"]["file"]][found["document"]["row"]]
         assert found["found"] == str(DEMO / found["document"]["file"])
         assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
 
 
-def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, tool: Terminal) -> None:
+def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, trusting: Terminal) -> None:
     train = flat_tokens.open(demo).train
     starts = train.seq_starts.read(0, train.seq_starts.length).astype(np.int64)
     for token in (0, int(starts[5]), int(starts[6]) - 1, train.token_count - 1):
-        found = tool.json("trace", demo, "--token", token, "--trust-records")
+        found = trusting.json("trace", demo, "--token", token)
         i = int(np.searchsorted(starts, token, side="right")) - 1
         assert (found["sequence"], found["token"]["in_sequence"]) == (i, token - starts[i])
         assert found["token"]["id"] == int(train.sequence(i)[token - starts[i]])
         assert found["token"]["before"] + found["token"]["text"] + found["token"]["after"] in found["text"]
-    assert tool.json("trace", demo, "--token", "-1", "--trust-records")["token"]["index"] == train.token_count - 1
+    assert trusting.json("trace", demo, "--token", "-1")["token"]["index"] == train.token_count - 1
 
 
-def test_people_see_where_it_is_from(demo: Path, tool: Terminal) -> None:
-    said = tool.out("trace", demo, "--token", "100", "--characters", "20", "--trust-records")
+def test_people_see_where_it_is_from(demo: Path, trusting: Terminal) -> None:
+    said = trusting.out("trace", demo, "--token", "100", "--characters", "20")
     for part in ("token      100: id ", "file       stories.parquet", "text from  the source", " more"):
         assert part in said
     assert "»" in said
 
 
-def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, tool: Terminal) -> None:
-    shutil.copy(DEMO / "notes.jsonl", tmp_path / "notes.jsonl")
-    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")}, tokenizer="bytes", validation_fraction=0)
-    text = source_texts()["notes.jsonl"][3]
-    assert tool.json("trace", tmp_path / "out", "--sequence", "3", "--trust-records")["text_from"] == "source"
-    (tmp_path / "notes.jsonl").rename(tmp_path / "moved.jsonl")
-    found = tool.json("trace", tmp_path / "out", "--sequence", "3", "--trust-records")
-    assert (found["text_from"], found["text"], found["document"]["row"]) == ("tokens", text, 3)
-    assert found["notes"] == ["notes.jsonl is not found; say where it is with --source"]
-    (tmp_path / "there").mkdir()
-    (tmp_path / "moved.jsonl").rename(tmp_path / "there/notes.jsonl")
-    found = tool.json("trace", tmp_path / "out", "--sequence", "3", "--source", tmp_path / "there", "--trust-records")
-    assert (found["text_from"], found["text"]) == ("source", text)
+def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, trusting: Terminal) -> None:
+    path, trace = build_lines(tmp_path, "one", "zwei\né"), ["trace", tmp_path / "out", "--sequence", "1"]
+    assert trusting.json(*trace)["text_from"] == "source"
+    path.parent.rename(tmp_path / "there")
+    found = trusting.json(*trace)
+    assert (found["text_from"], found["text"], found["document"]["row"]) == ("tokens", "zwei\né", 1)
+    assert found["notes"] == ["x.jsonl is not found; say where it is with --source"]
+    found = trusting.json(*trace, "--source", tmp_path / "there")
+    assert (found["text_from"], found["text"]) == ("source", "zwei\né")
 
 
-def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path, tool: Terminal) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "one"}\n{"text": "two"}\n')
-    build_dataset(tmp_path / "out", source={"path": str(path)}, tokenizer="bytes", validation_fraction=0)
-    path.write_text('{"text": "one"}\n{"text": "TWO"}\n')
-    found = tool.json("trace", tmp_path / "out", "--sequence", "1", "--trust-records")
+def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path, trusting: Terminal) -> None:
+    path = build_lines(tmp_path, "one", "two")
+    path.write_text(path.read_text().replace("two", "TWO"))
+    found = trusting.json("trace", tmp_path / "out", "--sequence", "1")
     assert (found["text_from"], found["text"]) == ("tokens", "two")
     assert found["notes"] == [f"row 1 of {path} is not the document, by its key: the file has changed since it was read"]
 
 
-def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, tool: Terminal) -> None:
+def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, trusting: Terminal) -> None:
     write_sequences(tmp_path / "data", [[5], [], [6, 7]])
-    found = tool.json("trace", tmp_path / "data", "--token", "1", "--trust-records")
+    found = trusting.json("trace", tmp_path / "data", "--token", "1")
     assert (found["sequence"], found["ids"], found["document"], found["text"]) == (2, [6, 7], None, None)
     assert "there is no record of where sequences come from" in found["notes"]
 
 
-def test_other_formats_are_traced_to_their_sequences(reference: Path, tool: Terminal) -> None:
+def test_other_formats_are_traced_to_their_sequences(reference: Path, trusting: Terminal) -> None:
     path = reference / "modalities/lorem_ipsum_long.pbin"
-    found = tool.json("trace", path, "--token", "1000", "--trust-records")
+    found = trusting.json("trace", path, "--token", "1000")
     assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
 
 
-def test_a_token_shard_knows_its_documents_by_key_and_row(demo: Path, tool: Terminal) -> None:
+def test_a_token_shard_knows_its_documents_by_key_and_row(demo: Path, trusting: Terminal) -> None:
     shards = sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))
-    found = [tool.json("trace", shard, "--sequence", "2", "--trust-records") for shard in shards]
+    found = [trusting.json("trace", shard, "--sequence", "2") for shard in shards]
     assert sorted(len(one["text"]) for one in found) == sorted(len(texts[2]) for texts in source_texts().values())
     assert [one["document"]["row"] for one in found] == [2, 2]
     assert "a token shard's rows count from the beginning of its part, [0, " in found[0]["notes"][0]
@@ -126,7 +119,7 @@ ORDERS: list[tuple[list[str], dict[str, Any]]] = [
 @pytest.mark.parametrize(("arguments", "settings"), ORDERS, ids=lambda value: "-".join(value) if isinstance(value, list) else "")
 @pytest.mark.parametrize("view", ["packed", "blocks", "documents", "overlap"])
 def test_a_step_leads_to_the_documents_of_the_loaders_batch(
-    demo: Path, tool: Terminal, view: str, arguments: list[str], settings: dict[str, Any]
+    demo: Path, trusting: Terminal, view: str, arguments: list[str], settings: dict[str, Any]
 ) -> None:
     train = flat_tokens.open(demo).train
     views = {
@@ -138,9 +131,7 @@ def test_a_step_leads_to_the_documents_of_the_loaders_batch(
     rows, options = views[view]
     loader = ShuffledLoader(rows, 4, **settings)
     for step in (0, 3):
-        found = tool.json(
-            "trace", demo, "--step", step, "--batch-size", "4", "--length", "200", *options, *arguments, "--trust-records"
-        )
+        found = trusting.json("trace", demo, "--step", step, "--batch-size", "4", "--length", "200", *options, *arguments)
         batch = loader[step]
         expected = [
             (row >> 1).tolist()[: batch.length[k]] if view == "documents" else (row >> 1).tolist()
@@ -164,11 +155,11 @@ def test_one_row_of_a_step_is_shown_alone(demo: Path, tool: Terminal) -> None:
     assert whole["rows"][3]["parts"][0]["document"]["key"] in said
 
 
-def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, tool: Terminal) -> None:
+def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, trusting: Terminal) -> None:
     """However many stand between two tokens of a row."""
     write_sequences(tmp_path / "data", [[], [1, 2], *[[]] * 50, [3], [4, 5]])
     step = ["--step", "0", "--batch-size", "1", "--length", "4", "--order", "sequential"]
-    (row,) = tool.json("trace", tmp_path / "data", *step, "--trust-records")["rows"]
+    (row,) = trusting.json("trace", tmp_path / "data", *step)["rows"]
     assert [(part["sequence"], part["row_tokens"]) for part in row["parts"]] == [(1, [0, 2]), (52, [2, 3]), (53, [3, 4])]
 
 

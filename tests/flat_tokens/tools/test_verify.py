@@ -15,7 +15,7 @@ import flat_tokens
 import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.verify import SampledPart, choose, sample
-from tests.flat_tokens.demo import DEMO, TOKENIZER, build_dataset
+from tests.flat_tokens.demo import TOKENIZER, build_lines
 from tests.terminal import Terminal
 
 
@@ -64,12 +64,28 @@ def test_a_flipped_bit_is_found_by_full_and_by_one_part_of_a_sample(copy: Path, 
     assert 1 in parts
 
 
-@pytest.mark.parametrize("name", ["train/encoded_tokens/c/0", "documents/train/key/c/0", "train/seq_starts/zarr.json"])
-def test_a_missing_object_is_found_at_once(copy: Path, tool: Terminal, name: str) -> None:
-    (WHERE["version"](copy) / name).unlink()
-    said = tool.json("verify", copy, status=1)
-    assert f"{name} is missing" in said["faults"]
-    assert tool.out("verify", copy, status=1).startswith(f"damaged: {copy}\n  ")
+def without(name: str) -> Callable[[Path], object]:
+    return lambda output: (WHERE["version"](output) / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("where", "damage", "fault"),
+    [
+        *(
+            ("output", without(name), f"{name} is missing")
+            for name in ("train/encoded_tokens/c/0", "documents/train/key/c/0", "train/seq_starts/zarr.json")
+        ),
+        ("output", lambda output: shutil.rmtree(WHERE["version"](output)), "if there is no dataset"),
+        ("shard", lambda output: (shard_in(output) / "receipt.json").write_text("{}"), "is not a token shard's receipt"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_found_at_once(
+    copy: Path, tool: Terminal, where: str, damage: Callable[[Path], object], fault: str
+) -> None:
+    damage(copy)
+    path = WHERE[where](copy)
+    assert any(fault in one for one in tool.json("verify", path, status=1)["faults"])
+    assert tool.out("verify", path, status=1).startswith(f"damaged: {path}\n  ")
 
 
 def test_all_parts_together_look_at_every_object(demo: Path, copy: Path, tool: Terminal) -> None:
@@ -103,18 +119,6 @@ def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path: Path
     assert tool.json(*parts[2], status=1)["faults"] == [f"{tmp_path}/data/train: token id 9 is above max_token_id 8"]
 
 
-def test_a_pointer_to_nothing_is_a_fault(copy: Path, tool: Terminal) -> None:
-    shutil.rmtree(WHERE["version"](copy))
-    said = tool.json("verify", copy, status=1)
-    assert "if there is no dataset" in said["faults"][0]
-
-
-def test_a_damaged_receipt_is_a_fault_of_its_shard(copy: Path, tool: Terminal) -> None:
-    (shard_in(copy) / "receipt.json").write_text("{}")
-    said = tool.json("verify", shard_in(copy), status=1)
-    assert "is not a token shard's receipt" in said["faults"][0]
-
-
 def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Path, tool: Terminal) -> None:
     """Without a manifest that would name the objects."""
     version = WHERE["version"](copy)
@@ -146,19 +150,19 @@ def test_a_damaged_file_of_another_format_is_a_fault(reference: Path, tmp_path: 
     assert "x.pbin" in tool.out("verify", path, "--format", "modalities", status=1)
 
 
-def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo: Path, tool: Terminal) -> None:
+def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo: Path, trusting: Terminal) -> None:
     seen = 0
     for n in (1, 2, 3):
-        said = tool.json("verify", "--trust-records", demo, "--sample", f"{n}/3", "--documents", "1000")
+        said = trusting.json("verify", demo, "--sample", f"{n}/3", "--documents", "1000")
         assert said["documents"]["not_reachable"] == {}
         seen += said["documents"]["same"]
     assert seen == 330
 
 
-def test_other_tokens_than_the_sources_are_faults(demo: Path, tool: Terminal) -> None:
+def test_other_tokens_than_the_sources_are_faults(demo: Path, trusting: Terminal) -> None:
     """Seen here with another tokenizer, of which the command warns."""
     told = ["--sample", "1/1", "--documents", "2", "--tokenizer", "bytes", "--json"]
-    status, out, err = tool("verify", "--trust-records", demo, *told)
+    status, out, err = trusting("verify", demo, *told)
     said = json.loads(out)
     assert status == 1
     assert said["documents"] == {"same": 0, "different": 4, "not_reachable": {}}
@@ -167,28 +171,22 @@ def test_other_tokens_than_the_sources_are_faults(demo: Path, tool: Terminal) ->
 
 
 def test_documents_whose_source_is_gone_are_counted_as_not_reachable(tmp_path: Path, tool: Terminal) -> None:
-    shutil.copy(DEMO / "notes.jsonl", tmp_path / "notes.jsonl")
-    build_dataset(tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")}, tokenizer="bytes", validation_fraction=0)
-    (tmp_path / "notes.jsonl").rename(tmp_path / "gone.jsonl")
-    said = tool.json("verify", "--trust-records", tmp_path / "out", "--sample", "1/1", "--documents", "9")
+    build_lines(tmp_path, *"abc").parent.rename(tmp_path / "elsewhere")
+    verify = ["verify", tmp_path / "out", "--sample", "1/1", "--documents", "9"]
+    said = tool.json(*verify, "--trust-records")
     assert said["documents"]["same"] == 0
-    assert said["documents"]["not_reachable"] == {"their source files are not found; say where with --source": 9}
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "gone.jsonl").rename(tmp_path / "elsewhere/notes.jsonl")
-    again = ["--sample", "1/1", "--documents", "9", "--source", str(tmp_path / "elsewhere")]
-    assert tool.json("verify", tmp_path / "out", *again)["documents"]["same"] == 9
+    assert said["documents"]["not_reachable"] == {"their source files are not found; say where with --source": 3}
+    assert tool.json(*verify, "--source", tmp_path / "elsewhere")["documents"]["same"] == 3
 
 
-def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path: Path, tool: Terminal) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "one"}\n{"text": "two"}\n')
-    build_dataset(tmp_path / "out", source={"path": str(path)}, tokenizer="bytes", validation_fraction=0)
-    path.write_text('{"text": "one"}\n{"text": "TWO"}\n')  # of the same size
-    said = tool.json("verify", "--trust-records", tmp_path / "out", "--sample", "1/1")
+def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path: Path, trusting: Terminal) -> None:
+    path = build_lines(tmp_path, "one", "two")
+    path.write_text(path.read_text().replace("two", "TWO"))  # of the same size
+    said = trusting.json("verify", tmp_path / "out", "--sample", "1/1")
     assert said["documents"] == {"same": 1, "different": 0, "not_reachable": {"x.jsonl has changed since it was read": 1}}
 
 
-def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, tool: Terminal) -> None:
+def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, trusting: Terminal) -> None:
     """Rows that were mixed up, in a dataset whose digests all agree."""
     version = WHERE["version"](copy)
     manifest = json.loads((version / "manifest.json").read_text())
@@ -198,19 +196,17 @@ def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, tool: Terminal) 
             shutil.copy(version / other, version / item["key"])
             item |= flat_tokens.stores.store.Store.at(version).digest(item["key"]).described()
     (version / "manifest.json").write_text(json.dumps(manifest))
-    said = tool.json(
-        "verify", "--trust-records", version, "--sample", "1/1", "--documents", "5", "--tokenizer", TOKENIZER, status=1
-    )
+    said = trusting.json("verify", version, "--sample", "1/1", "--documents", "5", "--tokenizer", TOKENIZER, status=1)
     assert any("is another document, by its key" in fault for fault in said["faults"])
 
 
 @pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
 def test_a_package_that_is_not_installed_makes_documents_unreachable(
-    demo: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch, package: str
+    demo: Path, trusting: Terminal, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(vars(flat_tokens.extras.pa), "_package", None)  # as if nobody had used it
-    said = tool.json("verify", "--trust-records", demo, "--sample", "1/1", "--documents", "3")
+    said = trusting.json("verify", demo, "--sample", "1/1", "--documents", "3")
     assert any("pip install" in reason for reason in said["documents"]["not_reachable"])
 
 
