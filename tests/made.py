@@ -136,6 +136,11 @@ def read_docs(path: Path | str) -> dict[str, list[Doc]]:
     return found
 
 
+def sequences(split: Any) -> list[list[int]]:
+    """The ids of each sequence."""
+    return [split.sequence(i).tolist() for i in range(split.seq_count)]
+
+
 def small(name: LayoutName, tokens: int, starts: int, *, in_blocks: bool = False) -> Layout:
     """A layout whose objects hold *tokens* tokens and *starts* entries. *in_blocks*: compressed chunks have blocks, as those of
     the real layouts, which say how long they are.

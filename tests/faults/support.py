@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 
 from flat_tokens.stores.store import Store
+from flat_tokens.tools.export import Exported, export_of
 from flows.pipelines.build import BuildResult, build
+from flows.pipelines.derive import DerivedResult, derive
+from flows.pipelines.exchange import ImportResult, export, import_files
 from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.retokenize import BESIDE, reruns
 from flows.runners.processes import Threads
-from tasks.config import BuildConfig
+from tasks.config import BuildConfig, TokenizerConfig
+from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.garbage import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -37,20 +42,47 @@ def write_notes(path: Path, count: int, words: int = 12) -> Path:
     return path
 
 
-def settings_of(output: Path, *paths: Path, keep: Sequence[str] | None = None, **settings: Any) -> Settings:
+def settings_of(output: str | Path, *paths: Path, keep: Sequence[str] | None = None, **settings: Any) -> Settings:
     """A configuration as JSON can carry it: a source for each path, byte tokens, half of the documents validation."""
     sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": keep} for path in paths]
     return {"output": str(output), "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.5, **settings}
 
 
-def build_here(settings: Settings, workers: int = 2) -> BuildResult:
+def build_here(settings: Settings | BuildConfig, workers: int = 2, publish_anyway: str | None = None) -> BuildResult:
     with Threads(workers) as runner:
-        return build(BuildConfig.model_validate(settings), runner)
+        return build(BuildConfig.model_validate(settings), runner, publish_anyway)
 
 
-def refresh_here(settings: Settings, policy: Policy | None = None) -> RefreshResult:
+def refresh_here(
+    settings: Settings | BuildConfig, policy: Policy | None = None, publish_anyway: str | None = None
+) -> RefreshResult:
     with Threads(2) as runner:
-        return refresh(BuildConfig.model_validate(settings), runner, policy)
+        return refresh(BuildConfig.model_validate(settings), runner, policy, publish_anyway)
+
+
+def retokenize_here(dataset: str | Settings, *tokenizers: str | TokenizerConfig, output: str = BESIDE) -> list[BuildResult]:
+    given = BuildConfig.model_validate(dataset) if isinstance(dataset, dict) else dataset
+    with reruns(given, tokenizers, output, lambda _: Threads(2)) as (configs, publish):
+        return list(map(publish, configs))
+
+
+def derive_here(
+    operation: str | Settings, *inputs: str | Path, output: str | Path, workers: int = 2, **settings: Any
+) -> DerivedResult:
+    told = {"operation": operation} if isinstance(operation, str) else operation
+    request = {"operation": told, "inputs": list(map(str, inputs)), "output": str(output), **settings}
+    with Threads(workers) as runner:
+        return derive(DeriveRequest.model_validate(request), runner)
+
+
+def export_here(dataset: str | Path, output: str | Path, format: str = "megatron", **options: Any) -> Exported:
+    with Threads(2) as runner:
+        return export(export_of(dataset, format, options), str(output), runner)
+
+
+def import_here(path: str | Path, output: str | Path, workers: int = 2, **settings: Any) -> ImportResult:
+    with Threads(workers) as runner:
+        return import_files(ImportRequest(path=str(path), output=str(output), **settings), runner)
 
 
 def tree(directory: Path) -> list[str]:

@@ -15,14 +15,13 @@ import pytest
 import flat_tokens
 from flat_tokens import LAYOUTS, LayoutName
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig, Source
+from flows.pipelines.build import BuildResult
+from tasks.config import Source
 from tasks.download.sources import resolve_source
 from tasks.locations import place_of
 from tests.examples import first_fast
 from tests.faults.stores import ACCOUNT, BUCKETS, container_at
-from tests.faults.support import objects, shards_stay
+from tests.faults.support import build_here, objects, shards_stay
 from tests.refusal import refusal
 
 DEMO = Path(__file__).parents[2] / "deployments/demo"
@@ -30,9 +29,8 @@ DEMO = Path(__file__).parents[2] / "deployments/demo"
 
 def run(output: str, scratch: Path, **settings: Any) -> BuildResult:
     source = {"path": str(DEMO / "stories.parquet"), "id_column": "id"}
-    whole = {"output": output, "scratch": str(scratch), "source": source, "tokenizer": "bytes", "slice_bytes": 20_000, **settings}
-    with Threads(2) as runner:
-        return build(BuildConfig.model_validate(whole), runner)
+    common = {"output": output, "scratch": str(scratch), "source": source, "tokenizer": "bytes", "slice_bytes": 20_000}
+    return build_here(common | settings)
 
 
 @pytest.fixture

@@ -23,11 +23,7 @@ import tokenizers
 
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.cli import main
-from flows.pipelines.derive import derive
-from flows.pipelines.exchange import import_files
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest, ImportRequest
-from tests.faults.support import build_here, settings_of, write_notes
+from tests.faults.support import build_here, derive_here, import_here, settings_of, write_notes
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is opened")]
 
@@ -103,27 +99,17 @@ def derived(**operation: Any) -> Callable[[Path], object]:
         told = {name: value.replace("ROOT", str(root)) for name, value in operation.items()}
         layout = {"layout": "compact"} if told["operation"] == "relayout" else {}
         inputs = [f"{root}/out"] * (2 if told["operation"] == "merge" else 1)
-        request = {"operation": told, "inputs": inputs, "output": f"{root}/new", **layout}
-        with Threads(2) as runner:
-            return derive(DeriveRequest.model_validate(request), runner)
+        return derive_here(told, *inputs, output=f"{root}/new", **layout)
 
     return run
 
 
 def imported(name: str, **options: Any) -> Callable[[Path], object]:
-    def run(root: Path) -> object:
-        with Threads(2) as runner:
-            request = {"path": f"{root}/{name}", "output": f"{root}/new", "options": options}
-            return import_files(ImportRequest.model_validate(request), runner)
-
-    return run
+    return lambda root: import_here(f"{root}/{name}", f"{root}/new", options=options)
 
 
 def tool(*words: str) -> Callable[[Path], object]:
-    def run(root: Path) -> object:
-        return main([word.replace("ROOT", str(root)) for word in words])
-
-    return run
+    return lambda root: main([word.replace("ROOT", str(root)) for word in words])
 
 
 COMMANDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,23 @@ import pytest
 
 import flat_tokens
 import flat_tokens.steps
-import tasks.tokenize.segments
 from flat_tokens.steps import Outcome
 from flows.commands.build import plan_text, read_config
 from flows.commands.build import summary as told_summary
-from flows.pipelines.build import build
-from flows.pipelines.derive import derive
 from flows.pipelines.plan import plan
-from flows.runners.processes import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest
-from tests.examples import first_fast
-from tests.faults.support import build_here, same_bytes
+from tests.faults.support import build_here, derive_here, same_bytes
 from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
 from tests.refusal import refusal
-from tests.sources import write_rows
+from tests.sources import held, write_rows
 from tests.terminal import Terminal
+
+pytestmark = pytest.mark.usefixtures("small_segments")
 
 TEXTS = ["one e\u0301", "two\r\n", "x", "lorem ipsum is here", "three three", "", "four é"]
 STEPS = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}, {"use": "pattern", "drop": "lorem"}]
-
-
-@pytest.fixture(autouse=True)
-def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
-    monkeypatch.setattr(tasks.tokenize.segments, "MOST_BYTES", 1500)
-
-
-@pytest.fixture(autouse=True)
-def _no_step_stays() -> Iterator[None]:
-    yield
-    flat_tokens.steps._opened.cache_clear()
 
 
 def write_texts(path: Path, texts: list[str]) -> Path:
@@ -60,27 +44,6 @@ def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: An
     return {"output": str(output), **told, "validation_fraction": 0.3, **more}
 
 
-def texts_of(output: Path) -> dict[int, str]:
-    """The text of each document, by its key."""
-    return {doc.key: doc.text for docs in read_docs(output).values() for doc in docs}
-
-
-def keys_of(output: Path, split: str) -> set[int]:
-    return {doc.key for doc in read_docs(output)[split]}
-
-
-@pytest.mark.parametrize("suffix", first_fast([".jsonl", ".parquet"]))
-def test_documents_take_the_steps_in_their_order(tmp_path: Path, suffix: str) -> None:
-    result = build_here(settings(tmp_path / "out", write_texts(tmp_path / "in" / f"x{suffix}", TEXTS), STEPS))
-    assert sorted(texts_of(tmp_path / "out").values()) == sorted(["one é", "two\n", "three three", "four é"])
-    documents = result.totals["documents"]
-    assert (documents["read"], documents["written"]) == (7, 4)
-    assert documents["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
-    assert documents["replaced"] == {"normalize.changed": 2}
-    assert documents["by_source"][0]["skipped"] == documents["skipped"]
-    assert documents["text_bytes"] == sum(len(text.encode()) for text in texts_of(tmp_path / "out").values())
-
-
 def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
     """Without ids, a key is a hash of the text as the source has it."""
     texts = [f"e\u0301 {i}\r\n" for i in range(40)]
@@ -88,13 +51,22 @@ def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
     told = {"path": str(source)}
     build_here({**settings(tmp_path / "plain", source, []), "source": told})
     build_here({**settings(tmp_path / "out", source, STEPS), "source": told})
-    for split in ("train", "validation"):
-        assert keys_of(tmp_path / "out", split) == keys_of(tmp_path / "plain", split) != set()
+    found, plain = (
+        {name: {doc.key for doc in docs} for name, docs in read_docs(tmp_path / of).items()} for of in ("out", "plain")
+    )
+    assert found == plain
+    assert all(found.values())
 
 
-def test_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
+def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_path: Path, tool: Terminal) -> None:
     told = settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS)
     result = build_here(told)
+    texts = sorted(doc.text for docs in read_docs(tmp_path / "out").values() for doc in docs)
+    assert texts == sorted(["one é", "two\n", "three three", "four é"])
+    documents = result.totals["documents"]
+    assert (documents["read"], documents["written"], documents["text_bytes"]) == (7, 4, len("".join(texts).encode()))
+    assert documents["skipped"] == documents["by_source"][0]["skipped"] == {"length.min_bytes": 2, "pattern.drop": 1}
+    assert documents["replaced"] == {"normalize.changed": 2}
     assert "2 skipped: length.min_bytes, 1 skipped: pattern.drop, 2 repaired: normalize.changed" in "\n".join(
         told_summary(result)
     )
@@ -108,6 +80,7 @@ def test_summaries_tell_what_was_left_out(tmp_path: Path) -> None:
         assert line in page.splitlines()
     card = (Path(result.path) / "README.md").read_text().replace("\\", "")
     assert "Steps: length (version 1, min_bytes 2); normalize (version 1); pattern (version 1, drop lorem)." in card
+    assert re.search(r"^\s*steps +length, normalize, pattern$", tool.out("inspect", tmp_path / "out"), re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -193,8 +166,7 @@ def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
     assert made.documents == 100
     shown = "\n".join(plan_text(made))
     assert "of 200 documents that were read, length leaves out 75, 37.50% (75 min_bytes); normalize leaves out 0, 0.00%" in shown
-    with Threads(1) as runner:
-        result = build(config, runner)
+    result = build_here(config)
     assert result.totals["documents"]["written"] == made.documents
     assert sum(result.totals[split]["token_count"] for split in ("train", "validation")) == made.tokens
     assert not plan(BuildConfig.model_validate({**config.model_dump(), "documents": {}})).losses
@@ -217,13 +189,6 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
 # Checks
 
 
-def test_inspect_names_the_steps(tmp_path: Path, tool: Terminal) -> None:
-    build_here(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS))
-    assert re.search(r"^\s*steps +length, normalize, pattern$", tool.out("inspect", tmp_path / "out"), re.MULTILINE)
-    build_here(settings(tmp_path / "plain", tmp_path / "in/x.jsonl", []))
-    assert not re.search(r"^\s*steps ", tool.out("inspect", tmp_path / "plain"), re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, tool: Terminal) -> None:
     """Each source keeps its own."""
@@ -233,9 +198,7 @@ def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, too
         told = settings(tmp_path / f"out{k}", source, steps)
         build_here({**told, "source": {**told["source"], "name": f"s{k}"}})
         inputs.append(str(tmp_path / f"out{k}"))
-    with Threads(1) as runner:
-        request = {"inputs": inputs, "output": str(tmp_path / "both"), "operation": {"operation": "merge"}}
-        derive(DeriveRequest.model_validate(request), runner)
+    derive_here("merge", *inputs, output=tmp_path / "both")
     said = tool.json("verify", tmp_path / "both", "--source", tmp_path / "in", "--sample", "1/1")
     assert (said["documents"]["different"], said["documents"]["not_reachable"]) == (0, {})
     assert said["documents"]["same"] > 8
@@ -302,13 +265,8 @@ def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "in/x.jsonl", ANSWERS)
     steps = [{"use": "answers"}]
     first = build_here(settings(tmp_path / "out", source, steps, validation_fraction=0))
-    flat_tokens.verify(tmp_path / "out", "full")
-    train = flat_tokens.open(tmp_path / "out").train
-    found = []
-    for i in range(train.seq_count):
-        mask = train.mask(*train.span(i))
-        ids = (train.sequence(i) - 1).astype(np.uint8)
-        found.append((ids.tobytes().decode(), ids[mask == 1].tobytes().decode()))
+    docs = held(tmp_path / "out")["train"]
+    found = [(one.text, bytes(i - 1 for i, counts in zip(one.ids, one.mask, strict=True) if counts).decode()) for one in docs]
     assert found == [("é? : ja", " ja"), ("all of it", "all of it"), ("none:", ""), ("a:b\0\2c", "b\0\2c")]
     again = build_here(settings(tmp_path / "anew", source, steps, validation_fraction=0, slice_bytes=20))
     assert same_bytes(again, first)

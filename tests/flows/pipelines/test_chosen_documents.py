@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,16 +12,15 @@ from pydantic import ValidationError
 
 import flat_tokens
 import tasks.derive.inputs
-from flat_tokens import FlatTokens
 from flat_tokens.manifest import SPLITS
 from flat_tokens.rows import documents
-from flows.pipelines.derive import DerivedResult, derive
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest, Subset
+from flows.pipelines.derive import DerivedResult
+from tasks.derive.request import Subset
 from tests.examples import examples
-from tests.faults.support import build_here, settings_of, write_notes
-from tests.made import write_sequences
+from tests.faults.support import build_here, derive_here, settings_of, write_notes
+from tests.made import read_docs, sequences, write_sequences
 from tests.refusal import refusal
+from tests.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +35,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def subset(dataset: Path, output: Path, **filters: Any) -> DerivedResult:
-    told = {"operation": {"operation": "subset", **filters}, "inputs": [str(dataset)], "output": str(output)}
-    with Threads(2) as runner:
-        return derive(DeriveRequest.model_validate(told), runner)
-
-
-def sequences(tokens: FlatTokens) -> list[list[int]]:
-    return [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+    return derive_here({"operation": "subset", **filters}, dataset, output=output)
 
 
 expressions = st.recursive(
@@ -78,28 +69,17 @@ def test_a_selection_has_the_documents_of_a_subset(output: Path, tmp_path_factor
 
 
 def test_an_expression_names_lengths_sources_files_rows_and_keys(output: Path) -> None:
-    dataset = flat_tokens.open(output)
-    documents = {name: [array.read(0, array.length) for array in facts_of(dataset, name)] for name in SPLITS}
-    keys, files, rows = documents["train"]
-    train = dataset.train
-    lengths = [len(sequence) for sequence in sequences(train)]
-    assert numbers(train.select(where="tokens > 150")) == [i for i, length in enumerate(lengths) if length > 150]
-    assert numbers(train.select(where="source = 'web'")) == np.flatnonzero(files < 2).tolist()
-    assert numbers(train.select(where="file like '%b.jsonl'")) == np.flatnonzero(files == 1).tolist()
-    assert numbers(train.select(where="row = 3")) == np.flatnonzero(rows == 3).tolist()
-    assert numbers(train.select(where=f"key = '{keys[1]:016x}'")) == [1]
+    train, docs = flat_tokens.open(output).train, read_docs(output)["train"]
+    for where, is_it in {
+        "tokens > 150": lambda doc: len(doc.ids) > 150,
+        "source = 'web'": lambda doc: doc.file < 2,
+        "file like '%b.jsonl'": lambda doc: doc.file == 1,
+        "row = 3": lambda doc: doc.row == 3,
+        f"key = '{docs[1].key:016x}'": lambda doc: doc.key == docs[1].key,
+    }.items():
+        assert train.select(where=where).numbers.tolist() == [i for i, doc in enumerate(docs) if is_it(doc)]
     again = train.select(where="row > 2").select(where="source = 'web'")
-    assert numbers(again) == np.flatnonzero((rows > 2) & (files < 2)).tolist()
-
-
-def facts_of(dataset: flat_tokens.Dataset, split: str) -> Any:
-    from flat_tokens.arrays.opening import open_array
-
-    return [open_array(dataset.store / f"documents/{split}/{name}", "uint64") for name in ("key", "file", "row")]
-
-
-def numbers(tokens: FlatTokens) -> list[int]:
-    return tokens.numbers.tolist()
+    assert again.numbers.tolist() == [i for i, doc in enumerate(docs) if doc.row > 2 and doc.file < 2]
 
 
 def test_what_cannot_be_chosen_is_refused_before_any_work(output: Path, tmp_path: Path) -> None:
@@ -130,13 +110,8 @@ def test_a_dataset_without_records_has_lengths_alone(tmp_path: Path) -> None:
         subset(tmp_path / "plain", tmp_path / "made", where="source = 'web'")
 
 
-def test_the_manifest_and_the_command_tell_the_expression(
-    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from flows.commands.main import main
-
-    arguments = ["subset", str(output), str(tmp_path / "made"), "--where", "source = 'wiki' and tokens > 1", "--no-server"]
-    assert not main(arguments)
-    assert "7 of 24, 17 for which --where is not true" in capsys.readouterr().out
-    manifest = json.loads((tmp_path / "made/latest/manifest.json").read_text())
-    assert manifest["provenance"]["operation"] == {"operation": "subset", "where": "source = 'wiki' and tokens > 1"}
+def test_the_manifest_and_the_command_tell_the_expression(output: Path, tmp_path: Path, terminal: Terminal) -> None:
+    where = "source = 'wiki' and tokens > 1"
+    assert "7 of 24, 17 for which --where is not true" in terminal.out("subset", output, tmp_path / "made", "--where", where)
+    told = flat_tokens.open(tmp_path / "made").manifest["provenance"]["operation"]
+    assert told == {"operation": "subset", "where": where}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import random
@@ -24,6 +23,7 @@ from tasks.tokenize.chat import Chat
 from tasks.tokenize.parts import Widths
 from tests.faults.support import build_here
 from tests.refusal import refusal
+from tests.sources import write_rows
 from tests.tasks.tokenize.test_tools import tokenizer_of_bytes
 
 Talk = list[dict[str, Any]]
@@ -57,17 +57,17 @@ def build(tokenizer: Path, tmp_path: Path) -> Callable[..., flat_tokens.Dataset]
 
 
 def settings(
-    path: Path, tokenizer: Path, lines: list[str] | pa.Table, template: str = CHATML, on_bad: str = "error", **source: Any
+    here: Path, tokenizer: Path, lines: list[str] | pa.Table, template: str = CHATML, on_bad: str = "error", **source: Any
 ) -> dict[str, Any]:
-    (path / "x.jinja").write_text(template)
-    name = path / ("in.jsonl" if isinstance(lines, list) else "in.parquet")
+    (here / "x.jinja").write_text(template)
+    name = here / ("in.jsonl" if isinstance(lines, list) else "in.parquet")
     if isinstance(lines, list):
         name.write_text("".join(f"{line}\n" for line in lines))
     else:
         pq.write_table(lines, name)
     return {
-        "output": str(path / "out"),
-        "source": {"path": str(name), "messages_column": "talk", "chat_template": str(path / "x.jinja"), **source},
+        "output": str(here / "out"),
+        "source": {"path": str(name), "messages_column": "talk", "chat_template": str(here / "x.jinja"), **source},
         "tokenizer": str(tokenizer),
         "validation_fraction": 0,
         "documents": {"on_bad": on_bad},
@@ -177,17 +177,10 @@ def test_tools_of_a_conversation(build: Callable[..., flat_tokens.Dataset], toke
     tools = [[{"name": "look", "more": {"a": 1}}], None, [{"name": "find", "more": {"b": "x"}}]]
     rows = [{"talk": GOOD, "tools": one} for one in tools]
     as_json = {"talk": [json.dumps(GOOD)] * 3, "tools": [one and json.dumps(one) for one in tools]}
-    if kind == "csv":
-        with (tmp_path / "in.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["talk", "tools"], *zip(*as_json.values(), strict=True)])
-    tables = {"lists": pa.Table.from_pylist(rows), "JSON": pa.table(as_json)}
+    table = pa.Table.from_pylist(rows) if kind == "lists" else pa.table(as_json)
     lines = ['{"talk": ' + json.dumps(GOOD) + "}" if row["tools"] is None else json.dumps(row) for row in rows]
-    if kind == "csv":
-        told = settings(tmp_path, tokenizer, [], TOOLS_FIRST, tools_column="tools")
-        build_here({**told, "source": {**told["source"], "path": str(tmp_path / "in.csv")}})
-        opened = flat_tokens.open(tmp_path / "out")
-    else:
-        opened = build(tables.get(kind, lines), TOOLS_FIRST, tools_column="tools")
+    path = {"path": str(write_rows(tmp_path / "in.csv", table.to_pylist()))} if kind == "csv" else {}
+    opened = build(lines if kind == "lines" else table, TOOLS_FIRST, tools_column="tools", **path)
     own = Tokenizer.from_file(str(tokenizer))
     plain = own.encode("".join(f"{START}{m['role']}\n{m['content']}{STOP}\n" for m in GOOD)).ids
     assert [opened.train.sequence(i).tolist() for i in range(3)] == [
@@ -241,9 +234,14 @@ def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set() -> N
         ({"count": ("content",)}, "has count, which is for messages; give its messages_column, too"),
         ({"messages_column": "m", "count": ("calls",)}, "Input should be 'content', 'tool_calls' or 'thinking'"),
         ({"messages_column": "m", "tools_column": "m"}, "messages_column and tools_column are both 'm'"),
+        ({"completion_column": "a"}, "has a completion_column; give its prompt_column, too"),
+        ({"prompt_column": "q"}, "has a prompt_column; give its completion_column, too"),
+        ({"prompt_column": "q", "completion_column": "q"}, "are both 'q'"),
+        ({"prompt_column": "q", "completion_column": "a", "text_column": "t"}, "has text_column and prompt_column"),
+        ({"roles": ("user",)}, "has roles, which is for messages; give its messages_column, too"),
     ],
 )
-def test_names_that_make_no_sense_are_refused(more: dict[str, Any], told: str) -> None:
+def test_settings_that_make_no_sense_are_refused(more: dict[str, Any], told: str) -> None:
     with refusal(told):
         Source(path="in", **more)
 

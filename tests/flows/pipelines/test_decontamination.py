@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,21 @@ import pytest
 
 import flat_tokens
 import flat_tokens.steps
-import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
 from flows.commands.build import summary as summary_lines
-from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import plan
-from flows.pipelines.refresh import refresh
-from flows.pipelines.retokenize import reruns
-from flows.runners.processes import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tests.examples import first_fast
-from tests.faults.support import build_here, shards_stay, version_digests
+from tests.faults.support import build_here, refresh_here, retokenize_here, same_bytes
 from tests.flows.through_json import built
 from tests.refusal import refusal
 from tests.sources import held, write_rows
 from tests.terminal import Terminal
+
+pytestmark = pytest.mark.usefixtures("small_segments")
 
 EXAM = [
     "How many little boats are there in the old harbour of the small grey town by the sea?",
@@ -36,13 +32,6 @@ EXAM = [
     "What is it?",
 ]
 LAW = ["Every person has the right to read a book by the light of the lamp in the reading room of the house."]
-
-
-@pytest.fixture(autouse=True)
-def _small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
-    yield
-    flat_tokens.steps._opened.cache_clear()
 
 
 def documents(count: int) -> list[str]:
@@ -90,33 +79,20 @@ def settings(tmp_path: Path, output: str = "out", action: str = "drop", **more: 
     return {"output": str(tmp_path / output), "source": source, "documents": {"steps": [step]}, **common, **more}
 
 
-def texts_in(path: str | Path) -> list[str]:
-    return sorted(one.text for docs in held(path).values() for one in docs)
-
-
-def bytes_of(result: BuildResult) -> str:
-    return json.dumps(version_digests(Path(result.path).parents[1], result.version))
-
-
-ACTIONS: list[tuple[str, list[int]]] = [("drop", [1, 4]), ("mark", [1, 2, 4]), ("span", [1, 2, 4])]
-
-
-@pytest.mark.parametrize(("action", "workers"), first_fast(ACTIONS, several=True))
-def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path, action: str, workers: list[int]) -> None:
+@pytest.mark.parametrize("action", first_fast(["drop", "mark", "span"]))
+def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups(tmp_path: Path, action: str) -> None:
     texts = documents(60)
     for number in range(3):
         put(tmp_path / f"in/part-{number}.jsonl", texts[number * 20 : number * 20 + 20])
-    results = [build_here(settings(tmp_path, f"out{n}", action, slice_bytes=1500), n) for n in workers]
-    with shards_stay():
-        results.append(build_here(settings(tmp_path, "shards", action, slice_bytes=10**6)))
-    results.append(built(settings(tmp_path, "groups", action, slice_bytes=1500), None))
-    assert len({*map(bytes_of, results)}) == 1
+    results = [built(settings(tmp_path, f"out{n}", action, slice_bytes=1500), n) for n in (4, None)]
+    assert same_bytes(*results)
     found = naive(texts)
     assert 5 < sum(map(bool, found)) < 40
     totals = results[0].totals["documents"]
     assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in found) for name in ("exam", "law")}
     assert totals["by_source"][0]["matches"] == totals["matches"]
-    written = texts_in(results[0].path)
+    docs = [one for docs in held(results[0].path).values() for one in docs]
+    written = sorted(one.text for one in docs)
     if action == "drop":
         assert written == sorted(text for text, of in zip(texts, found, strict=True) if not of)
         assert totals["skipped"] == {
@@ -125,11 +101,8 @@ def test_builds_have_what_a_naive_program_leaves_with_any_workers(tmp_path: Path
         }
     if action == "mark":
         assert written == sorted(texts)
-        dataset = flat_tokens.open(results[0].path)
-        marks = {one.text: one.columns["contaminated"] for docs in held(dataset.path).values() for one in docs}
+        marks = {one.text: one.columns["contaminated"] for one in docs}
         assert marks == {text: ",".join(of) or None for text, of in zip(texts, found, strict=True)}
-        clean = dataset.train.select(where="contaminated is null")
-        assert 0 < clean.seq_count < dataset.train.seq_count
     if action == "span":
         assert totals["replaced"]["decontaminate.changed"] + totals["skipped"].get("decontaminate.exam", 0) >= 10
         assert not any(map(bool, naive(written)))
@@ -151,22 +124,19 @@ def test_examples_say_file_row_and_question(tmp_path: Path) -> None:
 def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path: Path) -> None:
     put(tmp_path / "in/a.jsonl", documents(30))
     config = BuildConfig.model_validate(settings(tmp_path))
-    with Threads(2) as runner:
-        first = refresh(config, runner)
-        assert refresh(config, runner).outcome == "unchanged"
-        write_rows(tmp_path / "exam.jsonl", [{"other": 1, "text": question} for question in EXAM])
-        assert refresh(config, runner).outcome == "unchanged"
-        put(tmp_path / "exam.jsonl", [*EXAM, "Notes 6: salt wind and rain over the hills, salt wind and rain"])
-        again = reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1))
-        with refusal("the step 'decontaminate' are no longer those of version"), again:
-            pass
-        second = refresh(config, runner)
+    first = refresh_here(config)
+    assert refresh_here(config).outcome == "unchanged"
+    write_rows(tmp_path / "exam.jsonl", [{"other": 1, "text": question} for question in EXAM])
+    assert refresh_here(config).outcome == "unchanged"
+    put(tmp_path / "exam.jsonl", [*EXAM, "Notes 6: salt wind and rain over the hills, salt wind and rain"])
+    with refusal("the step 'decontaminate' are no longer those of version"):
+        retokenize_here(str(tmp_path / "out"), "bytes", output=str(tmp_path / "again"))
+    second = refresh_here(config)
     assert second.outcome == "published"
     assert second.text_bytes_tokenized > 0
     assert second.build.totals["documents"]["written"] < first.build.totals["documents"]["written"]
-    config = BuildConfig.model_validate(settings(tmp_path))
-    with reruns(str(tmp_path / "out"), ["bytes"], str(tmp_path / "again"), lambda _: Threads(1)) as (configs, rerun):
-        assert rerun(configs[0]).version == second.version
+    (again,) = retokenize_here(str(tmp_path / "out"), "bytes", output=str(tmp_path / "again"))
+    assert again.version == second.version
 
 
 def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, tool: Terminal) -> None:

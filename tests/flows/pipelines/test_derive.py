@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +19,30 @@ import tasks.assemble.write
 import tasks.derive.inputs
 import tasks.derive.shuffle
 import tasks.parts.input
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
-from flows.pipelines.derive import DerivedResult, derive
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest
+from flows.pipelines.derive import DerivedResult
 from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
 from tasks.parts.documents import Reads
 from tasks.parts.input import sample_hashes
 from tests.examples import examples
-from tests.faults.support import build_here, digests, settings_of, write_notes
-from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs
+from tests.faults.support import build_here, derive_here, digests, settings_of, write_notes
+from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs, small
 from tests.refusal import refusal
 
-REAL = dict(LAYOUTS)
 _numbers = itertools.count()
-
-
-def small(layout: Layout) -> Layout:
-    """The same layout with objects of 8 tokens and 4 entries, so that few documents fill many of them."""
-
-    def cut(spec: ArraySpec, length: int) -> ArraySpec:
-        return replace(spec, object_length=length, chunk_length=length if spec.zarr_format == 2 else length // 2)
-
-    return layout._replace(encoded_tokens=cut(layout.encoded_tokens, 8), seq_starts=cut(layout.seq_starts, 4))
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, parts, blocks and buckets of a few tokens."""
-    for name, layout in REAL.items():
-        monkeypatch.setitem(LAYOUTS, name, small(layout))
+    """Objects of 8 tokens and 4 entries, parts, blocks and buckets of a few tokens, so that few documents fill many of them."""
+    for name in LAYOUTS:
+        monkeypatch.setitem(LAYOUTS, name, small(name, 8, 4))
     monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 16)
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 4)
     monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 24)
@@ -67,18 +54,8 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.parts.input, "GATHERED_TOKENS", 10)
 
 
-def real_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes as they are, for what has no need of many parts."""
-    monkeypatch.undo()
-
-
-def run(
-    operation: dict[str, Any] | str, inputs: Sequence[Path], output: Path, workers: int = 2, **settings: Any
-) -> DerivedResult:
-    told = {"operation": operation} if isinstance(operation, str) else operation
-    order = DeriveRequest.model_validate({"operation": told, "inputs": list(map(str, inputs)), "output": str(output), **settings})
-    with Threads(workers) as runner:
-        return derive(order, runner)
+def run(operation: dict[str, Any] | str, inputs: Sequence[Path], output: Path, **settings: Any) -> DerivedResult:
+    return derive_here(operation, *inputs, output=output, **settings)
 
 
 def shifted(docs: Sequence[Doc], files: int) -> list[Doc]:
@@ -105,7 +82,7 @@ def documents(draw: st.DrawFn, files: int = 3) -> list[Doc]:
 
 
 PAIRS = st.tuples(documents(), documents())
-LAYOUT_NAMES = st.sampled_from(list(REAL))
+LAYOUT_NAMES = st.sampled_from(list(LAYOUTS))
 
 
 # Merge
@@ -364,15 +341,13 @@ def test_documents_are_listed_by_key_or_by_id(tmp_path: Path) -> None:
         run({"operation": "subset", "key_list": str(tmp_path / "wrong.txt")}, [tmp_path / "a"], tmp_path / "out")
 
 
-def test_a_split_is_left_as_it_is_or_dropped(tmp_path: Path) -> None:
+def test_a_split_is_dropped(tmp_path: Path) -> None:
     train, validation = docs_of([1], [2, 3], [4, 5, 6]), docs_of([7], [8])
     publish_docs(tmp_path / "a", train, validation)
-    run({"operation": "subset", "min_tokens": 2, "split": "train"}, [tmp_path / "a"], tmp_path / "one")
-    run({"operation": "subset", "min_tokens": 2, "split": "train", "drop": "validation"}, [tmp_path / "a"], tmp_path / "two")
-    result = run({"operation": "subset", "drop": "train"}, [tmp_path / "a"], tmp_path / "three")
-    assert read_docs(tmp_path / "one") == {"train": train[1:], "validation": validation}
-    assert read_docs(tmp_path / "two") == {"train": train[1:], "validation": []}
-    assert read_docs(tmp_path / "three") == {"train": [], "validation": validation}
+    run({"operation": "subset", "min_tokens": 2, "split": "train", "drop": "validation"}, [tmp_path / "a"], tmp_path / "one")
+    result = run({"operation": "subset", "drop": "train"}, [tmp_path / "a"], tmp_path / "two")
+    assert read_docs(tmp_path / "one") == {"train": train[1:], "validation": []}
+    assert read_docs(tmp_path / "two") == {"train": [], "validation": validation}
     assert result.totals["documents"]["skipped"] == {"split": 3}
 
 
@@ -413,7 +388,7 @@ def test_a_shuffle_is_a_permutation_of_each_split(
 
 def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the number of threads, nor how much is held in memory; each place is as likely as the others."""
-    real_parts(monkeypatch)
+    monkeypatch.undo()  # sizes as they are
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
     publish_docs(tmp_path / "a", docs, docs)
     first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -20,9 +19,8 @@ from hypothesis import strategies as st
 import tasks.finalize.document_changes
 import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
-from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.refresh import RefreshResult
 from flows.refresh import history
-from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect
@@ -30,7 +28,9 @@ from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.pointer import read_history
 from tasks.output.versions import roll_back
 from tests.examples import examples
+from tests.faults.support import refresh_here, settings_of
 from tests.refusal import refusal
+from tests.sources import write_rows
 
 _numbers = itertools.count()
 Text = dict[str, tuple[str, str]]
@@ -46,20 +46,12 @@ def _small_segments() -> Iterator[None]:
 
 
 def refreshed(directory: Path, text: Text, **settings: Any) -> RefreshResult:
-    for source in ("notes", "web"):
-        rows = [json.dumps({"id": name, "text": content}) for name, (of, content) in text.items() if of == source]
-        (directory / source).mkdir(parents=True, exist_ok=True)
-        (directory / source / "a.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    sources = [{"name": name, "path": str(directory / name), "id_column": "id"} for name in ("notes", "web")]
-    told = {
-        "output": str(directory / "out"),
-        "sources": sources,
-        "tokenizer": "bytes",
-        "validation_fraction": 0.3,
-        "slice_bytes": 600,
-    }
-    with Threads(1) as runner:
-        return refresh(BuildConfig.model_validate({**told, **settings}), runner)
+    paths = [directory / source for source in ("notes", "web")]
+    for path in paths:
+        rows = [{"id": name, "text": content} for name, (of, content) in text.items() if of == path.name]
+        write_rows(path / "a.jsonl", rows)
+    common = settings_of(directory / "out", *paths, validation_fraction=0.3, slice_bytes=600)
+    return refresh_here(common | settings)
 
 
 def some_text(count: int = 40) -> Text:

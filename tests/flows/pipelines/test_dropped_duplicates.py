@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
@@ -25,8 +23,7 @@ from tasks.config import BuildConfig
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
-from tests.sources import by_place, write_rows
-from tests.terminal import Terminal
+from tests.sources import by_place, held, write_rows
 
 Document = tuple[int, int, str]
 """File, row and text."""
@@ -68,14 +65,11 @@ def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, 
 
 def listed(result: BuildResult) -> list[tuple[int, int, int, int]]:
     """The duplicates in the table of documents, with those that stayed; files by their numbers."""
-    files = [(source["name"], file["name"]) for source in sources_of(result) for file in source["files"]]
-    rows = flat_tokens.open(result.path).documents.read_all().to_pylist()
+    dataset = flat_tokens.open(result.path)
+    files = [(source["name"], file["name"]) for source in dataset.manifest["provenance"]["sources"] for file in source["files"]]
+    rows = dataset.documents.read_all().to_pylist()
     place = {row["key"]: (files.index((row["source"], row["file"])), row["row"]) for row in rows}
     return sorted(place[row["key"]] + place[row["of"]] for row in rows if row["reason"] == "duplicate")
-
-
-def sources_of(result: BuildResult) -> list[dict[str, Any]]:
-    return json.loads(Path(result.path, "manifest.json").read_text())["provenance"]["sources"]
 
 
 def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -102,16 +96,6 @@ def test_counts_are_told_by_source(tmp_path: Path) -> None:
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
 
-def test_what_is_sampled_and_traced_is_what_stayed(tmp_path: Path, tool: Terminal) -> None:
-    path = put(tmp_path / "in/a.jsonl", ["same", "other", "same", "last"])
-    result = build_here(told(tmp_path / "out", path, validation_fraction=0))
-    assert "3 documents tokenized again: 3 the same" in tool.out(
-        "verify", result.path, "--sample", "1/1", "--source", tmp_path / "in"
-    )
-    traced = tool.json("trace", result.path, "--sequence", "2", "--source", tmp_path / "in")
-    assert (traced["document"]["row"], traced["text"]) == (3, "last")
-
-
 def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
     path = put(tmp_path / "a.jsonl", ["one\r\n", "one\n", "x", "\u00e9", "e\u0301"])
     steps = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}]
@@ -128,22 +112,20 @@ def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
     assert documents_of(result) == [(0, row, text) for row, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("duplicates", ["drop", "keep"])
-def test_pairs_are_equal_where_both_parts_are(tmp_path: Path, duplicates: str) -> None:
+@pytest.mark.parametrize(
+    ("duplicates", "masks"),
+    [("drop", "00001 00000 11111 11111 1111111"), ("keep", "00001 00000 00001 11111 11111 1111111 11111")],
+)
+def test_pairs_are_equal_where_both_parts_are(tmp_path: Path, duplicates: str, masks: str) -> None:
     """A text that has the same bytes as a pair is no copy of it: other tokens of it count."""
-    pairs = [("2+2=", "4"), ("2+2=4", ""), ("2+2=", "4"), ("", "2+2=4")]
-    pq.write_table(pa.table({"q": [q for q, _ in pairs], "a": [a for _, a in pairs]}), tmp_path / "pairs.parquet")
-    masked = {"name": "pairs", "path": str(tmp_path / "pairs.parquet"), "prompt_column": "q", "completion_column": "a"}
+    pairs = [{"q": q, "a": a} for q, a in [("2+2=", "4"), ("2+2=4", ""), ("2+2=", "4"), ("", "2+2=4")]]
+    path = str(write_rows(tmp_path / "pairs.parquet", pairs))
+    masked = {"name": "pairs", "path": path, "prompt_column": "q", "completion_column": "a"}
     plain = {"name": "plain", "path": str(put(tmp_path / "plain.jsonl", ["2+2=4", "2+2=\0\0014", "2+2=4"]))}
     settings = told(tmp_path / "out", validation_fraction=0, documents={"duplicates": duplicates}) | {"sources": [masked, plain]}
-    train = flat_tokens.open(build_here(settings).path).train
-    spelled = [(train.sequence(i).tolist(), train.mask(*train.span(i)).tolist()) for i in range(train.seq_count)]
-    ids = [byte + 1 for byte in b"2+2=4"]
-    pair = (ids, [0, 0, 0, 0, 1])
-    assert spelled[:3] == [pair, (ids, [0] * 5), *([pair] if duplicates == "keep" else [(ids, [1] * 5)])]
-    assert len(spelled) == (5 if duplicates == "drop" else 7)
-    if duplicates == "drop":
-        assert spelled[3] == (ids, [1] * 5)
+    found = held(build_here(settings).path)["train"]
+    assert [one.text for one in found] == ["2+2=\0\0014" if len(mask) == 7 else "2+2=4" for mask in masks.split()]
+    assert " ".join("".join(map(str, one.mask)) for one in found) == masks
 
 
 def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -> RefreshResult:

@@ -17,13 +17,10 @@ import tasks.derive.imports
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
-from flat_tokens.tools.export import Exported, export_of
-from flows.pipelines.exchange import ImportResult, export, import_files
-from flows.runners.processes import Threads
-from tasks.derive.request import ImportRequest
+from flat_tokens.tools.export import export_of
 from tasks.output.target import SplitRule
 from tests.examples import examples, first_fast
-from tests.faults.support import digests
+from tests.faults.support import digests, export_here, import_here
 from tests.made import read_docs, write_sequences
 from tests.refusal import refusal
 
@@ -36,16 +33,6 @@ _numbers = itertools.count()
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a few bytes."""
     monkeypatch.setattr(tasks.derive.imports, "PART_BYTES", 40)
-
-
-def exported(dataset: Path, out: Path, format: str = "megatron", workers: int = 2, **options: Any) -> Exported:
-    with Threads(workers) as runner:
-        return export(export_of(dataset, format, options), str(out), runner)
-
-
-def imported(path: Path, output: Path, workers: int = 2, **settings: Any) -> ImportResult:
-    with Threads(workers) as runner:
-        return import_files(ImportRequest(path=str(path), output=str(output), **settings), runner)
 
 
 def keys(sequences: list[list[int]]) -> list[int]:
@@ -68,8 +55,8 @@ def test_an_import_gives_back_what_was_exported(
         train = [[1]]
     options = {"end_of_text": END} if format in MARKED else {}
     work = tmp_path / str(next(_numbers))
-    exported(write_sequences(work / "dataset", train, validation), work / "out", format, **options)
-    result = imported(work / "out", work / "back", format=format, options=options)
+    export_here(write_sequences(work / "dataset", train, validation), work / "out", format, **options)
+    result = import_here(work / "out", work / "back", format=format, options=options)
     found = read_docs(work / "back")
     for name, sequences in (("train", train), ("validation", validation)):
         assert [list(doc.ids) for doc in found[name]] == sequences
@@ -82,8 +69,8 @@ def test_an_import_gives_back_what_was_exported(
 def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
     """Whatever splits the files have."""
     sequences = [[i, i + 1] for i in range(60)]
-    exported(write_sequences(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
-    imported(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
+    export_here(write_sequences(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
+    import_here(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
     found = read_docs(tmp_path / "back")
     drawn = SplitRule(fraction=0.3, seed=2).numbers(np.array(keys(sequences), np.uint64))
     assert [list(doc.ids) for doc in found["validation"]] == [
@@ -94,34 +81,34 @@ def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
 
 
 def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path: Path) -> None:
-    exported(write_sequences(tmp_path / "dataset", [[i] * 9 for i in range(30)]), tmp_path / "web")
-    first = imported(tmp_path / "web", tmp_path / "back", workers=1)
+    export_here(write_sequences(tmp_path / "dataset", [[i] * 9 for i in range(30)]), tmp_path / "web")
+    first = import_here(tmp_path / "web", tmp_path / "back", workers=1)
     assert first.parts > 3
-    again = imported(tmp_path / "web", tmp_path / "back")
+    again = import_here(tmp_path / "web", tmp_path / "back")
     assert (again.was_published, again.version, again.sequence) == (True, first.version, 1)
-    third = imported(tmp_path / "web", tmp_path / "back", validation_fraction=0.5)
+    third = import_here(tmp_path / "web", tmp_path / "back", validation_fraction=0.5)
     assert (third.parts_reused, third.sequence) == (third.parts, 2)
-    elsewhere = imported(tmp_path / "web", tmp_path / "elsewhere", workers=4)
+    elsewhere = import_here(tmp_path / "web", tmp_path / "elsewhere", workers=4)
     assert digests(Path(elsewhere.path)) == digests(Path(first.path))
 
 
 def test_imports_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
-    exported(write_sequences(tmp_path / "dataset", [[1, 2], [300]]), tmp_path / "web")
+    export_here(write_sequences(tmp_path / "dataset", [[1, 2], [300]]), tmp_path / "web")
     with refusal(r"is a flat-tokens dataset already. python -m flows relayout"):
-        imported(tmp_path / "dataset", tmp_path / "back")
+        import_here(tmp_path / "dataset", tmp_path / "back")
     with refusal("are within each other"):
-        imported(tmp_path / "web", tmp_path / "web/back")
+        import_here(tmp_path / "web", tmp_path / "web/back")
     with refusal("holds token id 300, but those of bytes end at 256"):
-        imported(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
+        import_here(tmp_path / "web", tmp_path / "back", tokenizer={"name": "bytes"})
     with refusal("there is no format 'tfrecord'"):
-        imported(tmp_path / "web", tmp_path / "back", format="tfrecord")
+        import_here(tmp_path / "web", tmp_path / "back", format="tfrecord")
     with pytest.raises(FileNotFoundError):
-        imported(tmp_path / "nothing", tmp_path / "back")
+        import_here(tmp_path / "nothing", tmp_path / "back")
     assert not (tmp_path / "back/versions").exists()
 
 
 def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exported(write_sequences(tmp_path / "dataset", [[1, 2], [3]]), tmp_path / "web")
+    export_here(write_sequences(tmp_path / "dataset", [[1, 2], [3]]), tmp_path / "web")
     real = tasks.derive.imports._make_shard
 
     def change(*arguments: Any) -> Any:
@@ -133,15 +120,15 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(tasks.derive.imports, "_make_shard", change)
     with refusal(r"web: was changed while it was read"):
-        imported(tmp_path / "web", tmp_path / "back")
+        import_here(tmp_path / "web", tmp_path / "back")
     assert not (tmp_path / "back/latest.json").exists()
 
 
 def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path: Path) -> None:
     """One goes on with what the other has begun."""
     dataset = write_sequences(tmp_path / "dataset", [[1, 2], [3], [4, 5]])
-    first = exported(dataset, tmp_path / "out", tokens_per_file=2)
+    first = export_here(dataset, tmp_path / "out", tokens_per_file=2)
     again = flat_tokens.tools.export.write(export_of(dataset, "megatron", {"tokens_per_file": 2}), str(tmp_path / "out"))
     assert (first.was_done, again.was_done) == (False, True)
     (tmp_path / "out/.export/export.json").unlink()
-    assert exported(dataset, tmp_path / "out", tokens_per_file=2).reused == first.parts == 3
+    assert export_here(dataset, tmp_path / "out", tokens_per_file=2).reused == first.parts == 3

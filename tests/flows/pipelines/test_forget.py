@@ -9,6 +9,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,19 @@ from flat_tokens.stores.signing import KEY_FILE
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of, note_export, target, writing
 from flat_tokens.tools.remains import check_forgotten
-from flows.pipelines.build import BuildResult, build, result_if_up_to_date
-from flows.pipelines.derive import derive
-from flows.pipelines.exchange import export
+from flows.pipelines.build import BuildResult, result_if_up_to_date
 from flows.pipelines.forget import ForgetResult, forget, resume
-from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.refresh import RefreshResult
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest, ForgetRequest, Merge, Shuffle
+from tasks.derive.request import ForgetRequest
 from tasks.garbage import Policy, collect
 from tasks.models import digest_of
 from tasks.output.paths import BESIDE
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import approve, list_versions, pin, roll_back
 from tests.examples import first_fast
-from tests.faults.support import shards_stay
+from tests.faults.support import build_here, derive_here, export_here, refresh_here, settings_of, shards_stay
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.keys import key_file
 from tests.refusal import refusal
@@ -79,25 +78,21 @@ class Dataset:
         return self.here / name
 
     def config(self, text: Path, output: str, **settings: Any) -> BuildConfig:
-        sources = [
-            {"name": name, "path": str(text / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["url"]} for name in self.rows
-        ]
-        told = {"output": output, "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.3, "workers": 1}
-        return BuildConfig.model_validate({**told, "scratch": str(self.here / "scratch"), **self.settings, **settings})
+        common = {"validation_fraction": 0.3, "workers": 1, "scratch": str(self.here / "scratch")} | self.settings | settings
+        of_sources = common.pop("of_sources", {})
+        told = settings_of(output, *(text / f"{name}.jsonl" for name in self.rows), keep=["url"], **common)
+        return BuildConfig.model_validate({**told, "sources": [{**source, **of_sources} for source in told["sources"]]})
 
     def build(self, **settings: Any) -> BuildResult:
-        with Threads(1) as runner:
-            return build(self.config(self.write(), self.output, **settings), runner)
+        return build_here(self.config(self.write(), self.output, **settings), 1)
 
     def refresh(self) -> RefreshResult:
-        with Threads(1) as runner:
-            return refresh(self.config(self.write(), self.output), runner)
+        return refresh_here(self.config(self.write(), self.output))
 
     def clean(self, gone: Iterable[str], **settings: Any) -> Path:
         """What a build from nothing gives of the sources without some documents."""
         output = self.here / f"clean-{uuid.uuid4().hex}"
-        with Threads(1) as runner:
-            build(self.config(self.write("clean", gone), str(output), **settings), runner)
+        build_here(self.config(self.write("clean", gone), str(output), **settings))
         return output
 
     def forget(self, *ids: str, **request: Any) -> ForgetResult:
@@ -170,9 +165,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "compact": {"layout": "compact", "documents": {"steps": [{"use": "length", "max_characters": 200}, {"use": "normalize"}]}},
     "zarr2": {"layout": "zarr2", "slice_bytes": 1000},
-    "mmap": {},
     "three splits": {"test_fraction": 0.3, "split": {"by": "url"}},
-    "duplicates dropped": {"documents": {"duplicates": "drop"}, "slice_bytes": 1000},
+    "masks, duplicates dropped": {
+        "of_sources": {"prompt_column": "url", "completion_column": "text"},
+        "documents": {"duplicates": "drop"},
+        "slice_bytes": 1000,
+    },
 }
 
 
@@ -203,26 +201,6 @@ def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path: Path, variant: 
     assert more.build.totals["documents"]["skipped"]["forgotten"] == 3
     check_gone(dataset)
     check_same(dataset)
-
-
-def test_masks_stay_with_their_tokens(tmp_path: Path) -> None:
-    dataset = Dataset(tmp_path)
-    text = tmp_path / "pairs.jsonl"
-    lines = [{"id": f"p-{i}", "prompt": f"ask {i}", "completion": planted(f"p-{i}")} for i in range(30)]
-    write_rows(text, lines)
-    source = {"name": "p", "path": str(text), "id_column": "id", "prompt_column": "prompt", "completion_column": "completion"}
-    config = BuildConfig.model_validate(
-        {"output": dataset.output, "sources": [source], "tokenizer": "bytes", "validation_fraction": 0}
-    )
-    with Threads(1) as runner:
-        build(config, runner)
-        before = content(latest(dataset.root))
-        dataset.forget("p-7")
-        after = content(latest(dataset.root))
-        assert after["train"] == [one for one in before["train"] if "<p-7>" not in one[1].text]
-        assert len(after["train"]) == 29
-        assert build(config, runner).was_published
-    assert where(dataset.root, ["p-7"]) == set()
 
 
 def test_pinned_former_and_held_versions_get_successors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,8 +390,7 @@ def test_shards_and_copies_of_files_go(tmp_path: Path) -> None:
     check_same(dataset, split_seed=4)
     packed = dataset.write("packed") / "a.jsonl"
     packed.write_bytes(gzip.compress(packed.read_bytes()))
-    with Threads(1) as runner:
-        build(dataset.config(packed.parent, dataset.output, scratch=None), runner)
+    build_here(dataset.config(packed.parent, dataset.output, scratch=None))
     check_gone(dataset)
 
 
@@ -422,25 +399,21 @@ def test_derived_versions_and_inputs_are_without_them(tmp_path: Path) -> None:
     dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
     dataset.build()
     other.build(split_seed=3)
-    shuffled = DeriveRequest(operation=Shuffle(seed=1), inputs=(dataset.output,), output=dataset.output, layout="auto")
-    with Threads(1) as runner:
-        derive(shuffled, runner)
-        dataset.forget(*GONE)
-        check_gone(dataset)
-        assert derive(shuffled, runner).was_published
-        merged = derive(DeriveRequest(operation=Merge(), inputs=(dataset.output, other.output), output=dataset.output), runner)
+    shuffle = partial(derive_here, {"operation": "shuffle", "seed": 1}, dataset.output, output=dataset.output)
+    shuffle()
+    dataset.forget(*GONE)
+    check_gone(dataset)
+    assert shuffle().was_published
+    merged = derive_here("merge", dataset.output, other.output, output=dataset.output)
     assert merged.totals["documents"]["skipped"] == {"forgotten": 3}
     assert merged.totals["documents"]["written"] == 67 + 67
     check_gone(dataset)
 
 
-def store_of(kind: str, request: pytest.FixtureRequest) -> str:
-    return f"memory://{uuid.uuid4().hex}" if kind == "memory" else f"{request.getfixturevalue('s3')}/out"
-
-
 @pytest.mark.parametrize("kind", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
 def test_outputs_in_a_store(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
-    dataset = Dataset(tmp_path, store_of(kind, request), documents={"duplicates": "drop"}, slice_bytes=1000)
+    store = f"memory://{uuid.uuid4().hex}" if kind == "memory" else request.getfixturevalue("s3")
+    dataset = Dataset(tmp_path, f"{store}/out", documents={"duplicates": "drop"}, slice_bytes=1000)
     dataset.build()
     pin(dataset.root, str(read_pointer(dataset.root).version))
     result = dataset.forget(*GONE)
@@ -614,8 +587,7 @@ def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:
     """Local ones are; the others are on the certificate."""
     dataset = Dataset(tmp_path)
     version = dataset.build().version
-    with Threads(1) as runner:
-        export(export_of(dataset.output, "parquet", {}), str(tmp_path / "exported"), runner)
+    export_here(dataset.output, tmp_path / "exported", "parquet")
     (tmp_path / "exported/mine.txt").write_text("stays")
     note_export(f"{dataset.output}/versions/{version}", "hub, parquet", "hf://datasets/me/data")
     told = json.loads(Path(str(dataset.forget(*GONE).certificate)).read_text())

@@ -16,9 +16,9 @@ import flows.pipelines.publish
 from flat_tokens.manifest import read_token_bytes
 from flat_tokens.stores.store import Store
 from flows.commands.build import summary
-from flows.pipelines.build import build, result_if_up_to_date
+from flows.pipelines.build import BuildResult, result_if_up_to_date
 from flows.pipelines.plan import plan
-from flows.pipelines.refresh import RefreshResult, refresh
+from flows.pipelines.refresh import RefreshResult
 from flows.runners.processes import Threads
 from flows.watch.page import held_page
 from tasks.config import BuildConfig
@@ -27,11 +27,11 @@ from tasks.garbage import Policy, collect
 from tasks.gates import Gate, Subject
 from tasks.output.pointer import read_history, read_pointer
 from tasks.output.versions import approve, reject
-from tests.faults.cases import write_rows
-from tests.faults.support import build_here
+from tests.faults.support import build_here, refresh_here, settings_of
+from tests.made import sequences
 from tests.refusal import refusal
+from tests.sources import write_rows
 
-ALL = Subject()
 NOTHING = [{"id": "none", "text": "", "url": None}]
 """A source of which no document is written."""
 
@@ -53,28 +53,28 @@ class Dataset:
         for name, documents in sources.items():
             write_rows(self.here / f"{name}.jsonl", documents)
 
-    def config(self, *gates: dict[str, Any], **settings: Any) -> BuildConfig:
-        sources = [
-            {"name": name, "path": str(self.here / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["url"]} for name in "ab"
-        ]
-        publish = {"gates": gates, "defaults": settings.pop("defaults", True)}
-        told = {
-            "output": self.output,
-            "sources": sources,
-            "tokenizer": "bytes",
-            "validation_fraction": 0.3,
-            "publish": publish,
-            "documents": {"empty": "skip"},
-        }
-        return BuildConfig.model_validate({**told, **settings})
+    def config(self, *gates: dict[str, Any], defaults: bool = True, **settings: Any) -> BuildConfig:
+        common = {"validation_fraction": 0.3, "publish": {"gates": gates, "defaults": defaults}, "documents": {"empty": "skip"}}
+        paths = (self.here / f"{name}.jsonl" for name in "ab")
+        return BuildConfig.model_validate(settings_of(self.output, *paths, keep=["url"], **common | settings))
 
     def refresh(self, *gates: dict[str, Any], anyway: str | None = None, **settings: Any) -> RefreshResult:
-        with Threads(1) as runner:
-            return refresh(self.config(*gates, **settings), runner, publish_anyway=anyway)
+        return refresh_here(self.config(*gates, **settings), publish_anyway=anyway)
+
+    def build(self, *gates: dict[str, Any], anyway: str | None = None) -> BuildResult:
+        return build_here(self.config(*gates), publish_anyway=anyway)
+
+    def decisions(self) -> list[tuple[str, str]]:
+        """What people decided, and why."""
+        return [(one.decision.what, one.decision.why) for one in read_history(self.root) if one.decision]
+
+    @property
+    def root(self) -> Store:
+        return Store.at(self.output)
 
     @property
     def latest(self) -> str:
-        return str(flat_tokens.open(self.output).path).rpartition("/")[2]
+        return str(read_pointer(self.root).version)
 
 
 @pytest.fixture
@@ -89,18 +89,17 @@ def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset: D
     assert (held.outcome, held.version, dataset.latest) == ("held", first.version, first.version)
     assert "documents of source b: 9, -55.0 % from 20" in held.headline
     assert dataset.refresh().outcome == "still held"
-    assert approve(Store.at(dataset.output), None, "yes").pointer.version == held.build.version
+    assert approve(dataset.root, None, "yes").pointer.version == held.build.version
     assert dataset.refresh().outcome == "unchanged"
     dataset.write(a=NOTHING)
     gone = dataset.refresh()
     assert [one.place for one in gone.build.held.findings] == ["source a", "source a"]  # type: ignore[union-attr]
-    reject(Store.at(dataset.output), None, "no")
+    reject(dataset.root, None, "no")
     for _ in range(2):  # also when it was collected
         assert dataset.refresh().outcome == "rejected"
-        collect(Store.at(dataset.output), Policy(keep_versions=1, grace_days=0), delete=True)
+        collect(dataset.root, Policy(keep_versions=1, grace_days=0), delete=True)
     assert dataset.refresh(anyway="it is as it should be").outcome == "published"
-    told = [(one.decision.what, one.decision.why) for one in read_history(Store.at(dataset.output)) if one.decision]
-    assert told == [("approved", "yes"), ("rejected", "no"), ("published anyway", "it is as it should be")]
+    assert dataset.decisions() == [("approved", "yes"), ("rejected", "no"), ("published anyway", "it is as it should be")]
     flat_tokens.verify(dataset.output, "full")
 
 
@@ -114,8 +113,7 @@ def test_a_reason_is_noted_with_the_move_that_it_is_for(dataset: Dataset, monkey
             with pytest.raises(SystemExit):
                 dataset.refresh(anyway=f"because of {count}")
         assert dataset.refresh().outcome == outcome
-    told = [(one.decision.what, one.decision.why) for one in read_history(Store.at(dataset.output)) if one.decision]
-    assert told == [("published anyway", "because of 4")]
+    assert dataset.decisions() == [("published anyway", "because of 4")]
 
 
 def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Dataset) -> None:
@@ -123,10 +121,10 @@ def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Datase
     for count in (5, 4):
         dataset.write(b=rows(count, 100))
         held = dataset.refresh()
-        assert read_pointer(Store.at(dataset.output)).candidate.version == held.build.version  # type: ignore[union-attr]
+        assert read_pointer(dataset.root).candidate.version == held.build.version  # type: ignore[union-attr]
     dataset.write(b=rows(20, 100))
     assert dataset.refresh().outcome == "unchanged"
-    assert read_pointer(Store.at(dataset.output)).candidate is None
+    assert read_pointer(dataset.root).candidate is None
     dataset.write(b=rows(19, 100))
     assert dataset.refresh().outcome == "published"
 
@@ -137,7 +135,7 @@ def test_a_first_version_that_has_nothing_of_a_source_is_held(dataset: Dataset) 
     assert (held.outcome, held.version, held.sequence) == ("held", None, 0)
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(dataset.output)
-    reject(Store.at(dataset.output), None, "no")
+    reject(dataset.root, None, "no")
     assert dataset.refresh().outcome == "rejected"
     dataset.write(b=rows(1))
     assert dataset.refresh().outcome == "published"
@@ -154,16 +152,16 @@ def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset: Dataset) -
     first = dataset.refresh()
     dataset.write(b=rows(5, 100))
     dataset.refresh()
+    waits = dataset.build()
+    assert (waits.held is not None, dataset.latest) == (True, first.version)
     with Threads(1) as runner:
-        waits = build(dataset.config(), runner)
-        assert (waits.held is not None, dataset.latest) == (True, first.version)
         assert result_if_up_to_date(dataset.config(), runner) is None
-        reject(Store.at(dataset.output), None, "no")
-        with refusal("is not published: it was rejected"):
-            build(dataset.config(), runner)
-        done = build(dataset.config(), runner, "it is right after all")
+    reject(dataset.root, None, "no")
+    with refusal("is not published: it was rejected"):
+        dataset.build()
+    done = dataset.build(anyway="it is right after all")
     assert (done.version, dataset.latest) == (waits.version, waits.version)
-    assert read_pointer(Store.at(dataset.output)).rejected == ()
+    assert read_pointer(dataset.root).rejected == ()
     assert dataset.refresh().outcome == "unchanged"
 
 
@@ -179,14 +177,13 @@ def test_a_gate_looks_at_the_kept_column_whatever_it_is_called(tmp_path: Path, n
 
 def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
     gate = {"of": "tokens", "split": "train", "at_least": 10**6}
-    with Threads(1) as runner:
-        for _ in range(2):
-            with refusal(r"is not published: tokens of split train: [0-9]+; wanted is at least 1,000,000"):
-                build(dataset.config(gate), runner)
-        assert not (Path(dataset.output) / "latest.json").exists()
-        with refusal("needs a reason"):
-            build(dataset.config(gate), runner, " ")
-        done = build(dataset.config(gate), runner, "small, but right")
+    for _ in range(2):
+        with refusal(r"is not published: tokens of split train: [0-9]+; wanted is at least 1,000,000"):
+            dataset.build(gate)
+    assert not (Path(dataset.output) / "latest.json").exists()
+    with refusal("needs a reason"):
+        dataset.build(gate, anyway=" ")
+    done = dataset.build(gate, anyway="small, but right")
     assert (done.version, done.decision.why) == (dataset.latest, "small, but right")  # type: ignore[union-attr]
     (record,) = [json.loads(path.read_bytes()) for path in Path(dataset.output, "runs").glob("2*.json")]
     assert (record["decision"]["why"], len(record["findings"])) == ("small, but right", 1)
@@ -199,13 +196,12 @@ def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset,
 def test_a_first_version_that_waited_is_published_when_a_person_says_so(dataset: Dataset) -> None:
     """And the program says that it did something."""
     gate = {"of": "tokens", "at_least": 10**6, "action": "hold"}
-    with Threads(1) as runner:
-        held = build(dataset.config(gate), runner)
-        assert (held.is_new, summary(held)[0]) == (False, "held: latest stays where it is until a person decides")
-        done = build(dataset.config(gate), runner, "small, but right")
-        assert (done.is_new, summary(done)[0]) == (True, f"made before: latest is moved to {held.version}")
-        again = build(dataset.config(gate), runner)
-        assert (again.is_new, summary(again)[0]) == (False, "nothing to do: this version is published")
+    held = dataset.build(gate)
+    assert (held.is_new, summary(held)[0]) == (False, "held: latest stays where it is until a person decides")
+    done = dataset.build(gate, anyway="small, but right")
+    assert (done.is_new, summary(done)[0]) == (True, f"made before: latest is moved to {held.version}")
+    again = dataset.build(gate)
+    assert (again.is_new, summary(again)[0]) == (False, "nothing to do: this version is published")
 
 
 def test_the_facts_of_a_version(dataset: Dataset) -> None:
@@ -213,56 +209,41 @@ def test_the_facts_of_a_version(dataset: Dataset) -> None:
     first = dataset.refresh(**steps, defaults=False)
     dataset.write(a=[*rows(39), {"id": "0", "text": ""}, {"id": "x", "text": "abcdefgh" * 3}], b=rows(30, 90, url=None))
     second = dataset.refresh(**steps, defaults=False)
-    assert first.version is not None
-    assert second.version is not None
-    root = Store.at(dataset.output)
-    difference = Difference(root, first.version, second.version)
-    asked = [
-        {"of": "documents", "by": "source"},
-        {"of": "tokens", "by": "split"},
-        {"of": "largest_length"},
-        {"of": "median_length", "source": "b"},
-        {"of": "skipped_share", "source": "a", "reason": "empty"},
-        {"of": "skipped_share", "step": "length"},
-        {"of": "duplicate_share"},
-        {"of": "null_share", "column": "url"},
-        {"of": "distinct", "column": "url"},
-        {"of": "bytes_per_token"},
-        {"of": "text_bytes", "by": "split"},
-        {"of": "bytes_per_token", "split": "train"},
-        {"of": "added_share", "source": "b"},
-        {"of": "removed_share"},
-    ]
-    now, before = difference.facts([Gate.model_validate({**one, "at_least": 0}) for one in asked])
-    assert before is not None
     opened = flat_tokens.open(dataset.output)
-    lengths = [len(split.sequence(i)) for split in (opened.train, opened.validation) for i in range(split.seq_count)]
-    a, b = Subject(source="a"), Subject(source="b")
-    assert now["documents", a] == opened.manifest["totals"]["documents"]["by_source"][0]["written"]
-    assert (now["documents", b], before["documents", b]) == (30, 20)
-    assert now["tokens", Subject(split="validation")] == opened.validation.token_count
-    assert now["largest_length", ALL] == max(lengths)
-    assert before["median_length", b] == sorted(len(row["text"]) for row in rows(20, 100))[9]
-    assert now["skipped_share", Subject(source="a", reason="empty")] == 1 / 41
+    lengths = [len(ids) for split in opened.splits.values() for ids in sequences(split)]
     short = sum(len(row["text"]) < 8 for row in [*rows(39), *rows(30, 90)])
-    assert now["skipped_share", Subject(step="length")] == short / 71
-    assert now["duplicate_share", ALL] == 0
-    written = len(lengths)
-    assert now["null_share", Subject(column="url")] == (30 + 1) / written
-    assert (now["distinct", Subject(column="url")], before["distinct", Subject(column="url")]) == (3, 3)
-    assert now["bytes_per_token", ALL] == 1
-    # Of the tokenizer "bytes", each id is a byte.
-    assert now["text_bytes", Subject(split="train")] == opened.train.token_count
-    assert now["bytes_per_token", Subject(split="train")] == before["bytes_per_token", Subject(split="train")] == 1
-    assert now["added_share", b] == 10 / 30
-    assert now["removed_share", ALL] == 1 / (len(rows(40)) + 20 - sum(len(row["text"]) < 8 for row in rows(40)))
+    had = len(rows(40)) + 20 - sum(len(row["text"]) < 8 for row in rows(40))
+    facts = [
+        ("documents", {"source": "a"}, opened.manifest["totals"]["documents"]["by_source"][0]["written"]),
+        ("documents", {"source": "b"}, 30),
+        ("tokens", {"split": "validation"}, opened.validation.token_count),
+        ("largest_length", {}, max(lengths)),
+        ("skipped_share", {"source": "a", "reason": "empty"}, 1 / 41),
+        ("skipped_share", {"step": "length"}, short / 71),
+        ("duplicate_share", {}, 0),
+        ("null_share", {"column": "url"}, (30 + 1) / len(lengths)),
+        ("distinct", {"column": "url"}, 3),
+        ("bytes_per_token", {}, 1),  # of the tokenizer "bytes", each id is a byte
+        ("bytes_per_token", {"split": "train"}, 1),
+        ("text_bytes", {"split": "train"}, opened.train.token_count),
+        ("added_share", {"source": "b"}, 10 / 30),
+        ("removed_share", {}, 1 / had),
+    ]
+    asked = [{"of": of, **subject} for of, subject, _ in facts] + [{"of": "median_length", "source": "b"}]
+    difference = Difference(dataset.root, first.version, second.version)
+    now, before = difference.facts([Gate.model_validate({**one, "at_least": 0}) for one in asked])
+    for of, subject, value in facts:
+        assert now[of, Subject(**subject)] == value, of
+    b = Subject(source="b")
+    assert (before["documents", b], before["distinct", Subject(column="url")]) == (20, 3)
+    assert before["median_length", b] == sorted(len(row["text"]) for row in rows(20, 100))[9]
 
 
 def test_bytes_of_a_split_are_those_of_its_ids(dataset: Dataset) -> None:
     """They are unknown where a tokenizer changes text."""
     dataset.refresh()
-    root, gate = Store.at(dataset.output), Gate.model_validate({"of": "text_bytes", "by": "split", "at_least": 1})
-    version = Path(dataset.output, "versions", str(read_pointer(root).version))
+    root, gate = dataset.root, Gate.model_validate({"of": "text_bytes", "by": "split", "at_least": 1})
+    version = Path(dataset.output, "versions", dataset.latest)
     known = read_token_bytes(Store.at(version), json.loads((version / "manifest.json").read_bytes()))
     places = {("text_bytes", Subject(split=split)) for split in ("train", "validation")}
     (version / "token_bytes.json").write_bytes(known._replace(lengths=np.arange(257, dtype=np.int32)).record())

@@ -16,7 +16,6 @@ import tasks.tokenize.segments
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import percent
-from flows.pipelines.build import build
 from flows.pipelines.forget import forget
 from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
@@ -25,7 +24,7 @@ from tasks.derive.request import ForgetRequest
 from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
 from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
-from tests.flows.through_json import Elsewhere
+from tests.flows.through_json import built
 from tests.made import read_docs
 from tests.refusal import refusal
 from tests.sources import by_place, write_rows
@@ -79,17 +78,13 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_path: Path, paths: tuple[Path, Path]) -> None:
-    results = [build_here(told(tmp_path / f"out{n}", *paths), n) for n in (1, 3)]
-    config = BuildConfig.model_validate(told(tmp_path / "groups", *paths))
-    results.append(build(config, Elsewhere(config)))
+    results = [built(told(tmp_path / f"out{n}", *paths), n) for n in (1, 3, None)]
     clusters = naive(ONE, OTHER)
     dropped = {place for mine in clusters for place in mine[1:]}
     assert len(dropped) > 8
-    for result in results:
-        assert set(by_place(result.path)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
-        flat_tokens.verify(result.path, "full")
+    assert set(by_place(results[0].path)) == ({(0, row) for row in range(30)} | {(1, row) for row in range(10)}) - dropped
     assert same_bytes(*results)
-    documents = results[0].totals["documents"]
+    config, documents = BuildConfig.model_validate(told(tmp_path / "out1", *paths)), results[0].totals["documents"]
     assert documents["skipped"] == {"near_duplicate": len(dropped)}
     of_source = [sum(place[0] == file for place in dropped) for file in range(2)]
     assert [one["skipped"].get("near_duplicate", 0) for one in documents["by_source"]] == of_source
@@ -121,10 +116,7 @@ def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path
     assert bool(apart) == (by == "key")
     assert [notes[0, 4], notes[1, 4]] == ["a4", None]
     assert result.totals["documents"]["near_duplicates"] == sum(len(mine) - 1 for mine in clusters)
-    flat_tokens.verify(result.path, "full")
-    config = BuildConfig.model_validate({**settings, "output": str(tmp_path / "groups")})
-    there = build(config, Elsewhere(config))
-    assert same_bytes(there, result)
+    assert same_bytes(built({**settings, "output": str(tmp_path / "groups")}, None), result)
 
 
 @pytest.fixture

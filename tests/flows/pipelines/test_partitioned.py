@@ -11,6 +11,7 @@ import pytest
 import flat_tokens
 import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
+from tests.faults.support import settings_of
 from tests.flows.through_json import built
 from tests.refusal import refusal
 from tests.sources import Rows, expected, held, write_partitioned, write_rows
@@ -27,15 +28,8 @@ def some_rows(count: int) -> Rows:
 
 
 def settings(tmp_path: Path, output: str = "out", keep: Sequence[str] = ("year", "lang"), **more: Any) -> dict[str, Any]:
-    source = {"path": str(tmp_path / "in"), "id_column": "id", "keep_columns": list(keep)}
-    return {
-        "output": str(tmp_path / output),
-        "source": source,
-        "tokenizer": "bytes",
-        "validation_fraction": FRACTION,
-        "scratch": str(tmp_path / "scratch"),
-        **more,
-    }
+    common = {"validation_fraction": FRACTION, "scratch": str(tmp_path / "scratch")}
+    return settings_of(tmp_path / output, tmp_path / "in", keep=keep, **common | more)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +52,14 @@ def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeyp
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f"{number} one\n{number} two\n")
     given = settings(tmp_path, keep=["k"], validation_fraction=0)
-    del given["source"]["id_column"]
+    (source,) = given["sources"]
+    del source["id_column"]
     with refusal(r"3.txt is plain text, which has no column 'k'"):
         built(given)
     (tmp_path / "in/3.txt").unlink()
     for slice_bytes in (1 << 20, 20):
         for separator in (None, "\n"):
-            given["source"]["document_separator"] = separator
+            source["document_separator"] = separator
             found = held(built(given | {"slice_bytes": slice_bytes}).path)["train"]
             each = 1 if separator is None else 2
             assert [one.columns["k"] for one in found] == ["a"] * 2 * each + ["b"] * each
@@ -72,9 +67,7 @@ def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeyp
 
 def test_a_column_of_the_file_counts_and_then_nothing_is_other_than_without_directories(tmp_path: Path) -> None:
     rows = some_rows(12)
-    for row in rows:
-        row["lang"] = "en"
-    write_rows(tmp_path / "in/lang=fr/x.parquet", rows)
+    write_rows(tmp_path / "in/lang=fr/x.parquet", [{**row, "lang": "en"} for row in rows])
     found = held(built(settings(tmp_path, keep=["lang"])).path)
     assert {one.columns["lang"] for split in SPLITS for one in found[split]} == {"en"}
 
@@ -100,6 +93,6 @@ def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp
 def test_directories_above_the_source_give_nothing_and_the_error_says_so(tmp_path: Path) -> None:
     write_rows(tmp_path / "in/lang=de/x.jsonl", [{"id": "1", "text": "a"}])
     given = settings(tmp_path, keep=["lang"])
-    given["source"]["path"] = str(tmp_path / "in/lang=de")
+    given["sources"][0]["path"] = str(tmp_path / "in/lang=de")
     with refusal("Directories give columns if they are below source"):
         built(given)

@@ -15,17 +15,12 @@ from typing import Any
 import pytest
 
 from flat_tokens.arrays.layouts import LAYOUTS
-from flat_tokens.tools.export import export_of
-from flows.pipelines.derive import derive
-from flows.pipelines.exchange import export, import_files
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest, ImportRequest
-from tests.faults.support import build_here
+from tests.conftest import ROOT
+from tests.faults.support import build_here, derive_here, export_here, import_here
 from tests.made import small
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
-DEMO = Path(__file__).parents[3] / "deployments/demo"
-DEMO_TOKENIZER = str(DEMO / "tokenizer.json")
+DEMO_TOKENIZER = str(ROOT / "deployments/demo/tokenizer.json")
 Pin = tuple[str, str]
 """A version's name, and the sha256 of its manifest."""
 
@@ -54,10 +49,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("sources")
     for name in ("large", "lines", "texts"):
         (home / name).mkdir()
-    (home / "large/all.jsonl").write_text("".join(json.dumps(row_of(i)) + "\n" for i in range(600)))
-    for file in range(3):
-        rows = map(row_of, range(1000 + 70 * file, 1070 + 70 * file))
-        (home / f"lines/part-{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, first, stop in (("large/all", 0, 600), *((f"lines/part-{k}", 1000 + 70 * k, 1070 + 70 * k) for k in range(3))):
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row_of(i)) + "\n" for i in range(first, stop)))
     for file in range(5):
         (home / f"texts/{file}.txt").write_text(text_of(2000 + file) * 20)
     return home
@@ -66,8 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several objects in each array."""
-    layouts = ("mmap", "compact", "zarr2")
-    for name in layouts:
+    for name in LAYOUTS:
         monkeypatch.setitem(LAYOUTS, name, small(name, 8192, 128))
 
 
@@ -82,10 +74,8 @@ def built(home: Path, output: Path, *names: str, **settings: Any) -> Pin:
     return pin_of(build_here({"output": str(output), "sources": sources, **common, **settings}).path)
 
 
-def derived(output: Path, operation: dict[str, Any], *inputs: Path, **settings: Any) -> Pin:
-    request = {"operation": operation, "inputs": [str(path) for path in inputs], "output": str(output), **settings}
-    with Threads(2) as runner:
-        return pin_of(derive(DeriveRequest.model_validate(request), runner).path)
+def derived(output: Path, operation: str | dict[str, Any], *inputs: Path, **settings: Any) -> Pin:
+    return pin_of(derive_here(operation, *inputs, output=output, **settings).path)
 
 
 def mixed(home: Path, output: Path) -> Pin:
@@ -114,7 +104,7 @@ def stepped(home: Path, output: Path) -> Pin:
 def merged(home: Path, output: Path) -> Pin:
     built(home, output / "one", "large", "lines", tokenizer=DEMO_TOKENIZER, lines={"id_column": "id"})
     built(home, output / "other", "texts", "lines", tokenizer=DEMO_TOKENIZER)
-    return derived(output / "merged", {"operation": "merge"}, output / "one", output / "other", layout="compact")
+    return derived(output / "merged", "merge", output / "one", output / "other", layout="compact")
 
 
 def filtered(home: Path, output: Path) -> Pin:
@@ -130,14 +120,13 @@ def shuffled(home: Path, output: Path) -> Pin:
 
 def relaid(home: Path, output: Path) -> Pin:
     without_copies(home, output / "built")
-    return derived(output / "relaid", {"operation": "relayout"}, output / "built", layout="zarr2")
+    return derived(output / "relaid", "relayout", output / "built", layout="zarr2")
 
 
 def imported(home: Path, output: Path) -> Pin:
     mixed(home, output / "built")
-    with Threads(2) as runner:
-        export(export_of(output / "built", "megatron", {}), str(output / "files"), runner)
-        return pin_of(import_files(ImportRequest(path=str(output / "files"), output=str(output / "back")), runner).path)
+    export_here(output / "built", output / "files")
+    return pin_of(import_here(output / "files", output / "back").path)
 
 
 PINS: dict[Callable[[Path, Path], Pin], Pin] = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tasks.output.versions import roll_back
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import KEY, OTHER, key_file, public_pem
 from tests.refusal import refusal
+from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -35,8 +34,7 @@ def public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def build_version(output: str, tmp_path: Path, seed: int) -> str:
     source = write_notes(tmp_path / "in/a.jsonl", 4)
-    told = {**settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch")), "output": output, "split_seed": seed}
-    return build_here(told).version
+    return build_here(settings_of(output, source, scratch=str(tmp_path / "scratch"), split_seed=seed)).version
 
 
 def check(output: str, public: Path, **settings: Any) -> None:
@@ -98,7 +96,7 @@ def test_a_rollback_is_signed_with_a_number_of_its_own(output: str, public: Path
 
 
 def test_what_was_made_without_the_key_is_not_published(
-    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: Terminal
 ) -> None:
     with monkeypatch.context() as other:
         other.delenv(KEY_FILE)
@@ -110,8 +108,7 @@ def test_what_was_made_without_the_key_is_not_published(
     if output.startswith("memory"):
         return
     for path, then in ((output, r"manifest\.json: is not signed"), (f"{output}/versions/{version}", None)):
-        command = [sys.executable, "-m", "flat_tokens", "verify", path, "--full", "--sign"]
-        assert subprocess.run(command, cwd=Path(__file__).parents[3], check=False).returncode == 0
+        tool.out("verify", path, "--full", "--sign")
         if then is not None:
             with refusal(then):
                 build_version(output, tmp_path, 1)

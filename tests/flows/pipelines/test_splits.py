@@ -16,21 +16,15 @@ import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import main
 from flat_tokens.tools.export import export_of
 from flows.commands.build import summary as told_summary
-from flows.pipelines.derive import derive
-from flows.pipelines.exchange import export, import_files
 from flows.pipelines.plan import plan
-from flows.runners.processes import Threads
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest, ImportRequest
 from tests.examples import first_fast
-from tests.faults.support import build_here, refresh_here, same_bytes, settings_of, shards_stay
+from tests.faults.support import build_here, derive_here, export_here, import_here, refresh_here, settings_of
 from tests.flat_tokens.test_keys import MODULUS, A, mix, reference_key
-from tests.flows.through_json import built
-from tests.made import small
+from tests.made import sequences, small
 from tests.refusal import refusal
 from tests.sources import by_place, write_rows
 from tests.terminal import Terminal
@@ -92,31 +86,18 @@ def apart(rows: list[Row], found: Placed) -> int:
     return sum(split != "train" and len(splits[text]) > 1 for (_, text), split in found.items())
 
 
-@pytest.mark.parametrize(
-    ("by", "layout"), first_fast([("key", "compact"), ("text", "mmap"), ("domain", "zarr2")], 2, several=True)
-)
-def test_documents_go_where_a_naive_program_puts_them_with_any_workers_and_through_groups(
-    tmp_path: Path, by: str, layout: str
-) -> None:
-    """The same bytes, whether tokens are streamed, stored as shards, or made elsewhere."""
+@pytest.mark.parametrize("by", ["key", "text", "domain"])
+def test_documents_go_where_a_naive_program_puts_them(tmp_path: Path, by: str) -> None:
     rows = rows_of(54)
-    path = write_rows(tmp_path / "a.jsonl", rows)
     wanted = naive(rows, by, 0.3, 0.2)
     assert set(wanted.values()) == set(EVERY_SPLIT)
-    more = {"split": {"by": by}, "layout": layout}
-    results = [build_here(told(tmp_path / "out", path, **more))]
-    with shards_stay():
-        results.append(build_here(told(tmp_path / "shards", path, **more)))
-    results.append(built(told(tmp_path / "groups", path, **more), None))
-    results.append(build_here(told(tmp_path / "slices", path, **more, slice_bytes=10**6), workers=1))
-    for result in results:
-        assert placed(result.path, rows) == wanted
-        assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
-    assert same_bytes(*results)
-    assert results[0].slices > 3
+    result = build_here(told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": by}))
+    assert placed(result.path, rows) == wanted
+    assert result.equal_texts_apart == (None if by == "text" else apart(rows, wanted))
+    assert result.slices > 3
 
 
-@pytest.mark.parametrize("by", first_fast(["key", "cluster", "text", "domain"], 2, every=2))
+@pytest.mark.parametrize("by", first_fast(["key", "cluster", "domain", "text"], every=2))
 def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: str) -> None:
     """With a file that sorts before all, and another seed; by another value that is refused."""
     rows = rows_of(54)
@@ -140,54 +121,25 @@ def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: st
         refresh_here(other)
 
 
-def derived(output: Path, operation: Row, *inputs: str) -> flat_tokens.Dataset:
-    request = {"operation": operation, "inputs": list(inputs), "output": str(output), "verify_level": "full"}
-    with Threads(2) as runner:
-        result = derive(DeriveRequest.model_validate(request), runner)
-    flat_tokens.verify(result.path, "full")
-    return flat_tokens.open(result.path)
-
-
-def sequences(split: flat_tokens.FlatTokens | None) -> list[list[int]]:
-    return [split.sequence(i).tolist() for i in range(split.seq_count)]
-
-
-def test_operations_keep_the_test_split(tmp_path: Path, tool: Terminal) -> None:
+def test_what_is_made_of_a_dataset_keeps_its_test_split(tmp_path: Path, tool: Terminal) -> None:
+    """A subset, exports and their imports. A format that calls validation test has no third one."""
     one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(36)))).path
-    of_one = flat_tokens.open(one)
-    merged = derived(tmp_path / "merged", {"operation": "merge"}, one, one)
-    assert "train sequences | validation sequences | test sequences" in Path(merged.path, "README.md").read_text()
-    subset = derived(tmp_path / "subset", {"operation": "subset", "min_tokens": 30, "split": "test"}, one)
-    assert sequences(subset.test) == [ids for ids in sequences(of_one.test) if len(ids) >= 30]
-    assert sequences(subset.train) == sequences(of_one.train)
-    sample = derived(tmp_path / "sample", {"operation": "subset", "count": 3}, one)
-    assert [split.seq_count for split in sample.splits.values()] == [3, 3, 3]
-    assert main(["diff", merged.path, one]) in (0, 1)
-    tool.out("trace", one, "--split", "test", "--sequence", "0", "--source", tmp_path / "a.jsonl", "--json")
-    tool.out("stats", one, "--split", "test")
-    shown = tool.out("inspect", one)
-    assert "0.2 of the documents, by the same hash" in shown
-
-
-@pytest.mark.parametrize("format", ["megatron", "build-nanogpt"])
-def test_an_export_and_the_import_of_it_keep_the_test_split(tmp_path: Path, format: str) -> None:
-    one = flat_tokens.open(build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(24)))).path)
-    options = {"end_of_text": 300} if format in ("mds", "build-nanogpt") else {}
-    with Threads(2) as runner:
-        export(export_of(one.path, format, options), str(tmp_path / "files"), runner)
-        request = ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "back"), format=format, options=options)
-        back = flat_tokens.open(import_files(request, runner).path)
-    assert {name: sequences(split) for name, split in back.splits.items()} == {
-        name: sequences(split) for name, split in one.splits.items()
-    }
-
-
-def test_a_format_that_calls_validation_test_takes_no_third_split(tmp_path: Path) -> None:
-    one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(24)))).path
-    with Threads(1) as runner, refusal("Export train or validation"):
-        export(export_of(one, "jaxformer", {"end_of_text": 300}), str(tmp_path / "files"), runner)
+    splits = {name: sequences(split) for name, split in flat_tokens.open(one).splits.items()}
+    subset = derive_here({"operation": "subset", "min_tokens": 30, "split": "test"}, one, output=tmp_path / "subset").path
+    assert "train sequences | validation sequences | test sequences" in Path(subset, "README.md").read_text()
+    few = {**splits, "test": [ids for ids in splits["test"] if len(ids) >= 30]}
+    for format, options in {"megatron": {}, "build-nanogpt": {"end_of_text": 300}}.items():
+        export_here(subset, tmp_path / format, format, **options)
+        back = import_here(tmp_path / format, tmp_path / f"{format}-back", format=format, options=options)
+        assert {name: sequences(split) for name, split in flat_tokens.open(back.path).splits.items()} == few
+    with refusal("Export train or validation"):
+        export_here(one, tmp_path / "files", "jaxformer", end_of_text=300)
     with refusal("a split"):
         export_of(build_here(told(tmp_path / "two", tmp_path / "a.jsonl", test_fraction=0)).path, "megatron", {}, ("test",))
+    tool.out("diff", subset, one, status=1)
+    tool.out("trace", one, "--split", "test", "--sequence", "0", "--source", tmp_path / "a.jsonl", "--json")
+    tool.out("stats", one, "--split", "test")
+    assert "0.2 of the documents, by the same hash" in tool.out("inspect", one)
 
 
 def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
@@ -239,15 +191,12 @@ def test_files_of_a_validation_split_leave_nothing_to_draw(tmp_path: Path) -> No
 
 def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     """5 of one file, 5.0 of another and "5" of CSV go to one split."""
-    values = [("a", list(range(40))), ("b", [*map(float, range(40)), 0.5])]
-    sources = []
-    for name, numbers in values:
-        write_rows(
-            tmp_path / f"{name}.jsonl", [{"id": f"{name}{i}", "text": f"{name} {i}", "n": n} for i, n in enumerate(numbers)]
-        )
-        sources.append({"name": name, "path": str(tmp_path / f"{name}.jsonl"), "id_column": "id", "keep_columns": ["n"]})
-    settings = {**told(tmp_path / "out"), "sources": sources, "split": {"by": "n"}}
-    splits = {place: split for place, (split, _) in by_place(build_here(settings).path).items()}
+    paths = [
+        write_rows(tmp_path / f"{of}.jsonl", [{"id": f"{of}{i}", "text": f"{of} {i}", "n": n} for i, n in enumerate(numbers)])
+        for of, numbers in (("a", range(40)), ("b", [*map(float, range(40)), 0.5]))
+    ]
+    made = build_here(told(tmp_path / "out", *paths, keep=["n"], split={"by": "n"}))
+    splits = {place: split for place, (split, _) in by_place(made.path).items()}
     assert [splits[0, row] for row in range(40)] == [splits[1, row] for row in range(40)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 
 import flat_tokens
 import flat_tokens.steps
-import tasks.tokenize.segments
 from flat_tokens.steps import Outcome
 from tasks.config import BuildConfig
-from tests.faults.support import build_here, same_bytes, settings_of, shards_stay
-from tests.flows.through_json import built
+from tests.faults.support import build_here, settings_of
 from tests.refusal import refusal
 from tests.sources import by_place, held, write_rows
 from tests.terminal import Terminal
@@ -52,13 +49,8 @@ class Twice:
 
 
 @pytest.fixture(autouse=True)
-def _steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    steps = {**flat_tokens.steps.SHIPPED, "words": Words, "twice": Twice}
-    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", steps)
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 300)
-    flat_tokens.steps._opened.cache_clear()
-    yield
-    flat_tokens.steps._opened.cache_clear()
+def _steps(monkeypatch: pytest.MonkeyPatch, small_segments: None) -> None:
+    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {**flat_tokens.steps.SHIPPED, "words": Words, "twice": Twice})
 
 
 def rows_of(count: int) -> Rows:
@@ -96,27 +88,15 @@ def kept(path: str | Path) -> dict[int, dict[str, Any]]:
     return {row: one.columns for (_, row), (_, one) in by_place(path).items()}
 
 
-def test_a_dataset_keeps_what_steps_write_with_shards_and_through_groups(tmp_path: Path, tool: Terminal) -> None:
-    rows = rows_of(60)
-    path = write_rows(tmp_path / "a.jsonl", rows)
-    results = [build_here(told(tmp_path / "out", path))]
-    with shards_stay():
-        results.append(build_here(told(tmp_path / "shards", path, slice_bytes=10**6)))
-    results.append(built(told(tmp_path / "groups", path), None))
-    for result in results:
-        assert kept(result.path) == naive(rows)
-    assert same_bytes(*results)
-    tool.out("verify", results[0].path, "--sample", "1/1", "--trust-records")
-    manifest = flat_tokens.open(results[0].path).manifest
-    assert manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
-
-
-def test_expressions_gates_and_splits_go_by_them(tmp_path: Path) -> None:
+def test_a_dataset_keeps_what_steps_write_and_expressions_gates_and_splits_go_by_it(tmp_path: Path, tool: Terminal) -> None:
     rows = rows_of(60)
     gates = {"gates": [{"of": "null_share", "column": "mean", "at_most": 0.9}]}
-    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates)
-    train = flat_tokens.open(build_here(settings).path).train
-    chosen = train.select(where="words >= 2 and twice != '4 1.75'")
+    result = build_here(told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates))
+    assert kept(result.path) == naive(rows)
+    tool.out("verify", result.path, "--sample", "1/1", "--trust-records")
+    dataset = flat_tokens.open(result.path)
+    assert dataset.manifest["columns"] == {"score": "float64", "words": "int64", "mean": "float64", "twice": "text"}
+    chosen = dataset.train.select(where="words >= 2 and twice != '4 1.75'")
     wanted = {number for number, one in naive(rows).items() if one["words"] >= 2 and one["twice"] != "4 1.75"}
     assert chosen.numbers is not None
     row, others = ([one.row for one in held(tmp_path / "out")[split]] for split in ("train", "validation"))

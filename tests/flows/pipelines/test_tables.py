@@ -8,17 +8,15 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import flat_tokens
-from flat_tokens.columns import columns_of
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.pipelines.plan import plan
@@ -26,14 +24,16 @@ from flows.pipelines.refresh import RefreshResult
 from tasks.config import BuildConfig, Source
 from tasks.download import iceberg
 from tasks.download.sources import resolve_source
-from tests.faults.support import Settings, build_here, digests, refresh_here
+from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
 from tests.flows.test_stores import bucket  # noqa: F401  a fixture
 from tests.processes import serving
 from tests.refusal import refusal
+from tests.sources import held
 
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
+types = pytest.importorskip("pyiceberg.types")
 
 
 def rows(first: int, stop: int, text: str = "text") -> pa.Table:
@@ -55,23 +55,13 @@ def settings(tmp_path: Path, table: str, **source: Any) -> Settings:
 
 def documents(output: str | Path) -> list[tuple[Any, ...]]:
     """The texts of a dataset, each with its kept columns, in the order of the texts."""
-    dataset, found = flat_tokens.open(output), []
-    for split, tokens in (("train", dataset.train), ("validation", dataset.validation)):
-        columns = columns_of(dataset.store, dataset.manifest, split)
-        kept = columns.take(np.arange(tokens.seq_count), list(columns.kinds)).to_pylist()
-        texts = (bytes((tokens.sequence(i) - 1).astype("uint8")).decode() for i in range(tokens.seq_count))
-        found += [(text, *row.values()) for text, row in zip(texts, kept, strict=True)]
-    return sorted(found)
+    return sorted((one.text, *one.columns.values()) for docs in held(output).values() for one in docs)
 
 
 def made_from_nothing(refreshed: RefreshResult, options: Settings, tmp_path: Path) -> bool:
-    """Whether a build at another place makes the same version: the same manifest, which has the digests of all of its files."""
-    other = build_here({**options, "output": str(tmp_path / f"other-{refreshed.version}"), "scratch": str(tmp_path / "scratch")})
-    return read_manifest(Store.at(refreshed.path)) == read_manifest(Store.at(other.path))
-
-
-def delta(place: str, **options: str) -> Any:
-    return deltalake.DeltaTable(place, storage_options=options or None)
+    """Whether a build at another place makes the same version."""
+    places = {"output": str(tmp_path / f"other-{refreshed.version}"), "scratch": str(tmp_path / "scratch")}
+    return same_bytes(refreshed, build_here({**options, **places}))
 
 
 def append_delta(place: str, first: int, stop: int, **options: Any) -> None:
@@ -133,6 +123,7 @@ def delta_table(tmp_path: Path, catalog: Any) -> Any:
     number of files whose text is tokenized.
     """
     place = str(tmp_path / "tab")
+    table = partial(deltalake.DeltaTable, place)
 
     def append(first: int, stop: int) -> None:
         for number in range(first, stop, 5):
@@ -140,18 +131,18 @@ def delta_table(tmp_path: Path, catalog: Any) -> Any:
 
     def merge() -> None:
         given = pa.concat_tables([rows(0, 1, "merged"), rows(7, 8), rows(3000, 3001)])
-        merge = delta(place).merge(given, "old.n = new.n", source_alias="new", target_alias="old")
+        merge = table().merge(given, "old.n = new.n", source_alias="new", target_alias="old")
         merge.when_matched_update_all(predicate="old.n = 0").when_matched_delete().when_not_matched_insert_all().execute()
 
     append(0, 500)
     changes = [
         (lambda: append(1000, 1100), "20 files added", 20),
-        (lambda: delta(place).optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
+        (lambda: table().optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
         (merge, "2 files added, 1 removed", 2),
-        (lambda: delta(place).update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
-        (lambda: delta(place).delete("n = 98"), "1 file added, 1 removed", 1),
+        (lambda: table().update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
+        (lambda: table().delete("n = 98"), "1 file added, 1 removed", 1),
     ]
-    return {"table": place}, lambda: delta(place).version(), changes
+    return {"table": place}, lambda: table().version(), changes
 
 
 def iceberg_table(tmp_path: Path, catalog: Any) -> Any:
@@ -317,7 +308,7 @@ def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_b
     table.append(rows(0, 3))
     with table.update_schema() as change:
         change.rename_column("text", "body")
-        change.add_column("score", pyiceberg_type("DoubleType"))
+        change.add_column("score", types.DoubleType())
     (task,) = table.scan().plan_files()
     positions = {"file_path": (2147483546, [task.file.file_path]), "pos": (2147483545, [1])}
     with_deletes(catalog, "POSITION_DELETES", positions, tmp_path)
@@ -340,7 +331,7 @@ def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path: P
     options = settings(tmp_path, "texts.web", **web)
     refresh_here(options)
     with table.update_schema() as change:
-        change.update_column("n", pyiceberg_type("LongType"))
+        change.update_column("n", types.LongType())
     table.append(pa.table({"text": ["wide"], "n": [1 << 40]}))
     assert documents(made := refresh_here(options).path)[-1] == ("wide", 1 << 40)
     with table.update_schema() as change:
@@ -353,10 +344,6 @@ def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path: P
     assert [n for _, n in documents(then.path)] == [0, 1]
 
 
-def pyiceberg_type(name: str) -> Any:
-    return getattr(pytest.importorskip("pyiceberg.types"), name)()
-
-
 @pytest.mark.slow
 def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Read with the credentials of this service's stores, which the tables' libraries do not know."""
@@ -365,7 +352,7 @@ def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path: Path, bucket: 
     place = str(tmp_path / "tab")
     for first in (0, 5, 10):
         append_delta(place, first, first + 5, partition_by=["lang"])
-    delta(place).create_checkpoint()
+    deltalake.DeltaTable(place).create_checkpoint()
     append_delta(place, 15, 20, partition_by=["lang"])
     store = Store.at(bucket)
     for key, _ in Store.at(place).listing():

@@ -14,16 +14,14 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.stores.store import Store
-from flows.pipelines.retokenize import reruns
 from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
-from flows.runners.chosen import runner_without_server
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.parts.input import sample_hashes
 from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
-from tests.faults.support import build_here, digests, write_notes
+from tests.faults.support import build_here, digests, retokenize_here, write_notes
 from tests.made import write_sequences
 from tests.refusal import refusal
 from tests.sources import write_rows
@@ -162,7 +160,7 @@ def test_a_version_is_decoded_without_its_special_tokens(home: Path, published: 
 @pytest.mark.parametrize("length", [24, 300])
 def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, tmp_path: Path, length: int) -> None:
     """Against the rows of all batches, one after another: which documents are in them, in which epoch."""
-    train = flat_tokens.open(published).train
+    train, every = flat_tokens.open(published).train, {"all": texts(published)}
     chosen = train.select(indices=[5, 3, 9, 3, *range(40, 90)])
     sources = {"all": (train.packed(length), 1), "some": (chosen.packed(length), 1)}
     ledger = Ledger.create(tmp_path / "run.json", sources, 4, seed=1)
@@ -178,7 +176,6 @@ def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, t
             epoch, rows_before[name] = rows_before[name] // len(views[name]), rows_before[name] + 1
             start, stop = row * views[name].length, (row + 1) * views[name].length
             seen |= {(name, i, epoch) for i, (first, last) in enumerate(spans[name]) if first < stop and start < last}
-    every = {"all": texts(published)}
     every["some"] = [every["all"][int(i)] for i in chosen.numbers]
     wanted = [every[name][document] for name, document, _ in sorted(seen)]
     opened = Ledger.open(tmp_path / "run.json", views=views)
@@ -201,39 +198,24 @@ def test_what_was_trained_before_is_not_trained_again(home: Path, tmp_path: Path
             trained(settings, other, tmp_path / "to")
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of writes before the process is killed: before it begins one, or after it."""
-    left, put = [0], Store.put
-
-    def put_or_die(store: Store, key: str, data: bytes) -> Any:
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-        return put(store, key, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "put", put_or_die)
-        yield left
-
-
-def test_after_a_kill_no_vocabulary_is_half(home: Path, published: Path, tmp_path: Path, kills: list[int]) -> None:
+def test_after_a_kill_no_vocabulary_is_half(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill."""
-    kills[0] = 1 << 30
-    request = request_of(280, 300)
+    request, put = request_of(280, 300), Store.put
     on_version(published, request, tmp_path / "whole")
     for writes in range(4):
-        to = tmp_path / f"killed-{writes}"
-        kills[0] = writes
-        with pytest.raises(Killed):
-            on_version(published, request, to)
+        to, left = tmp_path / f"killed-{writes}", iter(range(writes))
+
+        def put_or_die(*arguments: Any, left: Iterator[int] = left) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return put(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "put", put_or_die)
+            with pytest.raises(KeyboardInterrupt):
+                on_version(published, request, to)
         for found in to.rglob("tokenizer.json"):
             training.read(str(found.parent))
-        kills[0] = 1 << 30
         on_version(published, request, to)
         assert digests(to) == digests(tmp_path / "whole")
 
@@ -287,10 +269,8 @@ def test_what_cannot_be_trained_or_cut_is_refused(home: Path, published: Path, t
 
 def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home: Path, published: Path, tmp_path: Path) -> None:
     on_version(published, request_of(300), tmp_path / "to")
-    config = BuildConfig.model_validate(settings_of(home, home / "out"))
     place = f"{tmp_path}/{{tokenizer}}"
-    with reruns(config, [str(tmp_path / "to/notes-300")], place, runner_without_server) as (configs, rerun):
-        (result,) = map(rerun, configs)
+    (result,) = retokenize_here(settings_of(home, home / "out"), str(tmp_path / "to/notes-300"), output=place)
     dataset = flat_tokens.open(result.path)
     assert Path(result.path).parents[1].name == "notes-300"
     assert dataset.manifest["provenance"]["tokenizer"]["highest_id"] == 299
@@ -310,30 +290,7 @@ def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, terminal
     assert told.startswith("2 vocabularies, 270 and 280 ids, of ")
     assert "vocabularies/notes-270  270 ids, " in told
     trained_one = str(tmp_path / "vocabularies/notes-280")
+    errors = terminal.errors("train-tokenizer", "--from", trained_one, "--pattern", "gpt2", "--vocab-size", "260", *common)
+    assert "--from reads no text: pattern" in errors
     (cut,) = terminal.json("train-tokenizer", "--from", trained_one, "--vocab-size", "260", *common)["vocabularies"]
     assert (cut["vocab_size"], cut["merges"]) == (260, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--vocab-size", "300"], "takes one of CONFIG_OR_DATASET, --run and --from"),
-        (["x", "--from", "y", "--vocab-size", "300"], "takes one of"),
-        (["--run", "x.json", "--vocab-size", "300"], "--run and --step belong together"),
-        (["--from", "y", "--pattern", "gpt2", "--vocab-size", "300"], "--from reads no text: pattern"),
-        (["x", "--vocab-size", "many"], "--vocab-size many: 'many' is not a whole number"),
-        (["x", "--vocab-size", "12"], "greater than 256"),
-        (["x", "--set", "a=b", "--vocab-size", "300"], "--set changes a configuration file"),
-    ],
-)
-def test_arguments_that_do_not_go_together_are_refused(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: Terminal,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("x", "y", "x.json"):
-        (tmp_path / name).mkdir()
-    assert message in terminal.errors("train-tokenizer", *arguments, "--no-server")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
@@ -12,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipelines.build import BuildResult, build, result_if_up_to_date
+from flows.pipelines.build import BuildResult, result_if_up_to_date
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tests.faults.support import settings_of, write_notes
+from tests.faults.support import build_here, settings_of, write_notes
+from tests.tasks.tokenize.test_tokenizers import write_ranks
 
 LATE = ("awkward", "gigatoken", "flows.pipelines.slices", "pandas", "prefect", "datasets")
 BUILD = f"import sys; from flows.commands.main import main; main(sys.argv[1:]); print([n for n in {LATE} if n in sys.modules])"
@@ -31,14 +31,9 @@ def look(config: BuildConfig) -> BuildResult | None:
         return result_if_up_to_date(config, runner)
 
 
-def made(config: BuildConfig) -> BuildResult:
-    with Threads(1) as runner:
-        return build(config, runner)
-
-
 def test_its_result_is_that_of_the_build(config: BuildConfig) -> None:
-    made(config)
-    found, again = look(config), made(config)
+    build_here(config)
+    found, again = look(config), build_here(config)
     assert found.was_published
     assert found.model_copy(update={"seconds": {}}) == again.model_copy(update={"seconds": {}})
 
@@ -47,7 +42,7 @@ def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp
     """Nothing is published yet; the text has grown; another split is wanted."""
     assert look(config) is None
     assert not (tmp_path / "out").exists()
-    first = made(config)
+    first = build_here(config)
     assert look(config.model_copy(update={"split_seed": 1})) is None
     write_notes(tmp_path / "in/notes.jsonl", 7)
     assert look(config) is None
@@ -57,7 +52,7 @@ def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp
 
 def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """People watch how far that is."""
-    made(config)
+    build_here(config)
     monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 10)
     assert look(config) is None
 
@@ -66,7 +61,7 @@ def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig,
 def test_what_only_tokenizing_needs_is_not_imported(tmp_path: Path) -> None:
     """The fast engine takes half a second to import, which is as long as all else that such a build does."""
     ranks = tmp_path / "bytes.tiktoken"
-    ranks.write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
+    write_ranks(ranks, {bytes([i]): i for i in range(256)})
     settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))
     configuration = tmp_path / "build.json"
     configuration.write_text(json.dumps({**settings, "tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}))
