@@ -28,7 +28,7 @@ from flat_tokens.vocabulary import load_vocabulary
 from tests.examples import first_fast
 from tests.flat_tokens.demo import build_dataset
 from tests.refusal import refusal
-from tests.sources import write_arrow
+from tests.sources import write_arrow, write_rows
 
 TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 3000, "tab\tand\r\nmore", " sp ace "]
 BYTES = load_vocabulary("bytes")
@@ -105,6 +105,10 @@ def lines_of_crlf(path: Path) -> None:
     path.write_bytes("".join(f"{text.partition(chr(10))[0]}\r\n" for text in TEXTS).encode())
 
 
+def archive(path: Path) -> None:
+    write_rows(path, [{"id": str(i), "text": text} for i, text in enumerate(TEXTS)], group=3)
+
+
 FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "x.parquet": (parquet, {"id_column": "id"}),
     "y.parquet": (parquet, {}),
@@ -126,6 +130,7 @@ FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
     "bare.csv": (bare_quotes, {"delimiter": "\t", "quotes": "none"}),
     "crlf.txt": (lines_of_crlf, {"document_separator": "\n"}),
+    **{name: (archive, {"id_column": "id"}) for name in ("x.tar", "x.tar.zst", "x.warc", "x.warc.gz")},
 }
 
 
