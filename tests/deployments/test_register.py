@@ -47,6 +47,7 @@ from deployments.register import (
 from flows.build import build_dataset
 from flows.commands.build import read_config
 from tasks.config import BuildConfig, with_absolute_paths
+from tests.flows.asked import on_prefect_server
 from tests.refusal import refusal
 
 CHECKOUT = Path(__file__).parents[2]
@@ -222,8 +223,7 @@ def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path: P
     assert made["description"].startswith(f"Refreshes {tmp_path}/out, as set.yaml says")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path: Path) -> None:
     """The deployments of prefect.yaml and those that people have made stay."""
     names = [f"{letter}-{uuid4().hex[:8]}" for letter in "ab"]
@@ -249,8 +249,7 @@ def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path: Path) -> 
         assert names[1] not in there()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Path) -> None:
     """Also where it was due already; those that people have started keep theirs."""
     name = f"refresh-dataset/waiting-{uuid4().hex[:8]}"
@@ -301,26 +300,30 @@ def test_each_dataset_gets_a_refresh_of_its_own() -> None:
         assert f"dataset:{one['name']}" in one["tags"]
 
 
+ONE = DATASETS[:1]
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("datasets", "given", "message"),
     [
-        ({"cron": "nonsense"}, "Invalid cron string"),
-        ({"cron": "0 3 * * *", "timezone": "Mars/Base"}, "Invalid timezone"),
-        ({"every": 60, "timezone": "Mars/Base"}, "Invalid timezone"),
-        ({"every": 60, "timezone": ""}, "Invalid timezone"),
-        ({"cron": ""}, "Invalid cron string"),
-        ({"cron": "0 3 * * * *"}, "Invalid cron string.*five fields"),  # a sixth one is seconds: sixty runs
+        (ONE, {"cron": "nonsense"}, "Invalid cron string"),
+        (ONE, {"cron": "0 3 * * *", "timezone": "Mars/Base"}, "Invalid timezone"),
+        (ONE, {"every": 60, "timezone": "Mars/Base"}, "Invalid timezone"),
+        (ONE, {"every": 60, "timezone": ""}, "Invalid timezone"),
+        (ONE, {"cron": ""}, "Invalid cron string"),
+        (ONE, {"cron": "0 3 * * * *"}, "Invalid cron string.*five fields"),  # a sixth one is seconds: sixty runs
+        *(([], given, "are about datasets: name one") for given in ({"cron": "0 3 * * *"}, {"every": 60}, {"keep": 3})),
+        (ONE * 2, {}, "two of the datasets are named 'c4-en'"),  # they would be one deployment
+        ([Path("refresh.yaml")], {}, "a dataset is named 'refresh', as a deployment"),  # it would take its place
     ],
 )
-def test_what_is_no_time_is_refused(given: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_registered_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets: list[Path], given: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("refresh.yaml").write_text("name: refresh\noutput: out\nsource: {path: in}\ntokenizer: bytes\n")
     with refusal(message):
-        wanted(options(DATASETS[0], **given))
-
-
-@pytest.mark.parametrize("given", [{"cron": "0 3 * * *"}, {"every": 60}, {"keep": 3}])
-def test_what_is_said_of_datasets_needs_one(given: dict[str, Any]) -> None:
-    with refusal("are about datasets: name one"):
-        wanted(options(**given))
+        wanted(options(*datasets, **given))
 
 
 @pytest.mark.parametrize(
@@ -408,14 +411,6 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told() -> None:
     assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
 
 
-def test_a_dataset_that_is_named_as_a_deployment_is_refused(tmp_path: Path) -> None:
-    """It would take its place."""
-    path = tmp_path / "refresh.yaml"
-    path.write_text("name: refresh\noutput: out\nsource: {path: in}\ntokenizer: bytes\n")
-    with refusal("a dataset is named 'refresh', as a deployment"):
-        wanted(options(path))
-
-
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> None:
     faults = jsonschema.Draft202012Validator(schema_of(name)).iter_errors({"grace": 1})
@@ -462,12 +457,6 @@ def test_a_block_that_is_missing_can_be_made_by_a_command(kind: str, program: st
     """No page of a running UI is needed."""
     made = command_that_makes(kind, "alerts")
     assert (made and shlex.split(made)) == (program and [sys.executable, "-c", program])
-
-
-def test_two_datasets_of_one_name_are_refused() -> None:
-    """They would be one deployment."""
-    with refusal("two of the datasets are named 'c4-en'"):
-        wanted(options(DATASETS[0], DATASETS[0]))
 
 
 def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are() -> None:

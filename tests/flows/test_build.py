@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -12,18 +11,14 @@ from typing import Any
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
-from prefect.client.schemas.sorting import FlowRunSort, TaskRunSort
 
-import flat_tokens
 from flows.build import build_dataset
-from flows.pipelines.build import build
 from flows.pipelines.stages import Stage, in_order
 from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
-from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.progress import meter
+from tests.faults.support import build_here
+from tests.flows.asked import task_runs
 from tests.refusal import refusal
 from tests.sources import write_rows
 
@@ -37,38 +32,6 @@ def config(output: Path, **settings: Any) -> BuildConfig:
     return BuildConfig.model_validate(
         {"output": str(output), "name": "watched", "sources": sources, "tokenizer": "bytes", "slice_bytes": 1_000_000, **settings}
     )
-
-
-def task_runs(flow_run_name: str) -> dict[str, str]:
-    """States of the task runs of the flow run of that name, by their names, once the server knows how it ended: it learns
-    of tasks some time after they are done."""
-    for _ in range(1000):
-        found = asyncio.run(_task_runs(flow_run_name))
-        if any(name.startswith("finalize") and state == "Completed" for name, state in found.items()):
-            return asyncio.run(_task_runs(flow_run_name))
-        time.sleep(0.2)
-    raise TimeoutError(f"the server does not show the end of {flow_run_name!r}: {found}")
-
-
-async def _task_runs(flow_run_name: str) -> dict[str, str]:
-    async with get_client() as client:
-        of_name = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
-        (flow_run,) = await client.read_flow_runs(flow_run_filter=of_name, sort=FlowRunSort.NAME_ASC, limit=2)
-        of_run = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]))
-        runs = await client.read_task_runs(task_run_filter=of_run, sort=TaskRunSort.NAME_ASC, limit=200)
-    return {run.name: run.state_name or "" for run in runs}
-
-
-def test_five_stages_are_seen_with_names_that_a_person_recognises(tmp_path: Path) -> None:
-    result = build_dataset(config(tmp_path / "out"))
-
-    assert flat_tokens.verify(tmp_path / "out", "full").seq_count == 189
-    seen = task_runs("build watched with bytes")
-    assert seen["download stories.parquet"] == "Completed"
-    assert seen["tokenize stories.parquet[0:3]"] == "Completed"
-    assert any(name.startswith("shard-write ") for name in seen)
-    assert any(name.startswith("split train tokens 0 to ") for name in seen)
-    assert seen[f"finalize {result.version}"] == "Completed"
 
 
 def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
@@ -99,9 +62,13 @@ def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path: Path) -> None
     assert not [name for name in seen if name.startswith("duplicates ")]
 
 
-def test_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
+def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
     """A new split finds the tokens of every slice, and the server shows it as cached; without the indexes it does not."""
-    build_dataset(config(tmp_path / "out", name="first"))
+    result = build_dataset(config(tmp_path / "out", name="first"))
+    seen = task_runs("build first with bytes")
+    whole = ("download stories.parquet", "tokenize stories.parquet[0:3]", f"finalize {result.version}")
+    assert [seen[name] for name in whole] == ["Completed"] * 3
+    assert all(any(name.startswith(begin) for name in seen) for begin in ("shard-write ", "split train tokens 0 to "))
     again = build_dataset(config(tmp_path / "out", name="second", validation_fraction=0.5))
     assert again.slices_reused == again.slices == 1
     assert task_runs("build second with bytes")["tokenize stories.parquet[0:3]"] == "Cached"
@@ -137,8 +104,7 @@ def hundred_lines(directory: Path) -> Path:
 def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:
     settings = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
     watched = build_dataset(config(tmp_path / "watched", name="small", **settings))
-    with Threads(2) as runner:
-        alone = build(config(tmp_path / "alone", name="small", **settings), runner)
+    alone = build_here(config(tmp_path / "alone", name="small", **settings))
     assert watched.slices == alone.slices == 100
     manifests = [(Path(result.path) / "manifest.json").read_bytes() for result in (watched, alone)]
     assert manifests[0] == manifests[1]

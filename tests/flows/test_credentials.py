@@ -20,6 +20,7 @@ from flows.verify import verify_dataset
 from tasks.config import BuildConfig
 from tasks.locations import CREDENTIALS
 from tests.faults.stores import BUCKETS
+from tests.faults.support import settings_of, write_notes
 from tests.flows.asked import ask
 from tests.keys import KEY
 
@@ -48,11 +49,9 @@ def told() -> str:
 
 
 def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(bucket: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
-    settings = {"output": f"{bucket}/out", "scratch": f"{tmp_path}/scratch", "tokenizer": "bytes", "name": "by-block"}
-    config = BuildConfig.model_validate({**settings, "source": {"path": f"{tmp_path}/notes.jsonl"}})
-
-    result = build_dataset(config)
+    notes = write_notes(tmp_path / "notes.jsonl", 1)
+    settings = settings_of(f"{bucket}/out", notes, scratch=f"{tmp_path}/scratch", name="by-block")
+    result = build_dataset(BuildConfig.model_validate(settings))
     assert verify_dataset(f"{bucket}/out", "full")["seq_count"] == 1
     assert "s3" not in fsspec.config.conf  # nothing of it is left
 
@@ -100,10 +99,8 @@ def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest
     key = KEY.decode()
     Secret(value={"signing": {"keys": key}}).save("odd", overwrite=True)
     monkeypatch.setenv(CREDENTIALS, "secret/odd")
-    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
-    source = {"path": f"{tmp_path}/notes.jsonl"}
-    told_ = {"output": f"{tmp_path}/out", "tokenizer": "bytes", "name": "signed-by-block", "source": source}
-    build_dataset(BuildConfig.model_validate(told_))
+    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 1), name="signed-by-block")
+    build_dataset(BuildConfig.model_validate(settings))
     assert verify_dataset(f"{tmp_path}/out", "full")["seq_count"] == 1
     assert signing.keys() == b""
     with signing.using(KEY):

@@ -4,55 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from flows.build import build_dataset
-from flows.derive import derive_dataset
 from flows.forget import forget_documents
-from flows.pipelines.derive import DerivedResult
 from flows.train_tokenizer import train_tokenizer
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest, ForgetRequest
+from tasks.derive.request import ForgetRequest
 from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import digests, settings_of, write_notes
-from tests.flows.test_build import task_runs
-from tests.made import docs_of, publish_docs, read_docs
+from tests.flows.asked import on_prefect_server
+from tests.made import read_docs
 from tests.terminal import Terminal
 
 
-@pytest.fixture
-def datasets(tmp_path: Path) -> tuple[str, str]:
-    publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)])
-    publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)])
-    return str(tmp_path / "a"), str(tmp_path / "b")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
-def test_operations_are_flows_whose_tasks_have_names(datasets: tuple[str, str], tmp_path: Path) -> None:
-    out = str(tmp_path / "out")
-
-    def derived(operation: str, inputs: tuple[str, ...], output: str, layout: str = "auto", **settings: int) -> DerivedResult:
-        operation_of = {"operation": operation, **settings}
-        request = {"operation": operation_of, "inputs": inputs, "output": output, "layout": layout, "workers": 2}
-        return derive_dataset(DeriveRequest.model_validate(request))
-
-    merged = derived("merge", datasets, out)
-    seen = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
-    assert {name.split(" ")[0] for name in seen} == {"examine", "count", "split", "finalize"}
-    assert {f"examine {datasets[0]}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(seen)
-    assert set(seen.values()) == {"Completed"}
-
-    derived("subset", (out,), str(tmp_path / "subset"), count=1)
-    assert {len(docs) for docs in read_docs(tmp_path / "subset").values()} == {1}
-    derived("shuffle", (out,), str(tmp_path / "shuffled"), seed=3)
-    assert sorted(read_docs(tmp_path / "shuffled")["train"]) == sorted(read_docs(out)["train"])
-    derived("relayout", (out,), out, "zarr2")
-    assert read_docs(out)["train"] == [*docs_of([1, 2], [3]), *docs_of([5, 6, 7], [], file=1, key=50)]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
     """It ends well, and its caller gets what was forgotten."""
     build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))))
@@ -60,8 +24,7 @@ def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
     assert (forgotten.key_count, forgotten.documents, len(forgotten.versions), forgotten.left) == (1, 1, 1, ())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
     """Of a configuration, and of what it builds; the second one finds what the first has written."""
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
@@ -74,7 +37,7 @@ def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
     assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]
 
 
-def test_commands_publish_and_say_so_once(datasets: tuple[str, str], tmp_path: Path, terminal: Terminal) -> None:
+def test_commands_publish_and_say_so_once(datasets: tuple[Path, Path], tmp_path: Path, terminal: Terminal) -> None:
     a, b = datasets
     out = tmp_path / "out"
     said = terminal.out("merge", a, b, out, "--name", "both")
@@ -99,7 +62,7 @@ def test_commands_publish_and_say_so_once(datasets: tuple[str, str], tmp_path: P
     assert terminal.json("relayout", out, out, "--layout", "compact")["layout"] == "compact"
 
 
-def test_commands_export_and_import(datasets: tuple[str, str], tmp_path: Path, terminal: Terminal) -> None:
+def test_commands_export_and_import(datasets: tuple[Path, Path], tmp_path: Path, terminal: Terminal) -> None:
     a, _ = datasets
     files, back = tmp_path / "files", tmp_path / "back"
     status, said, _ = terminal("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")

@@ -16,7 +16,7 @@ from flows.refresh import refresh_dataset
 from flows.retokenize import retokenize_dataset
 from tasks.config import BuildConfig
 from tests.faults.support import write_notes
-from tests.flows.asked import ask
+from tests.flows.asked import artifacts, on_prefect_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,14 +30,7 @@ def config(tmp_path: Path) -> BuildConfig:
     )
 
 
-def artifacts(key: str) -> list[tuple[str, str]]:
-    """Descriptions and texts of the artifacts of that key, in the order in which they were made."""
-    found = ask("/artifacts/filter", artifacts={"key": {"any_": [key]}})
-    return [(one["description"], one["data"]) for one in sorted(found, key=lambda one: str(one["created"]))]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildConfig, tmp_path: Path) -> None:
     first = refresh_dataset(config)
     write_notes(tmp_path / "in/b.jsonl", 3)
@@ -65,8 +58,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
     ] == counts
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: BuildConfig, tmp_path: Path) -> None:
     first = refresh_dataset(config)
     write_notes(tmp_path / "in/a.jsonl", 1)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import flat_tokens
@@ -16,7 +15,8 @@ from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.processes import Threads
 from tasks.derive.request import HubRequest
 from tests.faults.support import build_here, settings_of, write_notes
-from tests.flows.watch.test_summaries import Seen
+from tests.flows.asked import Seen, on_prefect_server
+from tests.made import read_docs, sequences
 from tests.refusal import refusal
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture
 from tests.terminal import Terminal
@@ -63,7 +63,7 @@ def test_datasets_loads_what_was_published(hub: StandInHub, tmp_path: Path) -> N
     dataset = flat_tokens.open(tmp_path / "out")
     for split in ("train", "validation"):
         tokens = getattr(dataset, split)
-        assert loaded[split]["input_ids"] == [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+        assert loaded[split]["input_ids"] == sequences(tokens)
     card = at(hub, result.version)["README.md"].read_text()
     assert card.startswith("---\nlicense: cc-by-4.0\nconfigs:\n")
     assert f'load_dataset("org/notes", revision="{result.version}")' in card
@@ -74,18 +74,10 @@ def test_datasets_loads_what_was_published(hub: StandInHub, tmp_path: Path) -> N
     assert not list((tmp_path / "scratch").rglob("*.parquet"))
 
 
-def test_the_zarr_of_a_version_is_the_version(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zarr of a version is the version."""
     from huggingface_hub import snapshot_download
 
-    result = built(tmp_path)
-    publish(tmp_path, form="zarr")
-    directory = snapshot_download(REPO, repo_type="dataset", revision=result.version)
-    flat_tokens.verify(Path(directory) / "zarr", "full")
-    theirs, ours = flat_tokens.open(Path(directory) / "zarr"), flat_tokens.open(tmp_path / "out")
-    assert np.array_equal(theirs.train.slice(0, theirs.train.token_count), ours.train.slice(0, ours.train.token_count))
-
-
-def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.upload, "FILES_A_COMMIT", 4)
     result = built(tmp_path)
     hub.fail("/tag/", 400)
@@ -96,6 +88,8 @@ def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path,
     told = publish(tmp_path, form="zarr")
     assert (told.uploaded, hub.count("/large/", "PUT")) == (0, before)
     assert at(hub, result.version).keys() == at(hub, "main").keys()
+    directory = snapshot_download(REPO, repo_type="dataset", revision=result.version)
+    assert read_docs(Path(directory) / "zarr") == read_docs(tmp_path / "out")
     again = publish(tmp_path, form="zarr")
     assert (again.was_done, again.commit) == (True, told.commit)
     assert again.headline == f"version {result.version} was published already: {hub.url}/datasets/org/notes"
@@ -122,8 +116,7 @@ def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Pa
     import datasets
 
     first, bucket = built(tmp_path), "buckets/org/notes"
-    tokens = flat_tokens.open(tmp_path / "out").train
-    texts = [tokens.sequence(i).tolist() for i in range(tokens.seq_count)]
+    texts = sequences(flat_tokens.open(tmp_path / "out").train)
     told = publish(tmp_path, bucket, form="zarr")
     assert told.url == f"{hub.url}/{bucket}"
     assert publish(tmp_path, bucket, form="zarr").was_done
@@ -136,11 +129,10 @@ def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Pa
     assert files.items() >= old.items()
     place = f"hf://{bucket}/{first.version}/zarr"
     assert flat_tokens.verify(place, "full").seq_count == 30
-    assert flat_tokens.open(place).train.sequence(3).tolist() == texts[3]
+    assert sequences(flat_tokens.open(place).train) == texts
     parquet = f"hf://{bucket}/{second.version}/data/train-*.parquet"
     rows = datasets.load_dataset("parquet", data_files=parquet)["train"]["input_ids"]
-    now = flat_tokens.open(tmp_path / "out").train
-    assert rows[:] == [now.sequence(i).tolist() for i in range(now.seq_count)]
+    assert rows[:] == sequences(flat_tokens.open(tmp_path / "out").train)
     card = files["README.md"][1].decode()
     assert f'data_files="{parquet}"' in card
 
@@ -196,14 +188,13 @@ def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: P
     assert "--to disk x/y: datasets are published on the hub" in told
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_publication_can_be_watched(hub: StandInHub, tmp_path: Path) -> None:
     from flows.publish_dataset import publish_dataset
 
     result = built(tmp_path)
     told = publish_dataset(HubRequest(dataset=str(tmp_path / "out"), repo=REPO, scratch=str(tmp_path / "scratch")))
-    seen = Seen(f"publish {tmp_path / 'out'} as {REPO}", "dataset:notes", "format:hub")
+    seen = Seen("dataset:notes", "format:hub", name=f"publish {tmp_path / 'out'} as {REPO}")
     assert seen.run["state"]["message"] == told.headline
     assert seen.progress["notes-upload"][0] == 100.0
     assert (

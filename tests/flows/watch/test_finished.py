@@ -23,6 +23,7 @@ from flows.watch.summaries import can_record, record
 from tasks.config import BuildConfig
 from tasks.download.table import GRAIN_NS
 from tests.faults.support import settings_of, write_notes
+from tests.flows.asked import on_prefect_server
 
 ROOT = Path(__file__).parents[3]
 COMMAND = "import sys; from flows.commands.main import main; main(sys.argv[1:]); print('prefect' in sys.modules)"
@@ -82,8 +83,7 @@ def left_by(run: dict[str, Any], api: httpx.Client) -> dict[str, Any]:
     return {**same, "message": last["message"], "shown": shown, "has_begun": run["start_time"] is not None}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_it_leaves_what_its_flow_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by the flow, built again by the flow, and again by the command, which does not import Prefect."""
     # On a slow machine a flow also shows stages that are under way: those of which nothing is known yet, and the throughput.

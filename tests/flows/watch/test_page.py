@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prefect.client.orchestration import get_client
 
 from flows.build import build_dataset
 from flows.refresh import refresh_dataset
@@ -20,6 +18,7 @@ from flows.watch.page import ListedRun, RefreshSchedule, bring_up_to_date, datas
 from tasks.config import BuildConfig
 from tasks.output.versions import Status, Version, pin
 from tests.faults.support import settings_of, write_notes
+from tests.flows.asked import artifacts, on_prefect_server
 from tests.refusal import refusal
 
 AT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
@@ -145,8 +144,7 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, sche
     assert about.startswith("Mine.\n\n[Page of the dataset](../../artifacts/artifact/5): nothing is published yet")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     """A build and three refreshes, of which the last two fail."""
     from flat_tokens.stores.store import Store
@@ -162,14 +160,7 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
         with refusal("row 0"):
             refresh_dataset(config)
 
-    async def artifact(key: str) -> dict[str, Any]:
-        async with get_client() as client:
-            answer = await client._client.get(f"/artifacts/{key}/latest")
-            answer.raise_for_status()
-            return dict(answer.json())
-
-    page = asyncio.run(artifact("dataset-page-of"))
-    text = page["data"]
+    description, text = artifacts("dataset-page-of")[-1]
     assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
     assert "notes.jsonl, line 1 (row 0)" in text
     assert f"- `{first.version}` (" in text
@@ -177,6 +168,5 @@ def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
     assert text.count(" refresh](../../runs/flow-run/") == 3
     assert text.count(": Failed: notes.jsonl, line 1 (row 0)") == 2
     assert text.count(" build](../../runs/flow-run/") == 1
-    assert page["description"].endswith("; the last run failed")
-    summary = asyncio.run(artifact("page-of-summary"))
-    assert link_to_page("Page_Of") in summary["data"]
+    assert description.endswith("; the last run failed")
+    assert link_to_page("Page_Of") in artifacts("page-of-summary")[-1][1]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import logging
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -23,8 +21,6 @@ from flat_tokens import Checked
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.commands.build import run_build
-from flows.pipelines.derive import derive
-from flows.runners.processes import Threads
 from flows.watch.progress import (
     _Shown,
     alive,
@@ -37,13 +33,14 @@ from flows.watch.progress import (
 from flows.watch.terminal import progress_line
 from flows.watch.words import describe, percent, slug, tags_of, what_was_done
 from tasks.config import BuildConfig
-from tasks.derive.request import DeriveRequest
 from tasks.progress import Done, Meter, Pace, Progress, meter
 from tasks.shards.receipts import write_shard
-from tests.flows.asked import ask
-from tests.made import docs_of, publish_docs, write_sequences
-from tests.processes import until
+from tests.faults.support import derive_here
+from tests.flows.asked import Seen, ask, on_prefect_server, progress_of
+from tests.made import docs_of, foreign, publish_docs
+from tests.processes import in_threads, until
 from tests.refusal import refusal
+from tests.sources import write_rows
 
 
 def config(output: Path | str, **settings: Any) -> BuildConfig:
@@ -56,9 +53,10 @@ def config(output: Path | str, **settings: Any) -> BuildConfig:
     )
 
 
-def artifacts(run_id: UUID) -> dict[str, tuple[float, str]]:
-    found = ask("/artifacts/filter", artifacts={"flow_run_id": {"any_": [str(run_id)]}}, limit=200)
-    return {one["key"]: (float(one["data"]), one["description"]) for one in found if one["type"] == "progress"}
+def of_notes(path: Path, name: str, *texts: str, **settings: Any) -> BuildConfig:
+    """A build of these texts."""
+    notes = write_rows(path / "notes.jsonl", [{"text": text} for text in texts])
+    return config(path / "out", name=name, sources=[{"path": str(notes)}], tokenizer="bytes", **settings)
 
 
 def test_progress_says_first_how_much_is_done_and_left() -> None:
@@ -153,8 +151,7 @@ def test_a_meter_remembers_the_stages_that_have_ended() -> None:
     assert [one.stage for one in counted.stages()] == ["start"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_every_stage_is_an_artifact_that_moves() -> None:
     """However short it was, and at its end with all that was done."""
     seen = []
@@ -165,19 +162,19 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
         with _Shown(run.id, "Seen_By.People") as shown:
             meter.reset()
             shown.update()
-            seen.append(artifacts(run.id))
+            seen.append(progress_of(run.id))
             meter.begin("download", 10)
             meter.add("download", 10)
             meter.begin("tokenize", 1000)
             for _ in range(2):
                 meter.add("tokenize", 250, 3, 40)
                 shown.update()
-                seen.append(artifacts(run.id))
+                seen.append(progress_of(run.id))
             meter.add("tokenize", 500, 6, 80)
             meter.begin("split")
             meter.begin("done")
             shown.finish()
-            seen.append(artifacts(run.id))
+            seen.append(progress_of(run.id))
 
     moving()
     assert seen[0] == {}
@@ -189,78 +186,68 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
     assert "seen-by-people-split" not in seen[3]  # there was nothing to do, and it was over at once
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Automations know them by their tag, and by heartbeats."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
-    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n")
-    notes = config(tmp_path / "out", name="by-hand", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    notes = of_notes(tmp_path, "by-hand", "a note")
     (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
     options = argparse.Namespace(
         config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True, publish_anyway=None
     )
     run_build(options)
-    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["flat-tokens", "dataset:by-hand"]}}, limit=2)
+    run = Seen("flat-tokens", "dataset:by-hand").run
     wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
     beats = until(lambda: ask("/events/filter", filter=wanted, limit=50)["events"])
     assert f"prefect.flow-run.{run['id']}" in [beat["resource"]["prefect.resource.id"] for beat in beats]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
     """So that the progress of a build that goes on comes to its end."""
-    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": "a note"}) + "\n" + json.dumps({"text": "another"}) + "\n")
-    notes = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "notes.jsonl")}, "tokenizer": "bytes"}
     for seed in (0, 1):
-        config = BuildConfig.model_validate({**notes, "name": f"twice-{seed}", "split_seed": seed})
-        result = build_dataset(config)
+        result = build_dataset(of_notes(tmp_path, f"twice-{seed}", "a note", "another", split_seed=seed))
         assert result.slices_reused == seed
         (tokenized,) = (one for one in meter.stages() if one.stage == "tokenize")
         assert tokenized.done[1:3] == (2, 13)
         assert tokenized.done.bytes >= 13
         assert (tokenized.done.stored, tokenized.work > 0) == ((tokenized.done.bytes, False) if seed else (0, True))
-        (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": [f"dataset:twice-{seed}"]}}, limit=2)
-        assert run["state"]["message"] == f"version {result.version[:8]}, 13 tokens, {seed} of 1 slice reused"
+        said = f"version {result.version[:8]}, 13 tokens, {seed} of 1 slice reused"
+        assert Seen(f"dataset:twice-{seed}").run["state"]["message"] == said
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
-def test_log_lines_of_our_modules_reach_the_server_from_any_thread(tmp_path: Path) -> None:
-    ours = logging.getLogger("tasks.download")
-    ids = []
+@on_prefect_server
+def test_log_lines_of_our_modules_reach_the_server_once_from_any_thread() -> None:
+    """The library's lines too, however often they are asked for. Where the settings of Prefect name our loggers, it has handlers
+    there already.
+    """
+    names, run_ids = ["flat_tokens.stores.retry", "flows.runners.work_pool", "tasks.download", "tasks.output.leases"], []
+
+    def tell(name: str) -> None:
+        logging.getLogger(name).info("said by %s", name)
 
     @flow
     def talking() -> None:
-        ids.append(flow_run().id)
-        with logged():
-            ours.info("said by the flow")
-            thread = threading.Thread(target=ours.warning, args=("said by a thread",))
-            thread.start()
-            thread.join()
-        ours.warning("said behind it")
+        run_ids.append(flow_run().id)
+        with logged(), logged():
+            tell(names[0])
+            in_threads(tell, names[1:])
+        logging.getLogger(names[0]).warning("said behind it")
 
     talking()
-    wanted = {"flow_run_id": {"any_": [str(ids[0])]}}
-    lines = until(
-        lambda: (
-            found
-            if len(
-                found := [line["message"] for line in ask("/logs/filter", logs=wanted, limit=200) if "said" in line["message"]]
-            )
-            > 1
-            else None
-        )
-    )
-    assert sorted(lines) == ["said by a thread", "said by the flow"]
-    assert ours.getEffectiveLevel() == logging.WARNING
+
+    def lines() -> list[str]:
+        found = ask("/logs/filter", logs={"flow_run_id": {"any_": [str(run_ids[0])]}}, limit=200)
+        return sorted(line["message"] for line in found if "said" in line["message"])
+
+    until(lambda: len(lines()) >= len(names))
+    assert lines() == [f"said by {name}" for name in names]
+    assert logging.getLogger(names[0]).getEffectiveLevel() == logging.WARNING
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,21 +263,18 @@ def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
             return "done"
 
     assert seen() == "done"
-    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:Seen_By.People", "tokenizer:gpt2"]}}, limit=2)
-    assert run["id"] == str(run_ids[0])
+    assert Seen("dataset:Seen_By.People", "tokenizer:gpt2").run["id"] == str(run_ids[0])
     monkeypatch.setattr("flows.watch.progress.get_client", refuse)
     with caplog.at_level(logging.WARNING, "flows.watch.progress"):
         assert seen() == "done"
     assert "The tags could not be shown: nobody answers" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 @pytest.mark.parametrize(("error", "tries"), [(OSError(errno.EIO, "Input/output error"), 2), (ValueError("bad input"), 1)])
 def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, tries: int
 ) -> None:
-    (tmp_path / "notes.jsonl").write_text(json.dumps({"text": f"a note for {tries}"}) + "\n")
     asked = []
 
     def once_broken(*arguments: Any) -> Any:
@@ -300,7 +284,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
         return write_shard(*arguments)
 
     monkeypatch.setattr(tasks.shards.write, "write_shard", once_broken)
-    notes = config(tmp_path / "out", name=f"tries-{tries}", sources=[{"path": str(tmp_path / "notes.jsonl")}], tokenizer="bytes")
+    notes = of_notes(tmp_path, f"tries-{tries}", f"a note for {tries}")
     if tries > 1:
         assert build_dataset(notes).totals["documents"]["written"] == 1
     else:
@@ -309,8 +293,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
     assert len(asked) == tries
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_a_run_that_fails_shows_how_far_it_came() -> None:
     """What had not begun to be counted has no artifact."""
     run_ids = []
@@ -331,15 +314,14 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
             failing(begun, ValueError("three faults are enough"))
     with pytest.raises(SystemExit):
         failing(True, SystemExit())
-    assert artifacts(run_ids[0])["failing-examine"][0] == 100.0
-    assert "failing-verify" not in artifacts(run_ids[0])
-    share, description = artifacts(run_ids[1])["failing-verify"]
+    assert progress_of(run_ids[0])["failing-examine"][0] == 100.0
+    assert "failing-verify" not in progress_of(run_ids[0])
+    share, description = progress_of(run_ids[1])["failing-verify"]
     assert (share, description) == (25.0, "Failed at **25%**: 3 faults, 25 B of 100 B at 250 B/s")
-    assert artifacts(run_ids[2])["failing-verify"][1].startswith("Stopped at **25%**: 3 faults, ")  # as by a cancellation
+    assert progress_of(run_ids[2])["failing-verify"][1].startswith("Stopped at **25%**: 3 faults, ")  # as by a cancellation
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_one_run_may_do_several_things_one_behind_the_other() -> None:
     """Each begins with a meter of its own: what the one before has shown comes to its end, and the tags of both stay."""
     run_ids = []
@@ -350,7 +332,7 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
         with showing_progress("first", ["dataset:first"]):
             meter.begin("examine", 10)
             meter.add("examine", 10)
-            until(lambda: "first-examine" in artifacts(run_ids[0]))
+            until(lambda: "first-examine" in progress_of(run_ids[0]))
             meter.reset()
             meter.begin("export", 20)
             meter.add("export", 20, tokens=5)
@@ -358,7 +340,7 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
             meter.begin("split", 1)
 
     several()
-    seen = artifacts(run_ids[0])
+    seen = Seen("dataset:first", "dataset:second").progress
     assert {key: share for key, (share, _) in seen.items()} == {
         "first-examine": 100.0,
         "first-export": 100.0,
@@ -366,31 +348,6 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
     }
     assert seen["first-export"][1].startswith("Done: 5 tokens, 20 B at ")
     assert seen["second-split"][1] == "Done: there was nothing to do"
-    (run,) = ask("/flow_runs/filter", flow_runs={"tags": {"all_": ["dataset:first", "dataset:second"]}}, limit=2)
-    assert run["id"] == str(run_ids[0])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
-def test_a_line_is_sent_once_however_often_it_is_asked_for() -> None:
-    """The library's lines too. Where the settings of Prefect name our loggers, it has handlers there already."""
-    run_ids = []
-
-    @flow
-    def talking() -> None:
-        run_ids.append(flow_run().id)
-        with logged(), logged():
-            for name in ("flat_tokens.stores.retry", "flows.runners.work_pool", "tasks.output.leases"):
-                logging.getLogger(name).info("said by %s", name)
-
-    talking()
-
-    def lines() -> list[str]:
-        found = ask("/logs/filter", logs={"flow_run_id": {"any_": [str(run_ids[0])]}}, limit=200)
-        return sorted(line["message"] for line in found if "said by" in line["message"])
-
-    until(lambda: len(lines()) >= 3)
-    assert lines() == ["said by flat_tokens.stores.retry", "said by flows.runners.work_pool", "said by tasks.output.leases"]
 
 
 def test_a_dataset_is_called_what_its_manifest_says(tmp_path: Path) -> None:
@@ -449,9 +406,8 @@ def test_names_that_prefect_accepts() -> None:
     assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
 
 
-def stages_of(order: DeriveRequest) -> dict[str, Progress]:
-    with Threads(2) as runner:
-        derive(order, runner)
+def stages_of(path: Path, operation: str | dict[str, Any]) -> dict[str, Progress]:
+    derive_here(operation, path / "plain", output=path / "out", verify_level="full")
     return {one.stage: one for one in meter.stages()}
 
 
@@ -459,11 +415,9 @@ def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
     """Of a dataset without a manifest every byte for its digest, its six entries and seven tokens for the format, the tokens
     again for keys; of each of its four documents 32 bytes; tokens as they are shuffled and written; the check at the end.
     """
-    write_sequences(tmp_path / "plain", [[1, 2, 3], [4]], [[5, 6, 7], []])
-    (tmp_path / "plain/manifest.json").unlink()
-    stored = sum(path.stat().st_size for split in SPLITS for path in (tmp_path / "plain" / split).rglob("*") if path.is_file())
-    order = {"inputs": [str(tmp_path / "plain")], "output": str(tmp_path / "out"), "verify_level": "full"}
-    stages = stages_of(DeriveRequest.model_validate({**order, "operation": {"operation": "shuffle"}}))
+    plain = foreign(tmp_path / "plain", [[1, 2, 3], [4]], [[5, 6, 7], []])
+    stored = sum(path.stat().st_size for split in SPLITS for path in (plain / split).rglob("*") if path.is_file())
+    stages = stages_of(tmp_path, "shuffle")
     assert {name: (one.total, one.done) for name, one in stages.items() if name in ("examine", "count", "shuffle", "split")} == {
         "examine": (6 * 8 + 7 * 4 + stored, Done(6 * 8 + 7 * 4 + stored)),
         "count": (4 * 32 + 7 * 4, Done(4 * 32 + 7 * 4, 4)),
@@ -471,6 +425,6 @@ def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
         "split": (7 * 4, Done(7 * 4)),
     }
     assert stages["verify"].done.bytes == stages["verify"].total > stored
-    sampled = stages_of(DeriveRequest.model_validate({**order, "operation": {"operation": "subset", "count": 1}}))
+    sampled = stages_of(tmp_path, {"operation": "subset", "count": 1})
     assert sampled["count"].done.bytes <= sampled["count"].total
     assert "shuffle" not in sampled

@@ -22,13 +22,13 @@ from flows.verify import verify_dataset
 from flows.watch.pictures import link
 from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
 from tasks.config import BuildConfig, Source
-from tasks.derive.request import DeriveRequest, ImportRequest, Merge
+from tasks.derive.request import DeriveRequest, ImportRequest, Merge, Shuffle
 from tasks.finalize.card import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
-from tests.flows.asked import ask
+from tests.flows.asked import Seen, ask, on_prefect_server, task_runs
 from tests.flows.watch.test_progress import config
-from tests.made import docs_of, publish_docs
+from tests.made import docs_of, publish_docs, read_docs
 from tests.processes import until
 
 TOTALS = {
@@ -221,18 +221,6 @@ def test_names_that_assets_accept() -> None:
 # With a server
 
 
-class Seen:
-    """What the server has of the one run with some tags and of a name."""
-
-    def __init__(self, name: str, *tags: str) -> None:
-        some = {"tags": {"all_": list(tags)}, "name": {"any_": [name]}}
-        (self.run,) = ask("/flow_runs/filter", flow_runs=some, limit=2)
-        of_run = {"flow_run_id": {"any_": [self.run["id"]]}}
-        found = ask("/artifacts/filter", artifacts=of_run, limit=200)
-        self.progress = {one["key"]: (float(one["data"]), one["description"]) for one in found if one["type"] == "progress"}
-        self.texts = {one["key"]: one["data"] for one in found if one["type"] == "markdown"}
-
-
 def made_of(location: Path) -> list[str]:
     """What the asset there was last made of, by the server."""
 
@@ -244,27 +232,19 @@ def made_of(location: Path) -> list[str]:
     return sorted(one["prefect.resource.id"] for one in until(last)["related"] if one["prefect.resource.role"] == "asset")
 
 
-@pytest.fixture
-def datasets(tmp_path: Path) -> tuple[Path, Path]:
-    publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9), sources=[("web", 1)], name="a-texts")
-    publish_docs(tmp_path / "b", docs_of([5, 6, 7], [], key=50), sources=[("books", 1)], name="b-texts")
-    return tmp_path / "a", tmp_path / "b"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
     a, _ = datasets
     files, back = tmp_path / "files", tmp_path / "back"
     export_dataset(str(a), str(files), "megatron")
-    seen = Seen(f"export {a} to megatron", "dataset:a-texts", "format:megatron")
+    seen = Seen("dataset:a-texts", "format:megatron", name=f"export {a} to megatron")
     done, description = seen.progress["a-texts-export"]
     assert (done, description[:24]) == (100.0, "Done: 4 tokens, 16 B at ")
     assert "| train | 2 | 3 |" in seen.texts["a-texts-export-summary"]
     assert made_of(files) == [f"file://{a}"]
 
     import_dataset(ImportRequest(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
-    seen = Seen(f"import {files}", "dataset:again", "tokenizer:bytes")
+    seen = Seen("dataset:again", "tokenizer:bytes", name=f"import {files}")
     assert {key: done for key, (done, _) in seen.progress.items()} == dict.fromkeys(
         ["again-examine", "again-import", "again-split"], 100.0
     )
@@ -275,27 +255,32 @@ def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp
     assert made_of(back) == [f"file://{files}"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+@on_prefect_server
 def test_an_operation_on_datasets_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = datasets
     out = tmp_path / "out"
-    derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
-    seen = Seen(f"merge into {out}", "dataset:both", "dataset:a-texts", "dataset:b-texts")
+    merged = derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
+    tasks = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
+    assert {name.split(" ")[0] for name in tasks} == {"examine", "count", "split", "finalize"}
+    assert {f"examine {a}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(tasks)
+    assert set(tasks.values()) == {"Completed"}
+    seen = Seen("dataset:both", "dataset:a-texts", "dataset:b-texts", name=f"merge into {out}")
     assert {key: done for key, (done, _) in seen.progress.items()} == {"both-count": 100.0, "both-split": 100.0}
     assert seen.progress["both-count"][1].startswith("Done: 5 documents, 160 B at ")
     assert seen.progress["both-split"][1].startswith("Done: 28 B at ")
     assert "Merge of:" in seen.texts["both-merge-summary"]
     assert made_of(out) == [f"file://{a}", f"file://{b}"]
 
+    shuffled = derive_dataset(DeriveRequest(operation=Shuffle(seed=3), inputs=(str(out),), output=str(tmp_path / "shuffled")))
+    assert sorted(read_docs(shuffled.path)["train"]) == sorted(read_docs(out)["train"])
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
+
+@on_prefect_server
 def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
     """Also one that finds faults, whose run fails once, with a message of one line that names all of them."""
     a, b = datasets
     found = verify_dataset(str(a), "full")
-    seen = Seen(f"verify {a}", "dataset:a-texts")
+    seen = Seen("dataset:a-texts", name=f"verify {a}")
     assert (found["object_count"] > 0, seen.progress["a-texts-verify"][0]) == (True, 100.0)
     assert "is what it says, checked byte by byte" in seen.texts["a-texts-verify-summary"]
 
@@ -308,7 +293,7 @@ def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
         DamagedError, match=r"3 faults: documents/train/key/c/0 has blake3 .*; train/encoded_tokens/c/0 has blake3"
     ):
         verify_dataset(str(b), "full")
-    seen = Seen(f"verify {b}", "dataset:b-texts")
+    seen = Seen("dataset:b-texts", name=f"verify {b}")
     assert (seen.run["state_type"], seen.run["run_count"]) == ("FAILED", 1)
     assert len(seen.run["state"]["message"].splitlines()) == 1
     assert "3 faults" in seen.progress["b-texts-verify"][1]
