@@ -68,6 +68,10 @@ class Service(NamedTuple):
         (found,) = self.get("/deployments/filter", {"deployments": {"name": {"any_": [name]}}, "limit": 2})
         return dict(found)
 
+    def names(self, kind: str) -> list[str]:
+        """Names of all deployments, or automations, that there are."""
+        return sorted(one["name"] for one in self.get(f"/{kind}/filter", {"limit": 200}))
+
     def switch(self, deployment: str, active: bool) -> None:
         """What the switch beside a deployment's schedule does."""
         found = self.deployment(deployment)

@@ -71,19 +71,16 @@ def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleepe
     assert sleeper.end() is None
 
 
-BEHAVIOURS = {
-    behaviour.__name__: behaviour
-    for behaviour in (
-        a_killed_process_is_started_again,
-        one_that_ends_again_and_again_is_given_up,
-        one_that_ran_for_long_is_started_again_however_often,
-        what_a_killed_process_started_goes_on_and_is_stopped_with_the_service,
-    )
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        "a_killed_process_is_started_again",
+        "one_that_ends_again_and_again_is_given_up",
+        "one_that_ran_for_long_is_started_again_however_often",
+        "what_a_killed_process_started_goes_on_and_is_stopped_with_the_service",
+    ],
+)
 def test_in_a_process_of_its_own(behaviour: str) -> None:
     """As a service is one: it takes every process whose parent has ended for its own, and stops it."""
     program = f"from tests.deployments.test_supervised import show; show({behaviour!r})"
@@ -92,11 +89,11 @@ def test_in_a_process_of_its_own(behaviour: str) -> None:
 
 
 def show(behaviour: str) -> None:
-    """Show one of BEHAVIOURS in this process, which adopts orphans."""
+    """Show one of the behaviours in this process, which adopts orphans."""
     adopt_orphans()
     sleeper = Supervised("worker 'x'", begin(SLEEPS))
     try:
-        BEHAVIOURS[behaviour](sleeper)
+        globals()[behaviour](sleeper)
     finally:
         stop([sleeper])
 

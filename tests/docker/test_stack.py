@@ -27,7 +27,8 @@ import pytest
 import flat_tokens
 from tests.docker.compose import ROOT, SECRETS, Service, read_services
 from tests.docker.dockerfile import Stage, context_files, read_stages
-from tests.processes import family, free_port
+from tests.flows.pool import ENDED
+from tests.processes import family, free_port, until
 
 DEADLINE = 300.0
 GRACE = 120.0
@@ -145,7 +146,7 @@ class Stack:
         return [sys.executable, *words[1:]]
 
     def wait(self, name: str, condition: str) -> None:
-        until = time.monotonic() + DEADLINE
+        latest = time.monotonic() + DEADLINE
         process = self.running[name]
         if condition == "service_completed_successfully":
             assert process.wait(DEADLINE) == 0, self.log(name)
@@ -153,7 +154,7 @@ class Stack:
         assert condition == "service_healthy"
         while subprocess.run(self.check(name), env=self.environment(name), capture_output=True, check=False).returncode:
             assert process.poll() is None, f"{name} has ended:\n{self.log(name)}"
-            assert time.monotonic() < until, f"{name} does not become healthy:\n{self.log(name)}"
+            assert time.monotonic() < latest, f"{name} does not become healthy:\n{self.log(name)}"
             time.sleep(0.25)
 
     def log(self, name: str) -> str:
@@ -316,26 +317,13 @@ def test_one_needs_the_auth_string(stack: Stack) -> None:
 def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Client) -> None:
     names = {one["name"] for one in client.post("deployments/filter", json={"limit": 200}).json()}
     assert {"build", "refresh", "retokenize", "export", "verify", "fetch-group", "tokenize-group", "write-group"} <= names
-    until = time.monotonic() + DEADLINE
     for pool in ("flat-tokens", "flat-tokens-groups"):
         # A worker is healthy from its start on, and known to the server a little later.
-        while not (workers := client.post(f"work_pools/{pool}/workers/filter", json={}).json()):
-            assert time.monotonic() < until
-            time.sleep(0.25)
+        workers = until(lambda pool=pool: client.post(f"work_pools/{pool}/workers/filter", json={}).json(), pool, DEADLINE)
         assert [one["status"] for one in workers] == ["ONLINE"]
 
 
-def wait_for(client: httpx.Client, run: str) -> dict[str, Any]:
-    until = time.monotonic() + DEADLINE
-    while True:
-        found = client.get(f"flow_runs/{run}").json()
-        if found["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-            return found
-        assert time.monotonic() < until, found["state"]
-        time.sleep(0.25)
-
-
-RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}}, "sort": "ID_DESC", "limit": 1}
+RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}}, "limit": 1}
 
 
 def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, client: httpx.Client) -> None:
@@ -356,24 +344,25 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, 
     deployment = client.get("deployments/name/build-dataset/build").json()
     answer = client.post(f"deployments/{deployment['id']}/create_flow_run", json={"parameters": {"config": config}})
     assert answer.status_code == 201, answer.text
-    until = time.monotonic() + DEADLINE
-    while not client.post("flow_runs/filter", json={"flows": {"name": {"any_": ["tokenize-group"]}}, **RUNNING}).json():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    groups = {"flows": {"name": {"any_": ["tokenize-group"]}}, "sort": "ID_DESC"}
+    until(lambda: client.post("flow_runs/filter", json={**groups, **RUNNING}).json(), "no group begins", DEADLINE)
     os.kill(stack.own_process("groups"), signal.SIGKILL)  # its run goes on
     stack.running["groups"].wait()
     stack.start("groups")  # as the engine does
-    run = wait_for(client, answer.json()["id"])
+
+    def ended() -> Any:
+        found = client.get(f"flow_runs/{answer.json()['id']}").json()
+        return found if found["state"]["type"] in ENDED else None
+
+    run = until(ended, "the build does not end", DEADLINE)
     assert run["state"]["type"] == "COMPLETED", (run["state"], stack.log("builds"), stack.log("groups"))
 
     dataset = flat_tokens.open(str(output))
     assert dataset.train.seq_count + dataset.validation.seq_count == len(texts)
     assert dataset.train.token_count + dataset.validation.token_count == sum(len(text.encode()) for text in texts)
-    groups = client.post(
-        "flow_runs/filter", json={"flows": {"name": {"any_": ["tokenize-group"]}}, "sort": "ID_DESC", "limit": 200}
-    )
-    assert [one["state"]["type"] for one in groups.json()] == ["COMPLETED"] * len(groups.json())
-    assert len(groups.json()) > 1
+    states = [one["state"]["type"] for one in client.post("flow_runs/filter", json={**groups, "limit": 200}).json()]
+    assert states == ["COMPLETED"] * len(states)
+    assert len(states) > 1
 
     # The server's processes take events in, the services write them to the database: between them is Redis alone.
     wanted = {
@@ -383,10 +372,7 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, 
             "resource": {"id": [f"prefect.flow-run.{run['id']}"]},
         }
     }
-    until = time.monotonic() + DEADLINE
-    while not (seen := client.post("events/filter", json=wanted).json()["events"]):
-        assert time.monotonic() < until, stack.log("services")
-        time.sleep(0.5)
+    seen = until(lambda: client.post("events/filter", json=wanted).json()["events"], "the services write no event", DEADLINE)
     assert len(seen) == 1
 
 
@@ -397,12 +383,7 @@ def test_every_service_ends_when_it_is_asked_to(stack: Stack) -> None:
     for name in reversed(list(stack.services)):
         stack.stop(name)
         assert stack.running[name].returncode is not None
-    assert {name: stack.running[name].returncode for name in ("migrate", "register", "postgres", "redis")} == {
-        "migrate": 0,
-        "register": 0,
-        "postgres": 0,
-        "redis": 0,
-    }
+    assert [stack.running[name].returncode for name in ("migrate", "register", "postgres", "redis")] == [0] * 4
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # making an image takes minutes

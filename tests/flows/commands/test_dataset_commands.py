@@ -17,21 +17,6 @@ from tests.made import docs_of, foreign, publish_docs, read_docs
 from tests.terminal import Terminal
 
 
-def test_appending_to_a_dataset_without_a_pointer_says_that_they_are_to_be_merged(tmp_path: Path, terminal: Terminal) -> None:
-    plain, more = foreign(tmp_path / "plain", [[1, 2]]), foreign(tmp_path / "more", [[3]])
-    said = terminal.errors("append", more, "--to", plain, "--no-server").strip()
-    assert said.startswith(f"flat-tokens-service append: {plain} is a dataset by itself: it has no latest.json")
-    assert said.endswith(f"python -m flows merge {plain} {more} OUTPUT")
-
-
-@pytest.mark.parametrize("named", ["latest", "versions/{version}", "versions/{version}/"])
-def test_appending_to_a_version_names_the_output_that_it_belongs_to(tmp_path: Path, terminal: Terminal, named: str) -> None:
-    out = tmp_path / "out"
-    to = f"{out}/{named}".format(version=publish_docs(out, docs_of([1, 2])))
-    said = terminal.errors("append", foreign(tmp_path / "more", [[3]]), "--to", to, "--no-server").strip()
-    assert said.endswith(f" {to} is one version, which never changes. Append to the output that it belongs to: --to {out}")
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version(
     tmp_path: Path, terminal: Terminal, is_there: bool

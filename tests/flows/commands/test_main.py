@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -26,8 +25,9 @@ from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from flows.watch.terminal import progress_line
 from tasks.progress import Done, Progress
-from tests.processes import serving, until
+from tests.processes import family, serving, until
 from tests.refusal import refusal
+from tests.tasks.tokenize.test_tokenizers import write_ranks
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize("what", ["trial", "trial, of a terminal", "encoding"])
 def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_path: Path) -> None:
     """A terminal interrupts the trial, too."""
-    (tmp_path / "a.tiktoken").write_bytes(b"".join(base64.b64encode(bytes([i])) + b" %d\n" % i for i in range(256)))
+    write_ranks(tmp_path / "a.tiktoken", {bytes([i]): i for i in range(256)})
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "qz" * 2_000_000}))
     before = "qz" if what == "encoding" else ""  # which no text of the trial has
     pattern = rf"[\s\S](?={before}.*(a|aa)+$)|[\s\S]"
@@ -52,7 +52,7 @@ def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_pat
         text=True,
     )
     try:
-        is_there = {"encoding": lambda: list((tmp_path / "out").glob("_staging/*/*")), "trial": lambda: children(building.pid)}
+        is_there = {"encoding": lambda: list((tmp_path / "out").glob("_staging/*/*")), "trial": lambda: family(building.pid)[1:]}
         until(is_there[what.partition(",")[0]])
         time.sleep(3)  # until the library is at work
         os.killpg(building.pid, signal.SIGINT) if "terminal" in what else building.send_signal(signal.SIGINT)
@@ -83,12 +83,6 @@ def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 130
     assert done.stderr == "interrupted: run the same command again to resume after the last stored shard\n"
-
-
-def children(pid: int) -> str:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text() + "".join(
-        path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")
-    )
 
 
 @pytest.fixture
@@ -158,35 +152,6 @@ def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
     assert (read.sources[0].text_column, read.tokenizer.name, read.tokenizer.engine) == ("title", "bytes", "reference")
     assert (read.documents.on_bad, read.workers) == ("skip", 3)
     assert read_config(config, ["sources=[{path: x}]", "sources.0.name=y"]).sources[0].name == "y"
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("workers", "--set workers: write KEY=VALUE, such as --set tokenizer=gpt2"),
-        ("=3", "--set : write KEY=VALUE"),
-        ("source..path=x", "--set source..path: write KEY=VALUE"),
-        ("workers=[", "--set workers: the value is not YAML: expected the node content"),
-        (
-            "tokenizer={name: a, name: b}",
-            "--set tokenizer: the value: the key 'name' is in line 1 and again in line 1; remove one",
-        ),
-        ("sources.1.path=x", "--set sources.1.path: there is no item '1'; there are 1, counted from 0"),
-        ("sources.-1.path=x", "--set sources.-1.path: there is no item '-1'"),
-        ("sources.first.path=x", "--set sources.first.path: there is no item 'first'"),
-        ("source.0.path=x", "--set source.0.path: 'source' is not a list, so it has no item '0'"),
-        ("documents.0=skip", "--set documents.0: 'documents' is not a list, so it has no item '0'"),
-        ("output.path=x", "--set output.path: 'output' has no settings within"),
-        ("source.text_column.name=x", "source.text_column: should be text, not a mapping"),
-        ("documents.on_bad=", "documents.on_bad: should be 'error', 'skip' or 'replace', not nothing"),
-        ("sources.0.text_colum=x", "unknown key 'sources.0.text_colum'. Did you mean 'text_column'?"),
-        ("documents.onbad=skip", "unknown key 'documents.onbad'. Did you mean 'on_bad'?"),
-        ("on_bad=skip", "unknown key 'on_bad'. Did you mean 'documents.on_bad'?"),
-    ],
-)
-def test_a_setting_that_leads_nowhere_is_refused_by_name(config: Path, setting: str, words: str) -> None:
-    with refusal(re.escape(words)):
-        read_config(config, [setting])
 
 
 @pytest.mark.needs("bin/flat-tokens-service")

@@ -13,7 +13,7 @@ import pytest
 from flat_tokens.tools import cli
 from flows.commands.main import FAMILIES, main
 from tests.faults.support import ROOT
-from tests.made import docs_of, publish_docs
+from tests.made import docs_of, foreign, publish_docs
 
 HEAVY = ("prefect", "pyarrow", "tokenizers")
 PROGRAM = """
@@ -99,6 +99,11 @@ MISTAKES_OF_SERVICE = {
     "import OUT NEW --tokenizer gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
     "vocabulary gtp2 --to x.tiktoken": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
     "vocabulary gpt2 --to x": "has to end with .tiktoken",
+    "vocabulary a/b --to x.tiktoken": "end with .json",
+    "vocabulary bytes --to x.tiktoken": "another machine",
+    "append OUT --to HERE/plain": "python -m flows merge HERE/plain OUT ",
+    "append HERE/plain --to OUT/latest": "Append to the output that it belongs to: --to OUT",
+    "append HERE/plain --to HERE/none": "none has no latest.json: nothing was published there",
     "merge OUT": "the following arguments are required: ",
     "subset OUT NEW": "a subset needs a filter: count, drop, fraction, id_list, key_list",
     "subset OUT NEW --keys HERE/kesy": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
@@ -117,6 +122,11 @@ MISTAKES_OF_SERVICE = {
     "train-tokenizer --run OUTT --step 1 --vocab-size 300": NOTHING,
     "train-tokenizer CONFIG --vocab-size 300 --pattern gtp4": "there is no pattern 'gtp4'. Did you mean 'gpt4'?",
     "train-tokenizer CONFIG --vocab-size x": "--vocab-size x: 'x' is not a whole number",
+    "train-tokenizer CONFIG --vocab-size 12": "greater than 256",
+    "train-tokenizer --vocab-size 300": "_OR_DATASET, --run and --from",
+    "train-tokenizer CONFIG --from OUT --vocab-size 300": "takes one of",
+    "train-tokenizer --run OUT --vocab-size 300": "--run and --step belong together",
+    "train-tokenizer OUT --set a=b --vocab-size 300": "--set changes a configuration file",
     "forget OUT --ids HERE/kesy --reason x": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
     "forget OUT --reason x": "documents are named by one of keys, ids, where or like",
     "rollback OUT zzz": "no version begins with 'zzz'",
@@ -133,8 +143,20 @@ MISTAKES_OF_SERVICE = {
             "source.text_colum=body": "Did you mean 'text_column'?",
             "validation_fraction=.nan": "validation_fraction",
             "slice_bytes=-1": "slice_bytes",
-            "tokenizer": "write KEY=VALUE",
-            "sources.7.name=x": "sources",
+            "tokenizer": "--set tokenizer: write KEY=VALUE, such as --set tokenizer=gpt2",
+            "=3": "--set : write KEY=VALUE",
+            "source..path=x": "--set source..path: write KEY=VALUE",
+            'tokenizer={"name":a,"name":b}': "the value: the key 'name' is in line 1 and again in line 1; remove one",
+            "sources.1.path=x": "--set sources.1.path: there is no item '1'; there are 1, counted from 0",
+            "sources.-1.path=x": "--set sources.-1.path: there is no item '-1'",
+            "sources.first.path=x": "--set sources.first.path: there is no item 'first'",
+            "source.0.path=x": "--set source.0.path: 'source' is not a list, so it has no item '0'",
+            "documents.0=skip": "--set documents.0: 'documents' is not a list, so it has no item '0'",
+            "output.path=x": "--set output.path: 'output' has no settings within",
+            "source.text_column.name=x": "source.text_column: should be text, not a mapping",
+            "documents.on_bad=": "documents.on_bad: should be 'error', 'skip' or 'replace', not nothing",
+            "documents.onbad=skip": "unknown key 'documents.onbad'. Did you mean 'on_bad'?",
+            "on_bad=skip": "unknown key 'on_bad'. Did you mean 'documents.on_bad'?",
             "source.path=s3://key:secret@host/x": "carries credentials",
             "source.path={s3://key:secret@host:": "--set source.path: the value is not YAML",
         }.items()
@@ -144,6 +166,7 @@ MISTAKES_OF_SERVICE = {
 
 def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None:
     publish_docs(tmp_path / "out", docs_of([1, 2]))
+    foreign(tmp_path / "plain", [[1, 2]])
     (tmp_path / "in").mkdir()
     for name in ("in/a.jsonl", "keys", "tokenizer.json"):
         (tmp_path / name).write_text('{"text": "a"}\n')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tasks.config import BuildConfig
@@ -18,16 +17,3 @@ def test_the_file_and_its_setting(tmp_path: Path, terminal: Terminal) -> None:
     tokenizer = yaml.safe_load(told["tokenizer"])
     config = {"output": "x", "source": {"path": "x.txt"}, "tokenizer": tokenizer}
     assert BuildConfig.model_validate(config).tokenizer.name == str(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "message"),
-    [
-        ("cl100k_base", "x", "end with .tiktoken"),
-        ("a/b", "x.tiktoken", "end with .json"),
-        ("bytes", "x.tiktoken", "another machine"),
-    ],
-)
-def test_what_is_no_such_file_is_refused(name: str, file: str, message: str, tmp_path: Path, terminal: Terminal) -> None:
-    assert message in terminal.errors("vocabulary", name, "--to", tmp_path / file)
-    assert not (tmp_path / file).exists()

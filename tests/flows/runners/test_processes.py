@@ -25,7 +25,7 @@ from tasks.progress import meter
 from tasks.shards.writers import stream_staged
 from tasks.tokenize import engines
 from tests.examples import first_fast
-from tests.faults.support import receipts, same_bytes, settings_of, staged, write_notes
+from tests.faults.support import build_here, receipts, same_bytes, settings_of, staged, write_notes
 from tests.processes import family, until
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +39,7 @@ def notes(tmp_path: Path) -> Path:
 
 
 def config_of(output: Path, notes: Path, **changed: Any) -> BuildConfig:
-    return BuildConfig.model_validate({**settings_of(output, notes), "slice_bytes": 2000, **changed})
+    return BuildConfig.model_validate(settings_of(output, notes, slice_bytes=2000, **changed))
 
 
 def on_processes(monkeypatch: pytest.MonkeyPatch, config: BuildConfig) -> Any:
@@ -52,7 +52,7 @@ def on_processes(monkeypatch: pytest.MonkeyPatch, config: BuildConfig) -> Any:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "streamed": {},
-    "columns": {"keep": True},
+    "columns": {"keep": ["id"]},
     "compact": {"layout": "compact"},
     "duplicates": {"documents": {"duplicates": "drop"}},
 }
@@ -71,23 +71,15 @@ def test_tokens_go_straight_into_the_version_where_they_can(
         assert made.unfinished is not None
         return made
 
-    def configured(output: Path) -> BuildConfig:
-        config = settings_of(output, notes) | {"slice_bytes": 2000, "workers": 2} | more
-        if config.pop("keep", False):
-            config["sources"][0]["keep_columns"] = ["id"]
-        return BuildConfig.model_validate(config)
-
     monkeypatch.setattr(tasks.shards.write, "stream_staged", stream)
     meter.reset()
-    made = on_processes(monkeypatch, configured(tmp_path / "processes"))
+    made = on_processes(monkeypatch, config_of(tmp_path / "processes", notes, workers=2, **more))
     counted = {stage.stage: stage.done for stage in meter.stages()}
     assert len(streamed) == made.slices > 3
     assert counted["tokenize"].documents == made.totals["documents"]["written"]
     assert counted["split"].bytes == 4 * sum(made.totals[split]["token_count"] for split in ("train", "validation"))
-    with Threads(2) as runner:
-        monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 8)
-        threads = build(configured(tmp_path / "threads"), runner)
-    assert same_bytes(made, threads)
+    monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 8)
+    assert same_bytes(made, build_here(config_of(tmp_path / "threads", notes, **more)))
     assert receipts(tmp_path / "processes") == set()
     assert staged(tmp_path / "processes") == []
 
@@ -98,8 +90,8 @@ def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: p
         file.write('{"no": "text"}\n')
     with pytest.raises(ValueError, match=r"notes\.jsonl") as by_process:
         on_processes(monkeypatch, config_of(tmp_path / "processes", notes, workers=2))
-    with pytest.raises(ValueError, match=r"notes\.jsonl") as by_thread, Threads(2) as runner:
-        build(config_of(tmp_path / "threads", notes), runner)
+    with pytest.raises(ValueError, match=r"notes\.jsonl") as by_thread:
+        build_here(config_of(tmp_path / "threads", notes))
     assert str(by_process.value) == str(by_thread.value)
 
 
@@ -107,8 +99,7 @@ def test_small_items_are_done_by_the_thread(tmp_path: Path, notes: Path, monkeyp
     """A process takes longer to begin than they take."""
     monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 1)
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", lambda *_: pytest.fail("a process was asked"))
-    with Threads(2) as runner:
-        assert build(config_of(tmp_path / "out", notes), runner).slices > 3
+    assert build_here(config_of(tmp_path / "out", notes)).slices > 3
 
 
 def test_processes_and_this_one_share_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,10 +211,7 @@ def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
     config = config_of(tmp_path / "out", notes, workers=2)
     out, errors = run(KILLS_ONE, tmp_path / "kills.py", json.dumps(config.model_dump(mode="json"))).communicate(timeout=120)
     assert "of 2 processes was killed" in out, errors
-    with Threads(2) as runner:
-        again = build(config, runner)
-        undisturbed = build(config_of(tmp_path / "other", notes), runner)
-    assert same_bytes(again, undisturbed)
+    assert same_bytes(build_here(config), build_here(config_of(tmp_path / "other", notes)))
 
 
 @pytest.mark.slow
