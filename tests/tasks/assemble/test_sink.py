@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 import flat_tokens.stores.local
 import tasks.assemble.write
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
@@ -46,11 +45,13 @@ from tasks.rows import DIGEST, KEY, ROW, as_rows, changed
 from tasks.shards.stream import TASK, BrokenStreamError
 from tests.examples import examples
 from tests.refusal import refusal
-from tests.tasks.assemble.test_assembler import OnRequest
 from tests.tasks.assemble.test_spans import (
+    ALL_TRAIN,
     SMALL,
     Document,
+    OnRequest,
     Shard,
+    _small_spans,  # noqa: F401  a fixture
     check_arrays,
     datasets,
     even,
@@ -63,18 +64,14 @@ from tests.tasks.test_config import config
 
 VERSION = "v"
 HALF = SplitRule(fraction=0.5, seed=1)
-ALL_TRAIN = SplitRule(fraction=0, seed=0)
 SLICES = 7
 ONE_ROW = as_rows({KEY: np.ones(1, np.uint64)})
 
 
 @pytest.fixture(autouse=True)
-def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(_small_spans: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Objects and spans of eight tokens, in two chunks."""
-    for name, layout in SMALL.items():
-        monkeypatch.setitem(LAYOUTS, name, layout)
     monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 8)
-    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
 @contextlib.contextmanager
@@ -163,24 +160,6 @@ def build(
     return found
 
 
-@examples(40)
-@given(datasets(), st.sets(st.integers(0, 5)), st.sampled_from([0, 0.3, 1]), st.sampled_from(sorted(SMALL)))
-def test_the_arrays_are_those_of_stored_shards(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard], streamed: set[int], fraction: float, layout: LayoutName
-) -> None:
-    """Whichever slices are streamed. Nothing of them is left."""
-    rule = SplitRule(fraction=fraction, seed=1)
-    with an_attempt(tmp_path_factory.mktemp("whole") / "out") as place:
-        found = build(shards, target_of(place, rule, layout), {}, streamed)
-        if streamed >= set(range(len(shards))):  # else spans may have been left to tasks
-            assert found.keys() == set(range(len(shards)))
-        check_arrays(model(shards, rule), layout, place)
-        for number, shard in found.items():
-            check_unfinished(place.root, shard)  # in objects that are whole
-            check_documents(shards[number], shard, place)
-        assert not Path(place.root.path(UNFINISHED)).exists()
-
-
 def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     documents = open_shard(place.root, stored)
     assert documents.keys.tolist() == [document.key for document in shard.documents]
@@ -205,7 +184,7 @@ def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     st.booleans(),
     st.sampled_from(sorted(SMALL)),
 )
-def test_what_is_not_finished_can_be_taken_from(
+def test_what_is_not_finished_can_be_taken_from_and_the_arrays_are_those_of_stored_shards(
     tmp_path_factory: pytest.TempPathFactory,
     shards: list[Shard],
     streamed: set[int],
@@ -215,7 +194,9 @@ def test_what_is_not_finished_can_be_taken_from(
     masked: bool,
     layout: LayoutName,
 ) -> None:
-    """By an attempt at the same version, which goes on from there, or at one with another split; with a loss mask, too."""
+    """By an attempt at the same version, which goes on from there, or at one with another split; with a loss mask, too.
+    Whichever slices are streamed. Nothing of them is left.
+    """
     rule, other = SplitRule(fraction=fraction, seed=1), SplitRule(fraction=other_fraction, seed=1)
     at = tmp_path_factory.mktemp("unfinished") / "out"
     with an_attempt(at) as place:
@@ -225,17 +206,15 @@ def test_what_is_not_finished_can_be_taken_from(
         for number, shard in known.items():
             check_unfinished(place.root, shard)
             check_documents(shards[number], shard, place)
-        build(shards, target_of(place, other, layout, masked=masked), known, streamed)
+        found = build(shards, target_of(place, other, layout, masked=masked), known, streamed)
         check_arrays(model(shards, other), layout, place)
-
-
-def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
-    target = target_of(place, ALL_TRAIN, "compact")
-    with opened(target) as (_, sink):
-        shard = stream(even(1, 3), 0, sink, target).shard
-        os.truncate(place.root.path(f"{shard_key(shard.key)}/{TAILS}"), 8)
-        with refusal("tails: has 8 bytes, which are not those of 3 tokens"):
-            check(place, shard)
+        for number, shard in found.items():  # in objects that are whole
+            check_unfinished(place.root, shard)
+            check_documents(shards[number], shard, place)
+        if stop == 0:
+            if streamed >= set(range(len(shards))):  # else spans may have been left to tasks
+                assert found.keys() == set(range(len(shards)))
+            assert not Path(place.root.path(UNFINISHED)).exists()
 
 
 @pytest.fixture
@@ -287,6 +266,15 @@ def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Workspa
     os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
     with refusal("has 99 bytes, which are not those of 4 documents"):
         open_shard(place.root, shard)
+
+
+def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
+    target = target_of(place, ALL_TRAIN, "compact")
+    with opened(target) as (_, sink):
+        shard = stream(even(1, 3), 0, sink, target).shard
+        os.truncate(place.root.path(f"{shard_key(shard.key)}/{TAILS}"), 8)
+        with refusal("tails: has 8 bytes, which are not those of 3 tokens"):
+            check(place, shard)
 
 
 def test_a_slice_waits_for_those_before_it(place: Workspace) -> None:
@@ -393,17 +381,6 @@ def test_a_slice_that_fails_is_no_copy_of_itself(place: Workspace) -> None:
     assert duplicates.seen.add(digests, numbers).copies.tolist() == [0, 1]
     assert [some.copies.tolist() for some in duplicates.streamed[0]] == [[2]]
     assert list(duplicates.streamed) == [0]
-
-
-def test_a_disk_that_fails_is_told_to_the_slice(place: Workspace) -> None:
-    """Its tokens are nowhere else."""
-    target = target_of(place, ALL_TRAIN)
-    with opened(target) as (_, sink):
-        shutil.rmtree(place.root.root)
-        Path(place.root.root).write_text("a file where the output was")
-        with pytest.raises((OSError, BrokenStreamError)):
-            stream(even(4, 5), 0, sink, target)
-        Path(place.root.root).unlink()
 
 
 def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:

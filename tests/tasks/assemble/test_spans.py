@@ -1,11 +1,13 @@
-"""Which documents go where, and where in the final arrays each lands: against a model of lists."""
+"""Which documents go where, and where in the final arrays each lands: against a model of lists. Spans of tokens that are written
+while their parts arrive are those that tasks write, or are left to them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,8 +25,9 @@ from flat_tokens.manifest import SPLITS, split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
+from tasks.assemble.assembler import Assembler
 from tasks.assemble.write import Span, SpanLayout, SplitCounts, Written, count_part, write_span
-from tasks.models import Split, TokenShard
+from tasks.models import Split
 from tasks.output.leases import Workspace
 from tasks.output.paths import CACHE
 from tasks.output.target import SplitRule, Target
@@ -33,6 +36,8 @@ from tasks.parts.part import ShardPart
 from tasks.parts.stored import document_spec
 from tests.examples import examples
 from tests.made import small
+from tests.refusal import refusal
+from tests.tasks.test_config import token_shard
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -56,9 +61,12 @@ SMALL: dict[LayoutName, Layout] = {name: small(name, 8, 4, in_blocks=name == "co
 
 
 @pytest.fixture(autouse=True)
-def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two objects of eight tokens, from parts that are not too small for them."""
     for name, layout in SMALL.items():
         monkeypatch.setitem(LAYOUTS, name, layout)
+    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 16)
+    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
 
 
 @pytest.fixture
@@ -83,19 +91,8 @@ def store_shard(shard: Shard, number: int, place: Workspace) -> ShardPart:
             column.append(np.array(list(values), np.uint64))
         objects += column.objects
     count = len(shard.documents)
-    stored = TokenShard(
-        key=key,
-        inputs={},
-        objects=tuple(objects),
-        text_bytes=0,
-        rows=2 * count,
-        read=count,
-        written=count,
-        skipped={},
-        replaced={},
-        token_count=batch.token_count,
-        max_token_id=batch.max_token_id,
-    )
+    facts = {"rows": 2 * count, "read": count, "written": count, "token_count": batch.token_count}
+    stored = token_shard(key=key, objects=tuple(objects), max_token_id=batch.max_token_id, **facts)
     return ShardPart(shard=stored, file=number // 2, first_row=100 * (number % 2), all_in=shard.all_in)
 
 
@@ -262,61 +259,29 @@ def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
 
 
 @given(
-    counts=st.lists(st.tuples(*[st.integers(0, 30)] * 4), max_size=8),
-    layout=st.sampled_from(sorted(SMALL)),
+    counts=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=8),
     span_tokens=st.sampled_from([1, 16, 40]),
     span_documents=st.sampled_from([1, 8, 12]),
 )
-def test_every_line_of_spans_has_no_gap_and_ends_at_object_borders(
-    counts: list[tuple[int, ...]], layout: LayoutName, span_tokens: int, span_documents: int
+def test_a_span_comes_with_the_last_shard_that_it_takes_from(
+    counts: list[tuple[int, int]], span_tokens: int, span_documents: int
 ) -> None:
-    """And each span comes as soon as the shards are known that it takes from, and names no other ones."""
-    by_split = [{"train": (a, b if a else 0), "validation": (c, d if c else 0)} for a, b, c, d in counts]
-    shard = TokenShard(
-        key="k",
-        inputs={},
-        objects=(),
-        text_bytes=0,
-        rows=0,
-        read=0,
-        written=0,
-        skipped={},
-        replaced={},
-        token_count=0,
-        max_token_id=0,
-    )
-    fed = 0
-
-    def feed() -> Iterator[tuple[ShardPart, SplitCounts]]:
-        nonlocal fed
-        for number, one in enumerate(by_split):
-            fed = number + 1
-            yield ShardPart(shard=shard, file=number, first_row=0, all_in=None), one
-
+    """It names no other ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
         patch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", span_documents)
-        lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0), layout))
-        spans = [(span, fed) for part, one in feed() for span in lines.add(part, one)]
-        spans += [(span, fed) for span in lines.rest({})]
-
-    for split, of_tokens in itertools.product(SPLITS, (True, False)):
-        line = [(span, when) for span, when in spans if span.split == split and span.of_tokens == of_tokens]
-        total = sum(one[split][of_tokens] for one in by_split)
-        spec = SMALL[layout].encoded_tokens if of_tokens else SMALL[layout].seq_starts
-        assert [span.start for span, _ in line] == [0, *(span.stop for span, _ in line)][: len(line)]
-        assert (line[-1][0].stop if line else 0) == total
-        assert all(span.stop % spec.object_length == 0 for span, _ in line[:-1])
-        assert [span.last_entry is not None for span, _ in line] == [not of_tokens and span is line[-1][0] for span, _ in line]
-        for span, when in line:
-            here = [
-                (at.first_token, at.first_token + at.token_count) if of_tokens else (at.first_seq, at.first_seq + at.seq_count)
-                for at in span.parts
-            ]
-            assert all(start < span.stop or start == stop for start, stop in here)
-            assert all(stop > span.start or start == stop for start, stop in here)
-            if span is not line[-1][0]:
-                assert span.parts[-1].file == when - 1
+        lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0)))
+        for number, one in enumerate(counts):
+            part = ShardPart(shard=token_shard(), file=number, first_row=0, all_in=None)
+            for span in lines.add(part, {"train": one, "validation": (0, 0)}):
+                ends = [
+                    (at.first_token, at.first_token + at.token_count)
+                    if span.of_tokens
+                    else (at.first_seq, at.first_seq + at.seq_count)
+                    for at in span.parts
+                ]
+                assert all(start < span.stop and stop > span.start for start, stop in ends)
+                assert span.parts[-1].file == number
 
 
 @given(st.lists(KEYS, max_size=50), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**63 - 1))
@@ -333,18 +298,115 @@ def test_membership_is_the_same_in_every_version() -> None:
     assert np.flatnonzero(SplitRule(fraction=0.5, seed=1).numbers(keys)).tolist() == [1, 3, 4, 5, 6, 8, 10, 11]
 
 
-def test_nothing_and_everything() -> None:
-    keys = np.array([0, 1, 2**64 - 1], np.uint64)
-    assert not SplitRule(fraction=0, seed=3).numbers(keys).any()
-    assert SplitRule(fraction=1, seed=3).numbers(keys).all()
-    assert SplitRule(fraction=1, seed=3).numbers(np.empty(0, np.uint64)).tolist() == []
+ALL_TRAIN = SplitRule(fraction=0, seed=0)
 
 
-def test_a_span_that_does_not_get_its_items_fails(place: Workspace) -> None:
+class OnRequest:
+    """A span that is written when its result is asked for."""
+
+    def __init__(self, span: Span, target: Target, assembler: Assembler) -> None:
+        self.arguments = span, target, assembler
+
+    def result(self) -> Written:
+        return write_span(*self.arguments)
+
+    def cancel(self) -> bool:
+        return True
+
+
+def opened(target: Target) -> Assembler:
+    """An assembler that writes spans of tokens while parts arrive, and the others when it is asked for them."""
+    assembler = Assembler(target)
+    assembler.write_with(lambda span: OnRequest(span, target, assembler))
+    assembler.open_sink({}, streams=False)
+    return assembler
+
+
+def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, Written]]:
+    with opened(target) as assembler:
+        for part in parts:
+            assembler.add(part)
+        assembler.end()
+        found = assembler.finish()
+        return list(zip(found.spans, found.written, strict=True))
+
+
+def objects_of(place: Workspace, version: str = "v") -> list[str]:
+    return sorted(key for key, _ in (place.root / "versions" / version).listing())
+
+
+@examples(30)
+@given(
+    shards=datasets(),
+    fraction=st.sampled_from([0, 0.3, 1]),
+    layout=st.sampled_from(sorted(SMALL)),
+    span_tokens=st.sampled_from([1, 20, 1 << 26]),
+    backlog=st.sampled_from([-1, 0, 2, 100]),
+)
+def test_what_is_written_while_parts_arrive_is_what_tasks_write(
+    place: Workspace, shards: list[Shard], fraction: float, layout: LayoutName, span_tokens: int, backlog: int
+) -> None:
+    """However far behind a thread may be before spans are left to the tasks."""
+    rule = SplitRule(fraction=fraction, seed=1)
+    place.root.remove("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
+        patch.setattr(tasks.assemble.write, "BACKLOG", backlog)
+        parts, target = store_shards(shards, place), target_of(place, rule, layout)
+        found = assembled(parts, target_of(place, rule, layout, "assembled"))
+        expected = [(span, write_span(span, target)) for span in spans_of(parts, target)]
+    assert found == expected
+    assert objects_of(place, "assembled") == objects_of(place)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "shards", "early"),
+    [
+        ("BACKLOG", 100, [(4, 5), (4, 5)], range(5)),  # five objects, in spans of two, two and one, which is not full
+        ("SMALL_TOKENS", 21, [(4, 5), (7, 3)], (4, 5)),  # the span that begins with the larger one
+        ("BACKLOG", -1, [(4, 5)], ()),  # the thread falls behind
+    ],
+)
+def test_tokens_are_written_without_a_task_or_left_to_the_tasks(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch, setting: str, value: int, shards: Any, early: Any
+) -> None:
+    """Those of small shards, and those that come faster than they are written, are left."""
+    monkeypatch.setattr(tasks.assemble.write, setting, value)
+    with opened(target_of(place, ALL_TRAIN)) as assembler:
+        for part in store_shards([even(*one) for one in shards], place):
+            assembler.add(part)
+        assembler.end()
+    assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in early]
+
+
+def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
+    place: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tasks.assemble.write.SpanWriter, "_tokens", full)
+    target = target_of(place, ALL_TRAIN)
+    found = assembled(store_shards([even(4, 5)], place), target)
+    assert found == [(span, write_span(span, target)) for span, _ in found]
+
+
+def test_a_build_that_fails_leaves_no_part_of_a_span(place: Workspace) -> None:
+    """Its parts have not all arrived: nobody waits for them, and nothing is stored of it."""
+
+    def build() -> None:
+        with opened(target_of(place, ALL_TRAIN)) as assembler:
+            for part in store_shards([even(1, 5)], place):
+                assembler.add(part)
+            raise ValueError("a slice is bad")
+
+    with refusal("a slice is bad"):
+        build()
+    assert objects_of(place) == []
+
+
+def test_a_span_that_did_not_get_its_items_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
-    target = target_of(place, SplitRule(fraction=0, seed=0))
-    (part,) = store_shards([even(5, 3)], place)
-    for span in laid_out([(part, {"train": (6, 16), "validation": (0, 0)})], target):
-        if span.split == "train":
-            with pytest.raises(AssertionError, match="items arrived instead of"):
-                write_span(span, target)
+    monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: {"train": (6, 16), "validation": (0, 0)})
+    with pytest.raises(AssertionError, match="15 items arrived instead of 16"):
+        assembled(store_shards([even(5, 3)], place), target_of(place, ALL_TRAIN))
