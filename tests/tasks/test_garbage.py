@@ -24,15 +24,9 @@ from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, settings_of, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
+from tests.tasks.conftest import IN_A_STORE, ON_DISK, Build
 
 NOW = Policy(keep_versions=1, grace_days=0)
-
-
-def build_files(output: str, tmp_path: Path, *names: str, **settings: object) -> str:
-    """A version of the texts in files of these names, one shard each."""
-    paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 2) for name in names]
-    whole = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, **settings}
-    return build_here(whole).version
 
 
 def kinds(collected: GarbageReport) -> dict[str, int]:
@@ -50,10 +44,9 @@ def shards(root: Store) -> int:
     return sum(key.startswith("_cache/") and key.endswith("/receipt.json") for key, _ in root.listing())
 
 
-def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    build_files(output, tmp_path, "a", "b")
-    latest = build_files(output, tmp_path, "b", "c")
+def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root: Store, build: Build) -> None:
+    build("a", "b")
+    latest = build("b", "c")
     before = sorted(root.listing())
     dry = collect(root, NOW)
     assert sorted(root.listing()) == before
@@ -65,14 +58,13 @@ def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(output: s
     assert 0 < gone - done.byte_count < 12_000  # a version's manifest, marker, index and origin come on top of its objects
     assert versions(root) == [latest]
     assert collect(root, NOW, delete=True).garbage == ()
-    flat_tokens.verify(output, "full")
+    flat_tokens.verify(root.url, "full")
 
 
-def test_what_kept_versions_hold_needs_no_shards(output: str, tmp_path: Path) -> None:
+def test_what_kept_versions_hold_needs_no_shards(root: Store, build: Build, output: str, tmp_path: Path) -> None:
     """After a build every token is stored once, and a refresh is as cheap."""
-    root = Store.at(output)
-    build_files(output, tmp_path, "a", "b")
-    build_files(output, tmp_path, "b", "c")
+    build("a", "b")
+    build("b", "c")
     assert shards(root) == 0
     collect(root, NOW, delete=True)
     paths = [tmp_path / "in" / f"{name}.jsonl" for name in ("b", "c")]
@@ -81,12 +73,11 @@ def test_what_kept_versions_hold_needs_no_shards(output: str, tmp_path: Path) ->
     assert (again.slices_reused, again.text_bytes_tokenized) == (2, 0)
 
 
-def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(output: str, tmp_path: Path) -> None:
+def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(root: Store, build: Build) -> None:
     """Those of a build that died behind its commit, and those of one that nobody went on with."""
-    root = Store.at(output)
     with shards_stay():
-        build_files(output, tmp_path, "a")
-        lost = build_files(output, tmp_path, "b")
+        build("a")
+        lost = build("b")
     roll_back(root)
     for key in [key for key, _ in root.listing() if key.startswith((f"versions/{lost}/", f"_cache/index/{lost}"))]:
         root.remove(key)
@@ -98,9 +89,8 @@ def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(out
     assert shards(root) == 0
 
 
-def test_the_latest_pinned_ones_and_the_last_n_are_kept(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    names = [build_files(output, tmp_path, "a", split_seed=seed) for seed in range(5)]
+def test_the_latest_pinned_ones_and_the_last_n_are_kept(root: Store, build: Build) -> None:
+    names = [build("a", split_seed=seed) for seed in range(5)]
     pin(root, names[0])
     collect(root, Policy(keep_versions=2, grace_days=0), delete=True)
     assert versions(root) == sorted([names[0], names[3], names[4]])
@@ -109,13 +99,13 @@ def test_the_latest_pinned_ones_and_the_last_n_are_kept(output: str, tmp_path: P
     assert versions(root) == [names[0]]
 
 
-def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(tmp_path: Path) -> None:
+@ON_DISK
+def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(root: Store, build: Build) -> None:
     """A version that was read for a month and was replaced an hour ago has readers."""
-    output = tmp_path / "out"
-    root = Store.at(output)
-    one = build_files(str(output), tmp_path, "a")
+    output = Path(root.root)
+    one = build("a")
     age(output, days=30)
-    two = build_files(str(output), tmp_path, "a", split_seed=1)
+    two = build("a", split_seed=1)
     assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
     pointer = read_pointer(root)
     longer = pointer.former[0].model_copy(update={"until": "2020-01-01T00:00:00+00:00"})
@@ -130,13 +120,13 @@ def age(directory: Path, days: float) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def test_young_remains_of_a_build_that_may_be_resumed_stay(tmp_path: Path) -> None:
+@ON_DISK
+def test_young_remains_of_a_build_that_may_be_resumed_stay(root: Store, build: Build) -> None:
     """Shards without a version, a version without its marker."""
-    output = tmp_path / "out"
-    root = Store.at(output)
-    build_files(str(output), tmp_path, "a")
+    output = Path(root.root)
+    build("a")
     with shards_stay():
-        lost = build_files(str(output), tmp_path, "b", split_seed=1)
+        lost = build("b", split_seed=1)
     roll_back(root)
     (output / "versions" / lost / "zarr.json").unlink()
     week = Policy(keep_versions=1, grace_days=7)
@@ -151,11 +141,11 @@ def test_young_remains_of_a_build_that_may_be_resumed_stay(tmp_path: Path) -> No
     assert receipts(output) == set()
 
 
-def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    root = Store.at(output)
+@ON_DISK
+def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(root: Store, build: Build) -> None:
+    output = Path(root.root)
     with shards_stay():
-        build_files(str(output), tmp_path, "a", "b", "c")
+        build("a", "b", "c")
     one, two, three = sorted(receipts(output))
     shutil.rmtree(output / "_cache/index")
     (output / "_cache" / one / "receipt.json").unlink()
@@ -165,23 +155,23 @@ def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(tmp_path: 
     assert sorted(item.name for item in collected.garbage) == [f"_cache/{key}" for key in (one, two, three)]
 
 
-def test_staging_of_dead_processes_goes_without_grace(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    build_files(str(output), tmp_path, "a")
+@ON_DISK
+def test_staging_of_dead_processes_goes_without_grace(root: Store, build: Build) -> None:
+    output = Path(root.root)
+    build("a")
     dead = output / "_staging/0123456789abcdef/abc/file"
     dead.parent.mkdir(parents=True)
     dead.write_bytes(b"12345")
     dead.parent.with_suffix(".lock").touch()
-    dry = collect(Store.at(output), Policy())
+    dry = collect(root, Policy())
     assert [(item.kind, item.byte_count) for item in dry.garbage] == [("staging", 5)]
-    collect(Store.at(output), Policy(), delete=True)
+    collect(root, Policy(), delete=True)
     assert not (output / "_staging").exists()
 
 
-def test_groups_that_no_build_came_back_for_go_when_they_are_old(output: str, tmp_path: Path) -> None:
+def test_groups_that_no_build_came_back_for_go_when_they_are_old(root: Store, build: Build, tmp_path: Path) -> None:
     """A build that runs holds them, one that is run again stores them again."""
-    root = Store.at(output)
-    build_files(output, tmp_path, "a")
+    build("a")
     for name, data in (("0" * 64, b"12345"), ("1" * 64, b"1")):
         root.put(f"_groups/{name}/group.json", data)
         root.put(f"_groups/{name}/report.json", data)
@@ -217,10 +207,9 @@ def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_p
     assert not list((output / "_quarantine").glob("shard*"))
 
 
-def test_while_a_build_runs_nothing_goes_that_it_may_read(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    build_files(output, tmp_path, "a")
-    build_files(output, tmp_path, "b")
+def test_while_a_build_runs_nothing_goes_that_it_may_read(root: Store, build: Build, tmp_path: Path) -> None:
+    build("a")
+    build("b")
     with building(root, tmp_path / "scratch"):
         dry = collect(root, NOW)
         done = collect(root, NOW, delete=True)
@@ -231,18 +220,17 @@ def test_while_a_build_runs_nothing_goes_that_it_may_read(output: str, tmp_path:
 
 
 def test_a_version_that_is_pinned_or_made_the_latest_at_the_last_moment_stays(
-    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the listing and the removal; on object stores even between the marker's removal and the rest's."""
-    root = Store.at(output)
     for late in (lambda version: pin(root, version), lambda version: roll_back(root, version)):
-        one = build_files(output, tmp_path, "a")
-        build_files(output, tmp_path, "a", split_seed=1)
+        one = build("a")
+        build("a", split_seed=1)
         divide_then(monkeypatch, late)
         collect(root, NOW, delete=True)
         monkeypatch.undo()
         assert one in versions(root)
-        flat_tokens.verify(f"{output}/versions/{one}", "full")
+        flat_tokens.verify(f"{root.url}/versions/{one}", "full")
 
 
 def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) -> None:
@@ -279,19 +267,19 @@ def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int
     return left
 
 
+@IN_A_STORE
 @pytest.mark.parametrize("way", ["refresh", "collection"])
 @pytest.mark.parametrize("every", first_fast([9, 5]))
 def test_the_rest_of_a_version_whose_removal_died_goes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, every: int
+    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch, way: str, every: int
 ) -> None:
     """On an object store, where objects go one by one. A build that has not finished stays: it may be resumed."""
     policy = Policy(keep_versions=1, grace_days=30)
-    root = Store.at(url := f"memory://{uuid.uuid4().hex}")
     left = dying_at_a_removal(root, monkeypatch)
     root.put("versions/unfinished/train/zarr.json", b"{}")
     for death in itertools.count(2, every):
         for seed in range(2):
-            build_files(url, tmp_path, "a", split_seed=seed)
+            build("a", split_seed=seed)
         left[0] = death
         try:
             remove_superfluous(root, NOW)
@@ -307,14 +295,16 @@ def test_the_rest_of_a_version_whose_removal_died_goes_at_once(
             assert collect(root, policy).garbage == collect(root, policy, delete=True).garbage
         assert sorted(names_of(root, "versions")) == sorted([str(last), "unfinished"])
         assert [*names_of(root, "origins"), *names_of(root, "_cache/index")] == [f"{last}.json"] * 2
-        flat_tokens.verify(url, "full")
+        flat_tokens.verify(root.url, "full")
     assert death > 20
 
 
-def test_two_collections_of_an_object_store_may_meet_at_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@IN_A_STORE
+def test_two_collections_of_an_object_store_may_meet_at_any_version(
+    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found on Google Cloud Storage: one removed a marker that the other one had just seen."""
-    root = Store.at(url := f"memory://{uuid.uuid4().hex}")
-    old, new = (build_files(url, tmp_path, "a", split_seed=seed) for seed in range(2))
+    old, new = (build("a", split_seed=seed) for seed in range(2))
     real, others = Store.read, [root]
 
     def read(store: Store, key: str) -> bytes:
@@ -325,20 +315,19 @@ def test_two_collections_of_an_object_store_may_meet_at_any_version(tmp_path: Pa
     monkeypatch.setattr(Store, "read", read)
     collect(root, NOW, delete=True)
     assert (others, versions(root)) == ([], [new])
-    flat_tokens.verify(url, "full")
+    flat_tokens.verify(root.url, "full")
 
 
+@IN_A_STORE
 def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
-    url = f"memory://{uuid.uuid4().hex}"
-    root = Store.at(url)
     left = dying_at_a_removal(root, monkeypatch)
     for death in itertools.count(1, 7):
         for seed, names in enumerate((["a", "b"], ["b", "c"])):
             left[0] = 0
-            build_files(url, tmp_path, *names, split_seed=seed)
+            build(*names, split_seed=seed)
         left[0] = death
         try:
             collect(root, NOW, delete=True)
@@ -348,42 +337,43 @@ def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_v
             break
         left[0] = 0
         for version in versions(root):
-            flat_tokens.verify(f"{url}/versions/{version}", "full")
+            flat_tokens.verify(f"{root.url}/versions/{version}", "full")
         for key in [name for name in names_of(root, "_cache") if root.exists(f"_cache/{name}/receipt.json")]:
             assert load_shard(root, key) is not None
         collect(root, NOW, delete=True)
         assert len(versions(root)) == 1
         assert shards(root) == 0
         assert list(names_of(root, "_cache/index")) == [f"{version}.json" for version in versions(root)]
-        flat_tokens.verify(url, "full")
+        flat_tokens.verify(root.url, "full")
     assert death > 28
 
 
-def test_without_a_pointer_no_version_is_superfluous(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
+def test_without_a_pointer_no_version_is_superfluous(root: Store, build: Build) -> None:
     for seed in range(3):
-        build_files(output, tmp_path, "a", split_seed=seed)
+        build("a", split_seed=seed)
     root.remove("latest.json")
     assert kinds(collect(root, NOW, delete=True)) == {}
     assert len(versions(root)) == 3
 
 
+@ON_DISK
 @pytest.mark.parametrize("value", [7, None, "x", [7], [{"path": 7}], {"path": "x"}])
-def test_settings_that_are_not_understood_need_no_tables(tmp_path: Path, value: object) -> None:
+def test_settings_that_are_not_understood_need_no_tables(root: Store, build: Build, value: object) -> None:
     """The record of an origin is damaged: a version is kept for it all the same, and so is what is young."""
-    output = tmp_path / "out"
-    version = build_files(str(output), tmp_path, "a")
+    output = Path(root.root)
+    version = build("a")
     record = output / "origins" / f"{version}.json"
     facts = json.loads(record.read_bytes())
     record.write_text(json.dumps({**facts, "config": {**facts["config"], "sources": value}}))
-    assert needs_of(Store.at(output), list_versions(Store.at(output))).tables == frozenset()
-    assert [one.version for one in collect(Store.at(output), NOW, delete=True).kept] == [version]
+    assert needs_of(root, list_versions(root)).tables == frozenset()
+    assert [one.version for one in collect(root, NOW, delete=True).kept] == [version]
 
 
-def test_what_is_not_understood_stops_a_collection(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    version = build_files(str(output), tmp_path, "a")
+@ON_DISK
+def test_what_is_not_understood_stops_a_collection(root: Store, build: Build) -> None:
+    output = Path(root.root)
+    version = build("a")
     (output / "versions" / version / "manifest.json").write_text("{")
     with refusal(r"is not a manifest"):
-        collect(Store.at(output), NOW, delete=True)
+        collect(root, NOW, delete=True)
     assert (output / "versions" / version / "train").exists()

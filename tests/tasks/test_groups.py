@@ -49,19 +49,26 @@ def group(tmp_path: Path, **facts: Any) -> Group:
     return Group.model_validate(told)
 
 
-def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(tmp_path: Path) -> None:
-    root = Store.at(tmp_path / "out")
-    mine = group(tmp_path)
-    digest = put_group(root, mine)
+Stored = tuple[Store, Group, str]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    """An output, a group in it, and the digest that names it."""
+    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
+    return root, mine, put_group(root, mine)
+
+
+def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(stored: Stored) -> None:
+    root, mine, digest = stored
     assert read_group(root, digest) == mine
     assert put_group(root, mine) == digest == mine.digest
     assert mine.model_copy(update={"workers": 3}).digest != digest
     assert (mine.stage, mine.label) == ("split", "train tokens 0 to 8 to train tokens 8 to 16 (2)")
 
 
-def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: Path) -> None:
-    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
-    digest = put_group(root, mine)
+def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored: Stored, tmp_path: Path) -> None:
+    root, _, digest = stored
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps({**facts, "workers": 7}))
@@ -84,18 +91,18 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(tmp_path: 
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_a_group_that_is_damaged_is_refused_by_its_path(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
-    root = Store.at(tmp_path / "out")
-    digest = put_group(root, group(tmp_path))
+def test_a_group_that_is_damaged_is_refused_by_its_path(
+    stored: Stored, tmp_path: Path, damage: dict[str, Any], words: str
+) -> None:
+    root, _, digest = stored
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     with refusal(re.escape(f"{path} is damaged: {words}")):
         read_group(root, digest)
 
 
-def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> None:
-    root, mine = Store.at(tmp_path), group(tmp_path)
-    digest = put_group(root, mine)
+def test_results_come_with_the_last_report_and_not_before(stored: Stored) -> None:
+    root, mine, digest = stored
     assert read_report(root, digest, "run") is None
     with reporting(root, mine, "run") as results:
         first = read_report(root, digest, "run")
@@ -108,9 +115,8 @@ def test_results_come_with_the_last_report_and_not_before(tmp_path: Path) -> Non
     assert last.under_way == ()
 
 
-def test_reports_keep_coming_and_tell_how_far_the_work_is(tmp_path: Path) -> None:
-    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
-    digest = put_group(root, mine)
+def test_reports_keep_coming_and_tell_how_far_the_work_is(stored: Stored) -> None:
+    root, mine, digest = stored
     meter.reset()
     meter.begin("tokenize")
     with reporting(root, mine, "run"):
@@ -134,9 +140,8 @@ def test_reports_keep_coming_and_tell_how_far_the_work_is(tmp_path: Path) -> Non
         (RuntimeError("HTTP 503"), True),
     ],
 )
-def test_a_failure_is_reported_with_whether_another_try_may_help(tmp_path: Path, error: Exception, may_pass: bool) -> None:
-    root, mine = Store.at(tmp_path), group(tmp_path)
-    digest = put_group(root, mine)
+def test_a_failure_is_reported_with_whether_another_try_may_help(stored: Stored, error: Exception, may_pass: bool) -> None:
+    root, mine, digest = stored
     with pytest.raises(type(error)), reporting(root, mine, "run"):
         raise error
     report = read_report(root, digest, "run")
@@ -144,23 +149,21 @@ def test_a_failure_is_reported_with_whether_another_try_may_help(tmp_path: Path,
     assert report.results is None
 
 
-def test_a_report_that_is_damaged_counts_as_none(tmp_path: Path) -> None:
-    root, mine = Store.at(tmp_path), group(tmp_path)
-    digest = put_group(root, mine)
+def test_a_report_that_is_damaged_counts_as_none(stored: Stored, tmp_path: Path) -> None:
+    root, mine, digest = stored
     with reporting(root, mine, "run") as results:
         results.append(WRITTEN)
-    path = tmp_path / GROUPS / digest / "run.json"
+    path = tmp_path / "out" / GROUPS / digest / "run.json"
     whole = path.read_text()
     for damaged in (whole[:-20], whole.replace("12", "13"), "[]", "null", '{"sha256": "00"}'):
         path.write_text(damaged)
         assert read_report(root, digest, "run") is None
 
 
-def test_a_group_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
-    root, mine = Store.at(tmp_path), group(tmp_path)
-    digest = put_group(root, mine)
+def test_a_group_that_is_forgotten_leaves_nothing(stored: Stored, tmp_path: Path) -> None:
+    root, _, digest = stored
     forget(root, digest)
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "out").iterdir())
     forget(root, digest)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,21 +23,18 @@ from tasks.output.paths import version_store
 from tasks.output.pointer import Candidate, change, read_history, read_pointer
 from tasks.output.swap import Seen
 from tasks.output.versions import approve, hold, list_versions, reject, roll_back
-from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import key_file
 from tests.processes import in_threads
 from tests.refusal import refusal
+from tests.tasks.conftest import IN_A_STORE, ON_DISK, Build
 
 
 class At:
     """An output with versions of the same few texts, one for each seed, the last of which waits."""
 
-    def __init__(self, output: str, tmp_path: Path) -> None:
-        self.root = Store.at(output)
-        source = write_notes(tmp_path / "in/a.jsonl", 4)
-        settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
-        made = [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(3)]
-        self.first, self.latest, self.waits = made
+    def __init__(self, root: Store, build: Build) -> None:
+        self.root = root
+        self.first, self.latest, self.waits = (build("a", "b", split_seed=seed) for seed in range(3))
         now = read_pointer(self.root)
         facts = {
             "version": self.latest,
@@ -63,10 +59,9 @@ class At:
         return hold(self.root, Candidate(**{**facts, **other}), now.sequence if since is None else since)
 
 
-@pytest.fixture(params=["disk", "memory"])
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> At:
-    output = str(tmp_path / "out") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
-    return At(output, tmp_path)
+@pytest.fixture
+def at(root: Store, build: Build) -> At:
+    return At(root, build)
 
 
 def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at: At) -> None:
@@ -150,9 +145,9 @@ def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[.
     assert read_pointer(at.root).version == (at.waits if decision.what == "approved" else at.latest)
 
 
-def test_an_approval_beside_another_one_is_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@IN_A_STORE
+def test_an_approval_beside_another_one_is_the_others(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store has no lock that machines share: the other approval is made whole between two of this one's reads."""
-    at = At(f"memory://held/{uuid.uuid4().hex}", tmp_path)
     look, others = tasks.output.swap.look, ["another"]
 
     def late(root: Store, key: str) -> Seen:
@@ -185,9 +180,12 @@ def test_an_approval_that_is_killed_is_made_or_not(at: At, monkeypatch: pytest.M
     assert read_pointer(at.root).version == at.waits
 
 
-def test_with_a_key_the_record_of_what_waits_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@ON_DISK
+def test_with_a_key_the_record_of_what_waits_is_signed(
+    root: Store, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys")))
-    at = At(str(tmp_path / "out"), tmp_path)
+    at = At(root, build)
     told = at.root.read("latest.json")
     (tmp_path / "out/latest.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
     with refusal(r"latest\.json: the signature next to it is of something else"):

@@ -29,14 +29,6 @@ with building(Store.at(sys.argv[1]), Path(sys.argv[1], "_cache")):
 """
 
 
-@pytest.fixture(params=["disk", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "memory":
-        return Store.at(f"memory://{uuid.uuid4().hex}")
-    (tmp_path / "out").mkdir()
-    return Store.at(tmp_path / "out")
-
-
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"

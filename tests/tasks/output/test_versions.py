@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from pathlib import Path
 
 import pytest
@@ -26,44 +25,41 @@ from tasks.output.versions import (
 )
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.refusal import refusal
+from tests.tasks.conftest import ON_DISK, Build
 
 
-def build_versions(output: str, tmp_path: Path, count: int) -> list[str]:
+def versions_of(build: Build, count: int) -> list[str]:
     """Versions of the same few texts, one for each seed."""
-    source = write_notes(tmp_path / "in/a.jsonl", 4)
-    settings = settings_of(Path("unused"), source, scratch=str(tmp_path / "scratch"))
-    return [build_here({**settings, "output": output, "split_seed": seed}).version for seed in range(count)]
+    return [build("a", "b", split_seed=seed) for seed in range(count)]
 
 
-def test_versions_are_listed_the_latest_first(output: str, tmp_path: Path) -> None:
-    one, two, three = build_versions(output, tmp_path, 3)
-    versions = list_versions(Store.at(output))
+def test_versions_are_listed_the_latest_first(root: Store, build: Build) -> None:
+    one, two, three = versions_of(build, 3)
+    versions = list_versions(root)
     assert [(version.version, version.state) for version in versions] == [(three, "latest"), (two, "former"), (one, "former")]
     latest = versions[0]
     assert (latest.documents, latest.tokenizer, latest.pinned, latest.until) == (4, "bytes", None, None)
     assert latest.tokens == sum(
-        split.token_count for split in (flat_tokens.open(output).train, flat_tokens.open(output).validation)
+        split.token_count for split in (flat_tokens.open(root.url).train, flat_tokens.open(root.url).validation)
     )
     assert latest.byte_count > 0
     assert all(version.at is not None for version in versions)
 
 
-def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    one, two, three = build_versions(output, tmp_path, 3)
+def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(root: Store, build: Build) -> None:
+    one, two, three = versions_of(build, 3)
     assert [(now.version, now.sequence) for now in (roll_back(root), roll_back(root))] == [(two, 4), (one, 5)]
-    assert flat_tokens.open(output).path.endswith(one)
+    assert flat_tokens.open(root.url).path.endswith(one)
     listed = [(version.version, version.state) for version in list_versions(root)]
     assert listed == [(one, "latest"), (two, "withdrawn"), (three, "withdrawn")]
     with refusal(r"no version before .* is left"):
         roll_back(root)
     if root.is_local:
-        assert os.readlink(Path(output, "latest")) == f"versions/{one}"
+        assert os.readlink(Path(root.root, "latest")) == f"versions/{one}"
 
 
-def test_a_rollback_to_a_named_version_and_forward_again(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    one, two, three = build_versions(output, tmp_path, 3)
+def test_a_rollback_to_a_named_version_and_forward_again(root: Store, build: Build) -> None:
+    one, two, three = versions_of(build, 3)
     assert roll_back(root, one[:6]).version == one
     pointer = read_pointer(root)
     assert ([step.version for step in pointer.former], [step.version for step in pointer.withdrawn]) == ([], [three])
@@ -73,27 +69,19 @@ def test_a_rollback_to_a_named_version_and_forward_again(output: str, tmp_path: 
     assert two not in [step.version for step in read_pointer(root).former]
 
 
-def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    _, two, three = build_versions(output, tmp_path, 3)
+def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(root: Store, build: Build) -> None:
+    _, two, three = versions_of(build, 3)
     roll_back(root)
-    *_, four = build_versions_from(output, tmp_path, 3)
+    four = build("a", "b", split_seed=3)
     assert read_pointer(root).version == four
     assert roll_back(root).version == two
     assert read_pointer(root).names("withdrawn") == [three, four]
 
 
-def build_versions_from(output: str, tmp_path: Path, seed: int) -> list[str]:
-    settings = settings_of(Path("unused"), tmp_path / "in/a.jsonl", scratch=str(tmp_path / "scratch"))
-    return [build_here({**settings, "output": output, "split_seed": seed}).version]
-
-
-def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    root = Store.at(output)
+def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(root: Store, build: Build) -> None:
     with refusal("nothing was ever published"):
         roll_back(root)
-    one, two = build_versions(str(output), tmp_path, 2)
+    one, two = versions_of(build, 2)
     for name, words in (
         ("nope", "no version begins with 'nope'"),
         ("", "not the name"),
@@ -102,7 +90,7 @@ def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(tmp_path: Pat
     ):
         with refusal(words):
             roll_back(root, name)
-    (output / "versions" / one / "train/seq_starts/c/0").unlink()
+    root.remove(f"versions/{one}/train/seq_starts/c/0")
     with refusal("is missing"):
         roll_back(root)
     assert (read_pointer(root).version, read_pointer(root).sequence) == (two, 2)
@@ -118,9 +106,8 @@ def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path: Path
         find_version(root, "abc")
 
 
-def test_a_pin_is_seen_until_it_is_taken_away(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    one, _ = build_versions(output, tmp_path, 2)
+def test_a_pin_is_seen_until_it_is_taken_away(root: Store, build: Build) -> None:
+    one, _ = versions_of(build, 2)
     assert pin(root, one[:8], "for the paper") == one
     assert {version.version: version.pinned for version in list_versions(root)}[one] == "for the paper"
     with refusal("'' is not the name of a version"):
@@ -134,9 +121,8 @@ def test_a_pin_is_seen_until_it_is_taken_away(output: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("record", ["held.json", "pins/x.json"])
-def test_records_of_an_earlier_checkout_are_named(output: str, record: str) -> None:
+def test_records_of_an_earlier_checkout_are_named(root: Store, record: str) -> None:
     """Whoever pinned a version there is told before it may be collected."""
-    root = Store.at(output)
     root.put(record, b"{}")
     with refusal(r"is of an earlier checkout\. Pins and the version that waits are in latest\.json now"):
         collect(root, Policy())
@@ -154,18 +140,17 @@ def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.
     check_distinct([f"{tmp_path}/out", f"{tmp_path}/out-2", "memory://out"])
 
 
-def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(output: str, tmp_path: Path) -> None:
-    root = Store.at(output)
-    (version,) = build_versions(output, tmp_path, 1)
+def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(root: Store, build: Build, tmp_path: Path) -> None:
+    (version,) = versions_of(build, 1)
     origin = read_origin(root, version)
     assert origin is not None
     assert origin.config["sources"][0]["path"] == str(tmp_path / "in/a.jsonl")
     files = read_origin_files(root, version)
     assert files is not None
-    assert [file.name for file in files.files] == [file.name for file in files.found] == ["a.jsonl"]
+    assert [file.name for file in files.files] == [file.name for file in files.found] == ["a.jsonl", "b.jsonl"]
     early = origin.model_copy(update={"at": origin.at.replace(year=2020)})
     root.put(f"origins/{version}.json", early.model_dump_json().encode())
-    build_versions(output, tmp_path, 1)
+    versions_of(build, 1)
     again = read_origin(root, version)
     assert again is not None
     assert again.at.year == 2020
@@ -186,21 +171,19 @@ def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, spoiled: bytes) -
     assert read_origin(root, "x") is None
 
 
-def test_a_dataset_is_found_by_its_output_a_version_or_the_link(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    one, two = build_versions(str(output), tmp_path, 2)
-    for path, version in ((output, two), (output / "latest", two), (output / "versions" / one, one)):
-        root, name = at_dataset(str(path))
-        assert (root.root, name) == (str(output), version)
+def test_a_dataset_is_found_by_its_output_or_a_version(root: Store, build: Build) -> None:
+    one, two = versions_of(build, 2)
+    for path, version in ((root.url, two), (f"{root.url}/versions/{one}", one)):
+        found, name = at_dataset(path)
+        assert (found.url, name) == (root.url, version)
+
+
+@ON_DISK
+def test_a_dataset_is_found_by_the_link_too(root: Store, build: Build, tmp_path: Path) -> None:
+    (version,) = versions_of(build, 1)
+    found, name = at_dataset(f"{root.root}/latest")
+    assert (found.root, name) == (root.root, version)
     with refusal("is neither a configuration file nor an output"):
         at_dataset(str(tmp_path / "in"))
     with refusal(r"latest\.json: is a file, not a dataset\. Give the output"):
-        at_dataset(str(output / "latest.json"))
-
-
-def test_a_dataset_on_an_object_store_is_found_by_its_output_or_a_version(tmp_path: Path) -> None:
-    output = f"memory://{uuid.uuid4().hex}"
-    one, two = build_versions(output, tmp_path, 2)
-    for path, version in ((output, two), (f"{output}/versions/{one}", one)):
-        root, name = at_dataset(path)
-        assert (root.url, name) == (Store.at(output).url, version)
+        at_dataset(f"{root.root}/latest.json")
