@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,48 +16,7 @@ from tasks.locations import check_hop
 from tasks.models import FoundFile
 from tests.processes import serving
 from tests.refusal import refusal
-
-BODY = b'{"text": "a document"}\n'
-
-
-class Server(ThreadingHTTPServer):
-    """Files below /data and /secret; a path below /to leads to where the server's ``leads`` says."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Request)
-        self.leads, self.seen, self.headers = "", [], []
-        self.to = "/to/"
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Request(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        self.server.seen.append(self.path)
-        self.server.headers.append(dict(self.headers))
-        if self.server.to in self.path:
-            self.send_response(302)
-            self.send_header("Location", self.server.leads)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(BODY)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(BODY)
+from tests.tasks.download.test_fetch import BODY, Server
 
 
 @pytest.fixture
@@ -90,13 +47,13 @@ def test_a_redirect_out_of_the_roots_is_refused_before_it_is_followed(
     servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client, leads: str
 ) -> None:
     one, other = servers
-    monkeypatch.setenv(INPUT_ROOTS, f"{one.url}/data,x,{tmp_path}")
+    monkeypatch.setenv(INPUT_ROOTS, f"{one.home}/data,x,{tmp_path}")
     monkeypatch.chdir(tmp_path)
-    one.leads = leads.format(other=other.url)
+    one.leads = leads.format(other=other.home)
     with refusal(r"which may not be read here: FLAT_TOKENS_INPUT_ROOTS allows", (ValueError, OSError)):
-        client(f"{one.url}/data/to/a.jsonl", tmp_path)
-    assert other.seen == []
-    assert not any("secret" in path for path in one.seen)
+        client(f"{one.home}/data/to/a.jsonl", tmp_path)
+    assert other.paths == []
+    assert not any("secret" in path for path in one.paths)
 
 
 @CLIENTS
@@ -105,24 +62,23 @@ def test_a_redirect_within_the_roots_is_followed(
 ) -> None:
     one, other = servers
     monkeypatch.chdir(tmp_path)
-    one.leads = f"{other.url}/data/a.jsonl"
-    for roots in ("", f"{one.url}/data,{other.url}/data/,x"):
+    one.leads = f"{other.home}/data/a.jsonl"
+    for roots in ("", f"{one.home}/data,{other.home}/data/,x"):
         monkeypatch.setenv(INPUT_ROOTS, roots)
-        client(f"{one.url}/data/to/a.jsonl", tmp_path)
-        assert other.seen.pop() == "/data/a.jsonl"
+        client(f"{one.home}/data/to/a.jsonl", tmp_path)
+        assert other.paths.pop() == "/data/a.jsonl"
 
 
 @CLIENTS
 @pytest.mark.parametrize("leads", ["/data/a.jsonl", "{one}/data/b.jsonl", "/again/to/a.jsonl"])
 def test_a_redirect_to_another_path_of_the_same_server_is_followed(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client, leads: str
+    servers: tuple[Server, Server], tmp_path: Path, client: Client, leads: str
 ) -> None:
-    """Also where that leads on, and where the server keeps the connection."""
+    """Also where that leads on."""
     one, _ = servers
-    monkeypatch.setattr(Request, "protocol_version", "HTTP/1.1")
-    one.leads, one.to = leads.format(one=one.url), "/to/" if leads != "/again/to/a.jsonl" else "/first/to/"
-    client(f"{one.url}/first/to/a.jsonl", tmp_path)
-    assert one.seen[-1] == leads.removeprefix("{one}")
+    one.leads, one.to = leads.format(one=one.home), "/to/" if leads != "/again/to/a.jsonl" else "/first/to/"
+    client(f"{one.home}/first/to/a.jsonl", tmp_path)
+    assert one.paths[-1] == leads.removeprefix("{one}")
 
 
 @CLIENTS
@@ -131,7 +87,7 @@ def test_a_redirect_to_an_address_of_credentials_is_refused(
 ) -> None:
     servers[0].leads = "http://[2002:a9fe:a9fe::1]/latest"
     with refusal("an address at which cloud machines get", (ValueError, OSError)):
-        client(f"{servers[0].url}/to/a.jsonl", tmp_path)
+        client(f"{servers[0].home}/to/a.jsonl", tmp_path)
 
 
 @CLIENTS
@@ -143,21 +99,21 @@ def test_a_name_of_a_link_local_address_is_refused_when_it_is_connected_to(
 
     numbers = tasks.locations._numbers
     monkeypatch.setattr(tasks.locations, "_numbers", lambda host: numbers("169.254.0.1" if host == "127.0.0.1" else host))
-    url = servers[0].url.replace("127.0.0.1", "localhost")
+    url = servers[0].home.replace("127.0.0.1", "localhost")
     with refusal(r"localhost \(127.0.0.1\), an address at which cloud", (ValueError, OSError)):
         client(f"{url}/data/a.jsonl", tmp_path)
-    assert servers[0].seen == []
+    assert servers[0].paths == []
 
 
 def test_headers_of_ours_stay_with_the_first_server(servers: tuple[Server, Server]) -> None:
     one, other = servers
-    one.leads = f"{other.url}/data/a.jsonl"
+    one.leads = f"{other.home}/data/a.jsonl"
     import fsspec
 
     fs = fsspec.filesystem(
         "http", client_kwargs={"headers": {"X-Key": "ours", "Authorization": "ours"}}, skip_instance_cache=True
     )
-    assert fs.cat(f"{one.url}/to/a.jsonl") == BODY
+    assert fs.cat(f"{one.home}/to/a.jsonl") == BODY
     assert one.headers[0]["X-Key"] == one.headers[0]["Authorization"] == "ours"
     assert not {"X-Key", "Authorization"} & set(other.headers[0])
 

@@ -48,23 +48,26 @@ def all_files_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 0)
 
 
-def cut_file(found: FoundFile, sources: tuple[Source, ...], slice_bytes: int, place: Workspace) -> CutFile:
+def cut_file(found: FoundFile, sources: tuple[Source, ...], place: Workspace) -> CutFile:
     """Cut a file, and let the output know it."""
-    (cut,) = cut_files((found,), sources, slice_bytes, place)
-    remember_files(place.root, sources, slice_bytes, [cut], time.time_ns())
+    (cut,) = cut_files((found,), sources, SLICE_BYTES, place)
+    remember_files(place.root, sources, SLICE_BYTES, [cut], time.time_ns())
     return cut
 
 
-def recorded(
-    found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
-) -> dict[FoundFile, CutFile]:
+def recorded(found: Sequence[FoundFile], sources: tuple[Source, ...], place: Workspace) -> dict[FoundFile, CutFile]:
     """The files that are known."""
-    known = known_files(found, sources, slice_bytes, roots)
+    known = known_files(found, sources, SLICE_BYTES, [place.root])
     return {file: cut for file, cut in zip(found, known, strict=True) if cut is not None}
 
 
 def sliced(cut: CutFile) -> list[Slice]:
     return list(slices_of([cut], SLICE_BYTES))
+
+
+def copy_of(cut: CutFile, sources: tuple[Source, ...], place: Workspace) -> Path:
+    """The file on this machine, from which the first slice is read."""
+    return Path(at_hand(sliced(cut)[0], sources, place).ranges[0].file.location)
 
 
 @pytest.fixture
@@ -92,11 +95,11 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
 
 def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
-    cut = cut_file(found, sources, SLICE_BYTES, place)
+    cut = cut_file(found, sources, place)
     assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert sliced(cut) == [range_of_slice(cut.file, i, i + 1, cut.cuts[i].text_bytes) for i in range(4)]
 
-    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    (known,) = recorded([found], sources, place).values()
     assert known.cuts == cut.cuts
     assert known.file == cut.file._replace(location="", stamp=(), found=found)
     assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)  # it is here, and read in place
@@ -105,8 +108,8 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
 
 def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
-    cut_file(found, sources, SLICE_BYTES, place)
-    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    cut_file(found, sources, place)
+    (known,) = recorded([found], sources, place).values()
     waiting = threading.Barrier(4)
 
     def at_once(part: Slice) -> Slice:
@@ -122,13 +125,13 @@ def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path,
 
 def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
     found, sources = write_file(tmp_path)
-    cut = cut_file(found._replace(uri=f"file://{found.uri}", immutable=None), sources, SLICE_BYTES, place)
+    cut = cut_file(found._replace(uri=f"file://{found.uri}", immutable=None), sources, place)
     copy = Path(cut.file.location)
     assert copy.is_relative_to(place.scratch)
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(sliced(cut)[0], sources, place).ranges[0].file.location).read_bytes() == Path(found.uri).read_bytes()
+    assert copy_of(cut, sources, place).read_bytes() == Path(found.uri).read_bytes()
     shutil.rmtree(place.scratch)
-    assert Path(at_hand(sliced(cut)[0], sources, place).ranges[0].file.location).exists()
+    assert copy_of(cut, sources, place).exists()
     assert fetched == ["a.parquet"] * 3
 
 
@@ -136,23 +139,23 @@ def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next
     tmp_path: Path, place: Workspace
 ) -> None:
     found, sources = write_file(tmp_path)
-    cut_file(found, sources, SLICE_BYTES, place)
-    (known,) = recorded([found], sources, SLICE_BYTES, [place.root]).values()
+    cut_file(found, sources, place)
+    (known,) = recorded([found], sources, place).values()
     write_file(tmp_path, "another")  # and its store does not tell
     with refusal(re.escape("a.parquet changed while the build read it")):
-        at_hand(sliced(known)[0], sources, place)
-    assert not recorded([found], sources, SLICE_BYTES, [place.root])
+        copy_of(known, sources, place)
+    assert not recorded([found], sources, place)
 
 
 def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Workspace) -> None:
     found, sources = write_file(tmp_path)
-    cut = cut_file(found, sources, SLICE_BYTES, place)
+    cut = cut_file(found, sources, place)
     Path(found.uri).unlink()
     with refusal(re.escape("a.parquet was removed while the build ran. Put it back")):
-        at_hand(sliced(cut)[0], sources, place)
+        copy_of(cut, sources, place)
     Path(found.uri).parent.rmdir()
     with refusal(re.escape(f"cannot read {found.uri}. Put sources where every")):
-        at_hand(sliced(cut)[0], sources, place)
+        copy_of(cut, sources, place)
 
 
 def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Workspace) -> None:
@@ -180,19 +183,19 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
     body = parquet_bytes(tmp_path, "document" * 100_000)
     (found,), sources = on_the_hub(stand_in_hub, a=body)
     assert found.content == f"sha256:{hashlib.sha256(body).hexdigest()}"
-    cut = cut_file(found, sources, SLICE_BYTES, place)
+    cut = cut_file(found, sources, place)
     assert stand_in_hub.count("/resolve/", "GET") == 1
     assert list(Path(place.scratch).rglob("*.part")) == list((tmp_path / "huggingface").rglob("*.parquet")) == []
 
     whole = look_into(found._replace(content=None, immutable=None), sources, SLICE_BYTES, place)
     assert cut.cuts == whole.cuts
     assert cut.file.identity() == whole.file.identity()
-    assert recorded([found], sources, SLICE_BYTES, [place.root]) == {found: cut}
-    here = at_hand(sliced(cut)[0], sources, place).ranges[0]
-    assert Path(here.file.location).is_relative_to(tmp_path / "huggingface")
-    assert Path(here.file.location).read_bytes() == body
+    assert recorded([found], sources, place) == {found: cut}
+    here = copy_of(cut, sources, place)
+    assert here.is_relative_to(tmp_path / "huggingface")
+    assert here.read_bytes() == body
     own = place._replace(scratch=str(tmp_path / "own/_staging"))
-    assert Path(at_hand(sliced(cut)[0], sources, own).ranges[0].file.location).is_relative_to(tmp_path / "own")
+    assert copy_of(cut, sources, own).is_relative_to(tmp_path / "own")
 
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
@@ -216,16 +219,16 @@ def test_what_is_no_parquet_file_is_an_error_that_names_it(
 ) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=body)
     with refusal(re.escape("a.parquet cannot be read as parquet")):
-        cut_file(found, sources, SLICE_BYTES, place)
+        cut_file(found, sources, place)
     assert list(Path(place.scratch).rglob("*.part")) == []
 
 
 def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Workspace) -> None:
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     lie = found._replace(content=f"sha256:{'0' * 64}")
-    cut = cut_file(lie, sources, SLICE_BYTES, place)
+    cut = cut_file(lie, sources, place)
     with refusal(re.escape("a.parquet changed while the build read it")):
-        at_hand(sliced(cut)[0], sources, place)
+        copy_of(cut, sources, place)
 
 
 def test_a_file_of_the_same_content_is_known_at_another_revision(
@@ -236,9 +239,9 @@ def test_a_file_of_the_same_content_is_known_at_another_revision(
 ) -> None:
     one = parquet_bytes(tmp_path, "one")
     (found,), sources = on_the_hub(stand_in_hub, a=one)
-    cut_file(found, sources, SLICE_BYTES, place)
+    cut_file(found, sources, place)
     found_now, _ = on_the_hub(stand_in_hub, a=one, b=parquet_bytes(tmp_path, "two"))
-    known = recorded(found_now, sources, SLICE_BYTES, [place.root])
+    known = recorded(found_now, sources, place)
     assert [file.name for file in known] == ["a.parquet"]
     assert next(iter(known.values())).file.found == found_now[0] != found
     assert fetched == []
@@ -283,7 +286,7 @@ def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_pa
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
     chosen = Source(name="x", path=str(tmp_path / "x.jsonl"))
     (found,) = resolve_source(chosen, 0).files
-    cut_file(found._replace(immutable="ETag:1"), (chosen,), SLICE_BYTES, place)
+    cut_file(found._replace(immutable="ETag:1"), (chosen,), place)
     assert [path.name for path in files.glob(".*.part")] == [".other.json.0123abcd.part"]
     assert len(list(files.glob("*.table"))) == 1
 
@@ -296,11 +299,11 @@ def test_columns_of_directories_are_those_of_the_name_that_a_file_has_now(tmp_pa
     source = Source(name="s", path=str(tmp_path / "in"), keep_columns=("lang",))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     found = FoundFile(0, "lang=en/x.parquet", str(path), path.stat().st_size, "etag:1", f"sha256:{digest}")
-    cut = cut_file(found, (source,), SLICE_BYTES, place)
+    cut = cut_file(found, (source,), place)
     assert cut.file.partitions == (("lang", "en"),)
     moved = found._replace(name="lang=fr/x.parquet", immutable="etag:2")
     other = found._replace(name="x.parquet", immutable="etag:3")
-    known = recorded([found, moved, other], (source,), SLICE_BYTES, [place.root])
+    known = recorded([found, moved, other], (source,), place)
     assert {file.name: of.file.partitions for file, of in known.items()} == {
         "lang=en/x.parquet": (("lang", "en"),),
         "lang=fr/x.parquet": (("lang", "fr"),),

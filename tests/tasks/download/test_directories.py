@@ -71,8 +71,53 @@ def test_the_files_of_a_table_in_a_store_are_refused(memory: str, log: str, kind
         names(f"{memory}/{path}")
 
 
-def test_a_directory_that_is_called_metadata_makes_no_table(tmp_path: Path) -> None:
-    assert names(put(tmp_path, "metadata/a.jsonl", "b.jsonl")) == ["b.jsonl", "metadata/a.jsonl"]
+TREE = ("b.jsonl", "a/z.jsonl", "a.jsonl", "metadata/c.jsonl", "_SUCCESS", ".h.jsonl", "_d.jsonl", "_e/x.jsonl", "a/.git/y")
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("", ["a.jsonl", "a/z.jsonl", "b.jsonl", "metadata/c.jsonl"]),  # by name, but hidden ones; metadata makes no table
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("_*.jsonl", ["_d.jsonl"]),
+        ("**/[az].jsonl", ["a.jsonl", "a/z.jsonl"]),
+        ("_d.jsonl", ["_d.jsonl"]),
+        ("link", ["z.jsonl"]),
+    ],
+)
+def test_hidden_files_are_found_only_where_a_path_says_so(tmp_path: Path, path: str, found: list[str]) -> None:
+    put(tmp_path / "in", *TREE)
+    if path == "link":
+        (tmp_path / "in/link").symlink_to("a")
+    for place in (f"{tmp_path}/in/{path}", f"file://{tmp_path}/in/{path}"):
+        assert names(place) == found
+
+
+@pytest.mark.parametrize(
+    ("split", "validation_split", "expected"),
+    [
+        ("train", None, ["train-0 None"]),
+        ("train", "test", ["test-0 validation", "train-0 train"]),
+        (None, "test", ["constrained train", "test-0 validation", "train-0 train"]),
+    ],
+)
+def test_splits_are_told_by_names_that_stand_alone(
+    tmp_path: Path, split: str | None, validation_split: str | None, expected: list[str]
+) -> None:
+    root = put(tmp_path, "train-0.jsonl", "test-0.jsonl", "constrained.jsonl")
+    found = resolve_source(Source(path=root, split=split, validation_split=validation_split), 0).files
+    assert [f"{file.name.removesuffix('.jsonl')} {file.split}" for file in found] == expected
+    with refusal(r"no file is of split 'dev'; there are constrained.jsonl, test-0"):
+        resolve_source(Source(path=root, split="dev"), 0)
+
+
+def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = put(tmp_path, "test-0.jsonl", "train-0.jsonl", "validation-0.jsonl", "latest.jsonl")
+    said = "the source: test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
+    for split, expected in ((None, [said]), ("train", [])):
+        caplog.clear()
+        resolve_source(Source(path=root, split=split, validation_split="validation"), 0)
+        assert caplog.messages == expected
 
 
 def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_data(tmp_path: Path) -> None:

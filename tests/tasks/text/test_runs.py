@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,9 @@ class Found(NamedTuple):
 
     documents: list[tuple[str, int, int, int]]
     columns: pa.RecordBatch | None
-    counts: dict[str, Any]
+    kinds: Any
+    file_rows: list[int]
+    counts: Counter[str]
 
 
 def written(directory: Path, contents: list[bytes], kind: FileFormat, source: Source) -> list[FileRange]:
@@ -64,31 +67,24 @@ def written(directory: Path, contents: list[bytes], kind: FileFormat, source: So
 
 
 def read(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found:
-    documents, columns, kinds = [], [], {}
-    counts, file_rows, file = Tally(), [], 0
+    documents, columns, kinds, counts, file_rows, file = [], [], {}, Counter(), [], 0
     for slice_ in slices:
-        tally, rows, begun = Tally(), [], len(documents)
+        tally, begun = Tally(), []
         for batch in read_documents(slice_, source, policy, tally):
-            documents += zip(
-                batch.texts.to_pylist(), batch.keys.tolist(), fact(batch.rows, ROW).tolist(), [0] * len(batch.texts), strict=True
-            )
+            begun += zip(batch.texts.to_pylist(), batch.keys.tolist(), fact(batch.rows, ROW).tolist(), strict=True)
             if kept := kept_of(batch.rows):
                 columns.append(kept)
         starts = np.cumsum([0, *tally.file_rows])
-        for i in range(begun, len(documents)):
-            text, key, row, _ = documents[i]
+        for text, key, row in begun:
             number = int(np.searchsorted(starts, row, "right")) - 1
-            documents[i] = (text, key, file + number, row - int(starts[number]))
+            documents.append((text, key, file + number, row - int(starts[number])))
         file += len(slice_.ranges)
         file_rows += tally.file_rows
         kinds = merged(kinds or tally.kinds, tally.kinds)
-        for field in ("rows", "read", "written", "text_bytes", "skipped", "replaced"):
-            value = getattr(tally, field)
-            rows = getattr(counts, field)
-            rows.update(value) if field in ("skipped", "replaced") else setattr(counts, field, rows + value)
-    sums = {field: getattr(counts, field) for field in ("rows", "read", "written", "text_bytes")}
-    reasons = {field: +getattr(counts, field) for field in ("skipped", "replaced")}
-    return Found(documents, joined(columns) if columns else None, {**sums, **reasons, "kinds": kinds, "file_rows": file_rows})
+        counts.update({field: getattr(tally, field) for field in ("rows", "read", "written", "text_bytes")})
+        counts.update(tally.skipped)
+        counts.update({f"replaced {reason}": count for reason, count in tally.replaced.items()})
+    return Found(documents, joined(columns) if columns else None, kinds, file_rows, +counts)
 
 
 def outcome(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found | str:
