@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from flat_tokens.vocabulary import CL100K, O200K, R50K, TokenizerJson
-from tasks.config import TokenizerConfig
 from tasks.tokenize.characters import BLOCK_BYTES, CHARACTERS_OF_17, LETTERS_OF_17, UNICODE_17, UNICODE_17_SYMBOLS, divided
 from tasks.tokenize.engines import Encode, Tokens, ids_of, large_string_array
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
-from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
+from tasks.tokenize.tokenizers import json_tokenizer
 from tests.examples import first_fast
 from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, sequence, split
-from tests.tasks.tokenize.test_tokenizers import write_ranks
+from tests.tasks.tokenize.test_tokenizers import load, write_ranks
 
 
 @functools.cache
@@ -60,7 +59,7 @@ def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays() -> None:
 @given(texts=st.lists(st.text(st.sampled_from("a \u088f\u0890\ua7ce\ua7d0中\U00010940\U0001f600é")), max_size=6))
 def test_texts_with_them_keep_their_places(texts: list[str]) -> None:
     """The other engine gets them alone."""
-    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    tokenizer = load("bytes")
     seen = []
 
     def others(some: pa.LargeStringArray) -> Tokens:
@@ -88,7 +87,7 @@ def rank_tokenizer(path: Path, pattern: str) -> tuple[Encode, Encode]:
     """The same of ranks."""
     tokens = [bytes([one]) for one in range(256)] + [bytes(pair) for pair in itertools.product(range(256), repeat=2)]
     write_ranks(path, {token: i for i, token in enumerate(tokens)})
-    loaded = load_tokenizer(TokenizerConfig(name=str(path), pattern=pattern))
+    loaded = load(path, pattern=pattern)
     assert loaded.make_fast is not None
     return loaded.make_fast(), loaded.reference
 

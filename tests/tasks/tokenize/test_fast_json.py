@@ -14,12 +14,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from flat_tokens.vocabulary import TokenizerJson, resolve
-from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import ids_of, large_string_array, may_use_fast_engine
 from tasks.tokenize.fast_json import DEEPSEEK, GPT2, LLAMA3, QWEN2, NotKnownError, fast_definition
-from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 from tests.tasks.tokenize.family import ALPHABET, added, bytes_, metaspace, replace, sequence, split
+from tests.tasks.tokenize.test_tokenizers import load
 
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 
@@ -146,7 +145,7 @@ def test_options_that_are_not_known_are_left_to_the_reference_engine(changes: di
 def test_a_model_that_no_build_can_use_is_refused(tmp_path: Path, model: dict[str, Any], words: str) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed(model=model)))
     with refusal(words):
-        load_tokenizer(TokenizerConfig(name=str(tmp_path)))
+        load(tmp_path)
 
 
 def test_options_that_do_not_exist_yet_are_not_known() -> None:
@@ -175,7 +174,7 @@ def test_a_single_word_is_not_matched_within_a_word_and_a_warning_says_why_it_ta
 ) -> None:
     definition = changed(added_tokens=numbered(added("<tag>", single_word=True)))
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    tokenizer = load_tokenizer(TokenizerConfig(name=str(tmp_path)))
+    tokenizer = load(tmp_path)
     texts, number = ["hello<tag>world", "see <tag> here", "x<tag>", "<tag>"], definition["added_tokens"][0]["id"]
     assert not may_use_fast_engine(tokenizer, "reference", texts)
     assert caplog.records == []

@@ -6,23 +6,20 @@ import json
 import unicodedata
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from tasks.config import TokenizerConfig
-from tasks.tokenize.characters import changed_by_nfc, divided, may_change
-from tasks.tokenize.engines import Tokenizer, Tokens, large_string_array, may_use_fast_engine
-from tasks.tokenize.tokenizers import load_tokenizer
-from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists
+from tasks.tokenize.characters import may_change
+from tasks.tokenize.engines import Tokenizer, large_string_array, may_use_fast_engine
+from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists, load
 
 
 def nfc_tokenizer(path: Path) -> Tokenizer:
     """The demo's tokenizer behind NFC, as Qwen's are."""
     path.write_text(json.dumps({**json.loads(DEMO.read_text()), "normalizer": {"type": "NFC"}}))
-    return load_tokenizer(TokenizerConfig(name=str(path)))
+    return load(path)
 
 
 def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -48,20 +45,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_texts_that_nfc_changes_have_the_reference_engines_tokens(tokenizer: Tokenizer, texts: list[str], first: int) -> None:
     array = large_string_array(*texts)[first:]
     assert lists(fast(tokenizer), array) == lists(tokenizer.reference, array)
-
-
-def test_texts_in_nfc_are_left_to_the_fast_engine() -> None:
-    """All but those that NFC changes, in one call, in their places."""
-    tokenizer, calls = load_tokenizer(TokenizerConfig(name="bytes")), []
-
-    def others(texts: pa.LargeStringArray) -> Tokens:
-        calls.append(texts.to_pylist())
-        return tokenizer.reference(texts)
-
-    texts = ["é", "e\u0301", "", "中", "\u0958", "plain"]
-    array = large_string_array(*texts)
-    assert lists(divided(tokenizer.reference, others, changed_by_nfc), array) == lists(tokenizer.reference, array)
-    assert calls == [["e\u0301", "\u0958"]]
 
 
 def test_every_character_that_nfc_might_change_is_told() -> None:

@@ -19,7 +19,7 @@ import tasks.tokenize.tokenizers
 from flat_tokens.text.rows import keys_of, with_completions
 from flows.pipelines.build import build
 from flows.runners.processes import Threads
-from tasks.config import BuildConfig, DocumentPolicy, Source, TokenizerConfig
+from tasks.config import BuildConfig, DocumentPolicy, Source
 from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT
 from tasks.rows import KEY, ROW, as_rows
@@ -37,10 +37,10 @@ from tasks.tokenize.engines import (
     sampled,
     tokens_of,
 )
-from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 from tests.slices import range_of_slice
 from tests.sources import write_rows
+from tests.tasks.tokenize.test_tokenizers import load
 
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 
@@ -52,7 +52,7 @@ def every_document(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reference(texts: pa.LargeStringArray) -> Tokens:
-    return load_tokenizer(TokenizerConfig(name="bytes")).reference(texts)
+    return load("bytes").reference(texts)
 
 
 def wrong_about(word: str, encode: Encode = reference) -> Encode:
@@ -68,7 +68,7 @@ def wrong_about(word: str, encode: Encode = reference) -> Encode:
 
 
 def engine(make_fast: Callable[[], Encode], **changes: Any) -> Engine:
-    bytes_ = load_tokenizer(TokenizerConfig(name="bytes"))
+    bytes_ = load("bytes")
     return Engine(dataclasses.replace(bytes_, name="some", make_fast=make_fast, **changes), fast=True)
 
 
@@ -172,7 +172,7 @@ def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
         calls.append(len(texts))
         return reference(texts)
 
-    tokenizer = dataclasses.replace(load_tokenizer(TokenizerConfig(name="bytes")), reference=counted)
+    tokenizer = dataclasses.replace(load("bytes"), reference=counted)
     tokens(Engine(tokenizer, fast=False), "ab", tmp_path=tmp_path)
     assert len(calls) == 2  # the second time to see that there is no fast engine
 
@@ -222,6 +222,6 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
     assert list((tmp_path / "out" / CACHE).glob(f"*/{RECEIPT}"))
     made = built("reference")
     train = flat_tokens.open(made.path).train
-    loaded = load_tokenizer(TokenizerConfig(name=str(tokenizer)))
+    loaded = load(tokenizer)
     for i in range(100, 300):
         assert loaded.decode(train.sequence(i).tolist()) == texts[i]

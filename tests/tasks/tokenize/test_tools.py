@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ HERMES = """
 {%- endif %}
 {%- for m in messages %}
     {%- if m.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}
+        {{- '<|im_start|>assistant\\n' }}{% generation %}
         {%- if m.reasoning_content %}{{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
         {{- m.content or '' }}
         {%- for call in m.tool_calls or [] %}
@@ -44,7 +45,7 @@ HERMES = """
             {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
-        {{- '<|im_end|>\\n' }}
+        {{- '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
     {%- elif m.role == 'tool' %}
         {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
     {%- else %}
@@ -67,7 +68,7 @@ LLAMA = """
     {%- elif m.role == 'tool' %}
         {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + m.content + '<|eot_id|>' }}
     {%- else %}
-        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% generation %}
         {%- if m.tool_calls %}
             {{- (m.content or '') | trim }}{{- '<|python_tag|>' }}
             {%- for call in m.tool_calls %}
@@ -77,7 +78,7 @@ LLAMA = """
                 {%- if not loop.last %}{{- '; ' }}{%- endif %}
             {%- endfor %}
             {{- '<|eom_id|>' }}
-        {%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}
+        {%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}{% endgeneration %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
@@ -93,7 +94,7 @@ MISTRAL = """
         {%- endif %}
         {{- '[INST]' + m.content + '[/INST]' }}
     {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
-    {%- else %}
+    {%- else %}{% generation %}
         {%- if m.content is string %}{{- m.content }}
         {%- else %}
             {%- for part in m.content or [] %}
@@ -106,7 +107,7 @@ MISTRAL = """
             {%- if call.function.arguments is string %}{{- call.function.arguments }}
             {%- else %}{{- call.function.arguments | tojson }}{%- endif %}
         {%- endfor %}
-        {{- eos_token }}
+        {{- eos_token }}{% endgeneration %}
     {%- endif %}
 {%- endfor %}
 """
@@ -114,10 +115,6 @@ MISTRAL = """
 
 def dumped(value: Any, **how: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, **how)
-
-
-def function_of(call: Message) -> Message:
-    return call["function"]
 
 
 def said(content: str, before: str, has_calls: bool) -> Iterator[Piece]:
@@ -148,7 +145,7 @@ def hermes(messages: list[Message], tools: Tools) -> Iterator[Piece]:
             yield from said(content, part, bool(m.get("tool_calls")))
             part = "content" if content.strip() else part
             for i, call in enumerate(m.get("tool_calls") or []):
-                of, part = function_of(call), "tool_calls"
+                of, part = call["function"], "tool_calls"
                 yield "\n" if i or content else "", part
                 yield f'<tool_call>\n{{"name": "{of["name"]}", "arguments": {dumped(of["arguments"])}}}\n</tool_call>', part
             yield "<|im_end|>", part
@@ -169,7 +166,7 @@ def llama(messages: list[Message], tools: Tools) -> Iterator[Piece]:
             yield "<|start_header_id|>assistant<|end_header_id|>\n\n", None
             yield (m.get("content") or "").strip(), "content"
             if m.get("tool_calls"):
-                of = [function_of(call) for call in m["tool_calls"]]
+                of = [call["function"] for call in m["tool_calls"]]
                 calls = "; ".join(f'{{"name": "{one["name"]}", "parameters": {dumped(one["arguments"])}}}' for one in of)
                 yield f"<|python_tag|>{calls}<|eom_id|>", "tool_calls"
             else:
@@ -194,17 +191,21 @@ def mistral(messages: list[Message], tools: Tools) -> Iterator[Piece]:
                 part = "thinking" if "thinking" in one else "content"
                 yield f"[THINK]{one['thinking']}[/THINK]" if part == "thinking" else one["text"], part
             for call in m.get("tool_calls") or []:
-                of, part = function_of(call), "tool_calls"
+                of, part = call["function"], "tool_calls"
                 yield f"[TOOL_CALLS]{of['name']}[ARGS]{dumped(of['arguments'])}", part
             yield "</s>", part
 
 
 class Family(NamedTuple):
-    """A template, and what it writes, by a function that knows no templates."""
+    """A template that marks what counts, and what it writes, by a function that knows no templates."""
 
-    template: str
+    marked: str
     written: Callable[[list[Message], Tools], Iterator[Piece]]
     thought: str | None
+
+    @property
+    def template(self) -> str:
+        return re.sub("{% (end)?generation %}", "", self.marked)
 
 
 FAMILIES = {
@@ -309,25 +310,9 @@ def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str
 @pytest.mark.parametrize("name", FAMILIES)
 def test_marks_of_a_template_are_narrowed_too(name: str) -> None:
     """``{% generation %}`` says what an answer is, and the parts of it that count are looked for there."""
-    family = FAMILIES[name]
-    begin = {
-        "hermes": "{{- '<|im_start|>assistant\\n' }}",
-        "llama": "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}",
-    }
-    end = {
-        "hermes": "{{- '<|im_end|>\\n' }}\n    {%- elif",
-        "llama": "{%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}",
-    }
-    if name == "mistral":
-        template = family.template.replace("{%- if m.content is string %}", "{% generation %}{%- if m.content is string %}")
-        template = template.replace("{{- eos_token }}", "{{- eos_token }}{%- endgeneration %}")
-    else:
-        template = family.template.replace(begin[name], begin[name] + "{% generation %}", 1)
-        closed = end[name].replace("{{- '<|im_end|>\\n' }}", "{{- '<|im_end|>' }}{%- endgeneration %}{{- '\\n' }}")
-        template = template.replace(end[name], closed + ("{%- endgeneration %}" if name == "llama" else ""), 1)
-    drawn = random.Random(3)
+    family, drawn = FAMILIES[name], random.Random(3)
     for count in COUNTS:
-        of = renderer(template, count)
+        of = renderer(family.marked, count)
         for _ in range(20):
             messages, tools = talk(drawn, family.thought)
             assert counted(of, text_of(messages, tools)) == expected(family, messages, tools, count)

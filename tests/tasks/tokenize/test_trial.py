@@ -26,6 +26,7 @@ from tasks.tokenize.tokenizers import load_tokenizer
 from tasks.tokenize.trial import is_from_a_file, try_out
 from tests.examples import first_fast
 from tests.refusal import refusal
+from tests.tasks.tokenize.test_tokenizers import load
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_d
         raise AssertionError
 
     config = TokenizerConfig(name="a.json").model_copy(update={"max_seconds": 0.01})
-    tokenizer = load_tokenizer(TokenizerConfig(name="bytes"))
+    tokenizer = load("bytes")
     engine = Engine(type(tokenizer)("slow", "slow", 1, with_timeout(encode, config), None, tokenizer.decode), fast=False)
     begun = time.monotonic()
     with refusal(r"takes more than 0 seconds for \d+ bytes of text.*tokenizer\.max_seconds", TooSlowError):

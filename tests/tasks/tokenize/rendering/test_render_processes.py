@@ -162,28 +162,15 @@ SIZED = [
     "{{ ('ab' * SIZE)|replace('a', 'cd')|length }}",
     "{{ '%.SIZEf' % 1.0 }}",
 ]
-SIZES = (3, 5000, 6_000_000_000)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [3, 5000])
 @pytest.mark.parametrize("template", first_fast(SIZED, 1, every=7), ids=[f"{i}" for i in range(len(SIZED))])
-def test_a_template_renders_what_jinja_renders_or_is_refused(template: str, size: int) -> None:
-    """Small amounts are rendered, whatever limits there are; no amount takes more than they allow."""
-    source = template.replace("SIZE", str(size))
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    try:
-        (found,) = outcomes(renderers(source + ALL)(talks("end")))
-    except ValueError as error:
-        found = BadText("limits", str(error))
-    if size < SIZES[-1]:
-        messages = [{"role": "user", "content": "end"}]
-        assert found == jinja2.Environment().from_string(source + ALL).render(messages=messages)
-    else:
-        assert isinstance(found, BadText), found
-    processes._end_all()
-    taken = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert taken.ru_utime + taken.ru_stime - before.ru_utime - before.ru_stime < 3 * LIMITS.seconds
-    assert taken.ru_maxrss << 10 < LIMITS.memory
+def test_a_template_renders_what_jinja_renders(template: str, size: int) -> None:
+    """Small amounts are rendered, whatever limits there are."""
+    source = template.replace("SIZE", str(size)) + ALL
+    messages = [{"role": "user", "content": "end"}]
+    assert outcomes(renderers(source)(talks("end"))) == [jinja2.Environment().from_string(source).render(messages=messages)]
 
 
 @pytest.mark.parametrize(
