@@ -301,17 +301,6 @@ def test_the_version_that_the_pointer_names_passes(tmp_path: Path, level: Any) -
         {"forgotten": ""},
         {"pins": {}},  # without the digest of what people decided
         {"decisions": [], "sha256": "0" * 64},
-        *(
-            {"former": [{"version": version, "until": until, **more}]}
-            for version, until, more in [
-                ("../a", "2026-01-01T00:00:00+00:00", {}),
-                (3, "2026-01-01T00:00:00+00:00", {}),
-                ("a", "2026-01-01T00:00:00", {}),
-                ("a", "yesterday", {}),
-                ("a", None, {}),
-                ("a", "2026-01-01T00:00:00+00:00", {"more": 1}),
-            ]
-        ),
     ],
     ids=str,
 )

@@ -18,15 +18,9 @@ from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
 from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
-from tests.flat_tokens.demo import TOKENIZER, build_demo
+from tests.flat_tokens.demo import TOKENIZER
 from tests.flat_tokens.test_vocabulary import rank_file
 from tests.refusal import refusal
-
-
-@pytest.fixture(scope="module")
-def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A version of the demo's sources. Nothing changes it: change a copy."""
-    return build_demo(tmp_path_factory.mktemp("token-bytes") / "out", name="demo")
 
 
 def tokenizer_json(path: Path, **changes: Any) -> Path:

@@ -150,13 +150,6 @@ def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(
     assert decoded(loaded, [*range(len(vocabulary)), len(vocabulary)]) == text + "<s>▁".encode()
 
 
-def test_a_name_that_means_nothing_is_refused_with_those_that_do() -> None:
-    with refusal(r"there is no tokenizer 'gpt-99'. Set tokenizer to one of .*gpt2.*bytes"):
-        load_vocabulary("gpt-99")
-    with refusal(r"cannot read the tokenizer .*none\.json: No such file"):
-        load_vocabulary("/none.json")
-
-
 def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     for wrong in ("tokeniser.json", "tokenzer.json"):

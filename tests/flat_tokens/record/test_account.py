@@ -25,7 +25,7 @@ from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.phases import Edit
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
-from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
+from tests.flat_tokens.record.corpora import COLUMNS
 from tests.flat_tokens.rows.rows_by_number import Numbers
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -36,12 +36,6 @@ BYTES = np.ones(256, np.int64)
 
 def sizes(store: Store) -> Any:
     return BYTES
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("record")
-    return {name: build_corpus(root, name, seed=k) for k, name in enumerate(("one", "two"))}
 
 
 # Rows of views

@@ -12,7 +12,6 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
-from tests.flat_tokens.record.corpora import build_corpus
 from tests.made import write_sequences
 
 ADDED = {
@@ -24,15 +23,14 @@ ADDED = {
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def records(tmp_path_factory: pytest.TempPathFactory, corpora: dict[str, Path]) -> dict[str, dict[str, Any]]:
     root = tmp_path_factory.mktemp("croissant")
-    paths = {name: build_corpus(root, name, seed=k) for k, name in enumerate(("one", "two"))}
     write_sequences(root / "plain", [[5, 6, 7]] * 20)
-    views = {name: flat_tokens.open(path).train.packed(8) for name, path in {**paths, "plain": root / "plain"}.items()}
+    views = {name: flat_tokens.open(path).train.packed(8) for name, path in {**corpora, "plain": root / "plain"}.items()}
     ledger = Ledger.create(root / "run.json", {name: (view, 1) for name, view in views.items()}, 8)
     return {
         "run": record_of_run(ledger, 200),
-        "dataset": record_of_dataset(paths["one"]),
+        "dataset": record_of_dataset(corpora["one"]),
         "plain": record_of_dataset(root / "plain"),
     }
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import flat_tokens
 from flat_tokens import Ledger
@@ -24,11 +23,6 @@ from tests.made import write_sequences
 from tests.terminal import Terminal
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_corpus(tmp_path_factory.mktemp("forgotten"), "one")
-
-
 def keys_of(version: Path, split: str = "train") -> Any:
     stored = open_array(Store.at(version) / f"documents/{split}/key", "uint64")
     return stored.read(0, stored.length)
@@ -42,11 +36,11 @@ def list_at(path: Path, keys: Any) -> Store:
     return Store.at(path)
 
 
-def test_those_that_were_seen_are_counted_by_source(corpus: Path, tmp_path: Path) -> None:
-    dataset = flat_tokens.open(corpus)
+def test_those_that_were_seen_are_counted_by_source(corpora: dict[str, Path], tmp_path: Path) -> None:
+    dataset = flat_tokens.open(corpora["one"])
     views = {"a": dataset.train.packed(16), "b": dataset.train.packed(16), "c": dataset.validation.packed(16)}
     ledger = Ledger.create(tmp_path / "run.json", {name: (view, 1) for name, view in views.items()}, 8, seed=2)
-    keys = keys_of(corpus)
+    keys = keys_of(corpora["one"])
     lists = [list_at(tmp_path / "x", keys[3:9]), list_at(tmp_path / "y", np.append(keys[7:20], np.uint64(5)))]
     for step in (0, 2, 30):
         record = record_of_run(ledger, step, forgotten=lists)
@@ -66,12 +60,12 @@ def test_those_that_were_seen_are_counted_by_source(corpus: Path, tmp_path: Path
     assert json.loads(json.dumps(record)) == record
 
 
-def test_without_a_list_there_is_no_such_field(corpus: Path, tmp_path: Path) -> None:
-    assert "forgotten" not in record_of_dataset(corpus)
-    nothing = record_of_dataset(corpus, forgotten=[Store.at(tmp_path)])["forgotten"]
+def test_without_a_list_there_is_no_such_field(corpora: dict[str, Path], tmp_path: Path) -> None:
+    assert "forgotten" not in record_of_dataset(corpora["one"])
+    nothing = record_of_dataset(corpora["one"], forgotten=[Store.at(tmp_path)])["forgotten"]
     assert (nothing["documents"], nothing["lists"][0]["documents"], nothing["lists"][0]["sha256"]) == (0, 0, "")
     write_sequences(tmp_path / "plain", [[1, 2]])
-    of_plain = record_of_dataset(tmp_path / "plain", forgotten=[list_at(tmp_path / "x", keys_of(corpus))])
+    of_plain = record_of_dataset(tmp_path / "plain", forgotten=[list_at(tmp_path / "x", keys_of(corpora["one"]))])
     assert of_plain["forgotten"]["documents"] == 0
 
 

@@ -193,11 +193,6 @@ def test_a_text_about_pointers_is_a_text() -> None:
     assert detect_format(LFS_POINTER + b"is what Git LFS leaves there. " * 40, "a.md") == "text"
 
 
-def test_encrypted_parquet_is_refused_as_such() -> None:
-    with refusal(r"^a.parquet is encrypted Parquet, for which there are no keys here"):
-        detect_format(b"PARE\x15\x04\x15\x1c", "a.parquet")
-
-
 @pytest.mark.parametrize("code", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("order", ["le", "be"])
 def test_text_of_another_code_says_how_to_convert_it(code: str, order: str) -> None:

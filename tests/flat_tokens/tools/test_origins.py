@@ -12,17 +12,12 @@ import pytest
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
-from tests.flat_tokens.demo import DEMO, build_demo
+from tests.flat_tokens.demo import DEMO
 from tests.flat_tokens.tools.test_export import MARKED
 from tests.refusal import refusal
 from tests.terminal import Terminal
 
 END = "4096"
-
-
-@pytest.fixture(scope="module")
-def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_demo(tmp_path_factory.mktemp("origins") / "out", name="demo")
 
 
 def exported(version: Path, out: Path, format: str, *more: str) -> Path:

@@ -14,34 +14,28 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.tools import record as command
-from tests.flat_tokens.record.corpora import build_corpus
 from tests.flat_tokens.tools.test_report import HOSTILE, Page
 from tests.made import write_sequences
 from tests.terminal import Terminal
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_corpus(tmp_path_factory.mktemp("record"), "one")
-
-
 @pytest.fixture
-def ledger(tmp_path: Path, corpus: Path) -> Path:
-    dataset = flat_tokens.open(corpus)
+def ledger(tmp_path: Path, corpora: dict[str, Path]) -> Path:
+    dataset = flat_tokens.open(corpora["one"])
     views = {"train": dataset.train.packed(16), "held out": dataset.validation.packed(16)}
     Ledger.create(tmp_path / "run.json", {name: (view, 1) for name, view in views.items()}, 8, seed=3)
     return tmp_path / "run.json"
 
 
-def test_json_is_the_record_with_its_forms(ledger: Path, corpus: Path, tool: Terminal) -> None:
+def test_json_is_the_record_with_its_forms(ledger: Path, corpora: dict[str, Path], tool: Terminal) -> None:
     found = tool.json("record", ledger, "--step", "40", "--digest", "0,38:40", "--bytes")
     forms = found.pop("forms")
     opened = Ledger.open(ledger)
     assert found == record_of_run(opened, 40, digests=[0, 38, 39], sizes=lambda _: np.ones(256, np.int64))
     assert [len(form["fields"]) for form in forms] == [51, 12]
-    of_dataset = tool.json("record", corpus, "--by", "language")
+    of_dataset = tool.json("record", corpora["one"], "--by", "language")
     del of_dataset["forms"]
-    assert of_dataset == record_of_dataset(corpus, columns=["language"])
+    assert of_dataset == record_of_dataset(corpora["one"], columns=["language"])
 
 
 def numbers_in(value: Any) -> set[str]:
@@ -110,10 +104,10 @@ def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> 
     assert all(attributes.get("scope") for tag, attributes in page.elements if tag == "th")
 
 
-def test_people_see_a_summary(ledger: Path, corpus: Path, tool: Terminal) -> None:
+def test_people_see_a_summary(ledger: Path, corpora: dict[str, Path], tool: Terminal) -> None:
     said = tool.out("record", ledger, "--step", "40").splitlines()
     assert said[0] == f"{ledger}: before step 40, 320 samples"
-    assert said[1].startswith(f"one: {corpus}, version ")
+    assert said[1].startswith(f"one: {corpora['one']}, version ")
     assert said[3].split() == ["documents", "tokens", "epochs"]
     assert any(line.startswith("  held out ") for line in said)
     assert "by licence" in said
@@ -149,8 +143,8 @@ def test_mistakes_are_one_line(ledger: Path, arguments: list[str], said: str, to
     assert err.count("\n") == 1
 
 
-def test_a_dataset_has_no_steps(corpus: Path, tool: Terminal) -> None:
-    assert "--step and --digest are of a run" in tool.errors("record", corpus, "--step", "5")
+def test_a_dataset_has_no_steps(corpora: dict[str, Path], tool: Terminal) -> None:
+    assert "--step and --digest are of a run" in tool.errors("record", corpora["one"], "--step", "5")
 
 
 def test_bytes_need_a_tokenizer(tmp_path: Path, tool: Terminal) -> None:
