@@ -220,21 +220,26 @@ ROWS = {
         ],
         ("train.pbin",),
         [
-            (pbin([(0, 12), (8, 12)]), "index .*a document of 12 bytes at offset 8"),  # overlaps
-            (pbin([(0, 12), (16, 4)]), "a document of 4 bytes at offset 16"),  # leaves a gap
-            (pbin([(0, 12), (12, 12)]), "a document of 12 bytes at offset 12"),  # ends behind the tokens
-            (pbin([(0, 12)]), "ends after 12 bytes of tokens, but there are 20"),
-            (pbin([]), "ends after 0 bytes of tokens, but there are 20"),
-            (pbin([(0, 10), (10, 10)]), "a document of 10 bytes"),  # half a token
-            (pbin([(0, 24), (24, -4)]), "a document of 24 bytes"),
-            (pbin([(-4, 24)]), "begins with offset -4"),
-            (pbin([(4, 16)]), "begins with offset 4"),
-            (pbin([(0, 2**62), (2**62, 2**62), (-(2**63), 2**62)]), "a document of 4611686018427387904 bytes"),
-            (pbin([(0, 20), (2**63 - 1, 2**63 - 1)]), "a document of 9223372036854775807 bytes at offset 9223372036854775807"),
-            (pbin([(0, 8), (-16, 12)]), "a document of"),  # 24 too low after one file
-            (pbin([(0, 8), (20, 12)]), "a document of"),  # 12 too high
-            (pbin([(0, 8), (-4, 8), (16, 4)]), "a document of"),  # right again after two files, which no merger makes
-            (pbin([(0, 8), (2, 12)]), "a document of"),
+            *(
+                (pbin(index), words)
+                for index, words in [
+                    ([(0, 12), (8, 12)], "index .*a document of 12 bytes at offset 8"),  # overlaps
+                    ([(0, 12), (16, 4)], "a document of 4 bytes at offset 16"),  # leaves a gap
+                    ([(0, 12), (12, 12)], "a document of 12 bytes at offset 12"),  # ends behind the tokens
+                    ([(0, 12)], "ends after 12 bytes of tokens, but there are 20"),
+                    ([], "ends after 0 bytes of tokens, but there are 20"),
+                    ([(0, 10), (10, 10)], "a document of 10 bytes"),  # half a token
+                    ([(0, 24), (24, -4)], "a document of 24 bytes"),
+                    ([(-4, 24)], "begins with offset -4"),
+                    ([(4, 16)], "begins with offset 4"),
+                    ([(0, 2**62), (2**62, 2**62), (-(2**63), 2**62)], "a document of 4611686018427387904 bytes"),
+                    ([(0, 20), (2**63 - 1, 2**63 - 1)], "a document of 9223372036854775807 bytes at offset 9223372036854775807"),
+                    ([(0, 8), (-16, 12)], "a document of"),  # 24 too low after one file
+                    ([(0, 8), (20, 12)], "a document of"),  # 12 too high
+                    ([(0, 8), (-4, 8), (16, 4)], "a document of"),  # right again after two files, which no merger makes
+                    ([(0, 8), (2, 12)], "a document of"),
+                ]
+            ),
             (pbin([(0, 8), (0, 12)]), "set ignore_offsets to go by the lengths alone"),
             (pbin(pickle.dumps([(0, 20), os.mkdir])), "its index has opcode .* nothing in it was run"),
             *((pbin([(0, 20)], length), "") for length in (0, 4, 19, 21, 2**31, 2**63, 2**64 - 1)),
@@ -391,17 +396,22 @@ ROWS = {
             )
         ],
         lies=[
-            ({"liar": npy_of("<u4", (3,))}, "its header says 140"),
-            ({"liar": npy_of("<u4", (10**15,))}, "its header says"),
-            ({"liar": npy_of("<u4", (1, 2))}, "tokens are in one dimension"),
-            ({"liar": npy_of("<f4", (2,))}, "but tokens are .* of uint16 or uint32"),
-            ({"liar": npy_of("|O", (2,), b"cposix\nsystem\n")}, "of uint16 or uint32"),
-            ({"liar": npy_of("<u2", (4,))}, "tokens of uint16, but jaxformer"),
-            ({"liar": b"\x93NUMPY\x01\x00\xff\xff{{"}, "its header is b'{{'"),
-            ({"liar": b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 4000}, "its header is"),
-            ({"liar": b"\x93NUMPY\x09\x00\x00\x00\x00\x00"}, "is not a .npy file"),
-            ({"liar": b"\x93NUMPY"}, "is not a .npy file"),
-            ({"liar": b""}, "is not a .npy file"),
+            *(
+                ({"liar": data}, words)
+                for data, words in [
+                    (npy_of("<u4", (3,)), "its header says 140"),
+                    (npy_of("<u4", (10**15,)), "its header says"),
+                    (npy_of("<u4", (1, 2)), "tokens are in one dimension"),
+                    (npy_of("<f4", (2,)), "but tokens are .* of uint16 or uint32"),
+                    (npy_of("|O", (2,), b"cposix\nsystem\n"), "of uint16 or uint32"),
+                    (npy_of("<u2", (4,)), "tokens of uint16, but jaxformer"),
+                    (b"\x93NUMPY\x01\x00\xff\xff{{", "its header is b'{{'"),
+                    (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 4000, "its header is"),
+                    (b"\x93NUMPY\x09\x00\x00\x00\x00\x00", "is not a .npy file"),
+                    (b"\x93NUMPY", "is not a .npy file"),
+                    (b"", "is not a .npy file"),
+                ]
+            ),
         ],
         others=[({"train.npy": npy(9, 1, 2, dtype=">u4")}, Shards(END), [[1, 2]])],
         wrong=[{"tokens_per_shard": 0}, {"tokens_per_shard": 2**31}],
@@ -420,13 +430,18 @@ ROWS = {
             )
         ],
         lies=[
-            ({"liar": llmc(bytes(2), 20240520, 2, 1)}, "begins with 20240520, 2, 1"),
-            ({"liar": llmc(b"", 20240520, 1, -1)}, "begins with 20240520, 1, -1"),
-            ({"liar": llmc(bytes(2), 20240520, 1, 2**31 - 1)}, "has 1026 bytes, but its header says"),
-            ({"liar": integers("i", 20240520, 1, 0)}, "has 12 bytes, but its header says 1024"),
-            ({"liar": llmc(bytes(4), 20240801, 1, 1)}, "begins with 20240801, 1, 1, but .* 20240801, 7 "),
-            ({"liar": llmc(bytes(4), 20240801, 7, 1)}, r"has tokens of uint32, but llm\.c has uint16"),
-            ({"liar": b""}, "begins with 0, 0, 0"),
+            *(
+                ({"liar": data}, words)
+                for data, words in [
+                    (llmc(bytes(2), 20240520, 2, 1), "begins with 20240520, 2, 1"),
+                    (llmc(b"", 20240520, 1, -1), "begins with 20240520, 1, -1"),
+                    (llmc(bytes(2), 20240520, 1, 2**31 - 1), "has 1026 bytes, but its header says"),
+                    (integers("i", 20240520, 1, 0), "has 12 bytes, but its header says 1024"),
+                    (llmc(bytes(4), 20240801, 1, 1), "begins with 20240801, 1, 1, but .* 20240801, 7 "),
+                    (llmc(bytes(4), 20240801, 7, 1), r"has tokens of uint32, but llm\.c has uint16"),
+                    (b"", "begins with 0, 0, 0"),
+                ]
+            ),
         ],
         refused=TOO_LARGE,
     ),
@@ -499,17 +514,22 @@ ROWS = {
         ],
         ("train", "train/part-00000.npy", "train/part-00000.csv.gz"),
         [
-            (dolma(b"0,2\n3,6\n"), "has a document from token 3 to 6"),
-            (dolma(b"0,2\n1,6\n"), "has a document from token 1 to 6"),
-            (dolma(b"0,2\n2,1\n"), "has a document from token 2 to 1"),
-            (dolma(b"0,999999999999999999\n"), "has a document from token 0 to 999999999999999999"),
-            (dolma(b"0,2\n2,5\n"), "its last document ends at token 5, but the tokens have 12 bytes"),
-            (dolma(b""), "its last document ends at token 0, but the tokens have 12 bytes"),
-            (dolma(b"0,2\nx,6\n"), "has the line b'x,6'"),
-            (dolma(b"0,2\n2,-6\n"), "has the line b'2,-6'"),
-            (dolma(b"0;6\n"), "has the line b'0;6'"),
-            (dolma(b"0,6,\xff\n\n"), "has the line b''"),
-            (dolma(b"1" * (3 << 20)), "has a line that is not a line of two numbers"),
+            *(
+                (dolma(text), words)
+                for text, words in [
+                    (b"0,2\n3,6\n", "has a document from token 3 to 6"),
+                    (b"0,2\n1,6\n", "has a document from token 1 to 6"),
+                    (b"0,2\n2,1\n", "has a document from token 2 to 1"),
+                    (b"0,999999999999999999\n", "has a document from token 0 to 999999999999999999"),
+                    (b"0,2\n2,5\n", "its last document ends at token 5, but the tokens have 12 bytes"),
+                    (b"", "its last document ends at token 0, but the tokens have 12 bytes"),
+                    (b"0,2\nx,6\n", "has the line b'x,6'"),
+                    (b"0,2\n2,-6\n", "has the line b'2,-6'"),
+                    (b"0;6\n", "has the line b'0;6'"),
+                    (b"0,6,\xff\n\n", "has the line b''"),
+                    (b"1" * (3 << 20), "has a line that is not a line of two numbers"),
+                ]
+            ),
             (packed(gzip.compress(b"0,2\n2,6\n")[:-5]), ""),
             (packed(gzip.compress(b"0,2\n2,6\n") + b"more"), ""),
             (packed(gzip.compress(b"0,2\n2,6\n")[:4] + b"\xff" * 20), ""),
@@ -557,51 +577,35 @@ ROWS = {
         ],
         [({"shard": mds(b"\x06\0\0\0\x04\x01" + integers("i", wrong))}, f"holds {wrong} ") for wrong in (-1, -(2**31))],
         [
-            {"raw_data": {"basename": "../secret"}},
-            {"raw_data": {"basename": "/etc/passwd"}},
-            {"raw_data": {"basename": "a/../../secret"}},
-            {"raw_data": {"basename": "..\\secret"}},
-            {"raw_data": {"basename": "a\0b"}},
-            {"raw_data": {"basename": ""}},
-            {"raw_data": {"basename": 3}},
+            *(
+                {"raw_data": {"basename": name}}
+                for name in ("../secret", "/etc/passwd", "a/../../secret", "..\\secret", "a\0b", "", 3)
+            ),
             {
                 "zip_data": {"basename": "../secret", "bytes": 3},
                 "compression": "zstd",
                 "raw_data": {"basename": "no", "bytes": 3},
             },
-            {"raw_data": {"bytes": -1}},
-            {"raw_data": {"bytes": 2**40}},
-            {"raw_data": {"bytes": "3"}},
+            *({"raw_data": {"bytes": size}} for size in (-1, 2**40, "3")),
             lambda shard: shard["raw_data"].pop("bytes"),
             {"raw_data": None},
-            {"samples": -1},
-            {"samples": 2**40},
-            {"samples": True},
+            *({"samples": count} for count in (-1, 2**40, True)),
             {"format": "csv"},
             {"version": 1},
-            {"column_names": []},
-            {"column_names": ["text"]},
-            {"column_names": None},
-            {"column_names": [["tokens"]]},
-            {"column_encodings": ["pkl"]},
-            {"column_encodings": ["ndarray:float32"]},
+            *({"column_names": names} for names in ([], ["text"], None, [["tokens"]])),
             {"column_encodings": ["ndarray:int32:2,2"], "column_sizes": [16]},
-            {"column_encodings": ["ndarray:int32:99999999999999"]},
-            {"column_encodings": ["ndarray:int32:4"]},
-            {"column_sizes": [8]},
-            {"column_sizes": [-8]},
-            {"column_sizes": [None, None]},
+            *(
+                {"column_encodings": [kind]}
+                for kind in ("pkl", "ndarray:float32", "ndarray:int32:99999999999999", "ndarray:int32:4")
+            ),
+            *({"column_sizes": sizes} for sizes in ([8], [-8], [None, None])),
             {"column_names": ["attention_mask", "tokens"], "column_encodings": ["ndarray:int32"] * 2, "column_sizes": [None] * 2},
             lambda shard: shard.clear(),
         ],
         [
-            {"samples": 5},
-            {"samples": 7},
-            {"samples": 1 << 24},
+            *({"samples": count} for count in (5, 7, 1 << 24)),
             {"raw_data": {"bytes": 1000}},
-            {"column_encodings": ["ndarray:int64"]},
-            {"column_encodings": ["ndarray:uint8"]},
-            {"column_encodings": ["bytes"]},
+            *({"column_encodings": [kind]} for kind in ("ndarray:int64", "ndarray:uint8", "bytes")),
             {"column_encodings": ["ndarray:int32:2"], "column_sizes": [8]},
             {"column_names": ["other", "tokens"], "column_encodings": ["str", "ndarray:int32"], "column_sizes": [None, None]},
             {"column_names": ["other", "tokens"], "column_encodings": ["int", "ndarray:int32"], "column_sizes": [8, None]},
@@ -657,25 +661,35 @@ ROWS = {
         ],
         ("train",),
         index=[
-            {"chunks": {0: {"filename": "../secret"}}},
-            {"chunks": {0: {"filename": 3}}},
-            {"chunks": {0: {"chunk_size": -1}}},
-            {"chunks": {0: {"chunk_size": True}}},
-            {"chunks": {0: {"dim": "3"}}},
-            {"chunks": {0: {"dim": 2**40}}},
+            *(
+                {"chunks": {0: chunk}}
+                for chunk in (
+                    {"filename": "../secret"},
+                    {"filename": 3},
+                    {"chunk_size": -1},
+                    {"chunk_size": True},
+                    {"dim": "3"},
+                    {"dim": 2**40},
+                    {"chunk_size": 0},
+                    {"dim": None},
+                )
+            ),
+            *(
+                {"config": config}
+                for config in (
+                    {"data_format": ["no_header_tensor:1"]},
+                    {"data_format": ["no_header_tensor:x"]},
+                    {"data_format": ["int", "str"]},
+                    {"data_format": ["no_header_numpy:8"]},
+                    {"item_loader": "PyTreeLoader"},
+                    {"compression": "zstd", "compression_level": "batch"},
+                    {"compression": "lz4"},
+                    {"encryption": {"algorithm": "fernet"}},
+                )
+            ),
             lambda index: index["chunks"][0].pop("dim"),
-            {"chunks": {0: {"chunk_size": 0}}},
             {"chunks": None},
             {"chunks": {}},
-            {"config": {"data_format": ["no_header_tensor:1"]}},
-            {"config": {"data_format": ["no_header_tensor:x"]}},
-            {"config": {"data_format": ["int", "str"]}},
-            {"config": {"data_format": ["no_header_numpy:8"]}},
-            {"config": {"item_loader": "PyTreeLoader"}},
-            {"config": {"compression": "zstd", "compression_level": "batch"}},
-            {"chunks": {0: {"dim": None}}},
-            {"config": {"compression": "lz4"}},
-            {"config": {"encryption": {"algorithm": "fernet"}}},
             lambda index: index.pop("config"),
             lambda index: index.clear(),
         ],
