@@ -38,3 +38,8 @@ def build_lines(root: Path, *texts: str) -> Path:
     path = write_rows(root / "in/x.jsonl", [{"text": text} for text in texts])
     build_dataset(root / "out", source={"path": str(path.parent)}, tokenizer="bytes", validation_fraction=0)
     return path
+
+
+def shard_in(output: Path) -> Path:
+    """The first token shard below an output."""
+    return min(path.parent for path in output.glob("_cache/*/receipt.json"))

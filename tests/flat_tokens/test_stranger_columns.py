@@ -58,6 +58,14 @@ print(int(peak.split()[1]) // 1024)
 """
 
 
+def stored(root: Path, table: pa.Table, **options: Any) -> Columns:
+    """The columns of an object of this table."""
+    path = root / name_of("train", 0)
+    path.parent.mkdir(parents=True)
+    pa.parquet.write_table(table, path, **options)
+    return Columns(Store.at(root), {"t": "text"}, parts_of([name_of("train", 0)], "train", len(table)))
+
+
 def made(root: Path, column: str) -> int:
     """Write the object of a column; its rows."""
     values, settings = COLUMNS[column]
@@ -89,11 +97,8 @@ def test_few_bytes_take_bounded_memory(column: str, tmp_path: Path) -> None:
 
 def test_a_text_that_all_documents_have_is_no_fault(tmp_path: Path) -> None:
     """Such as a licence: it is once in a dictionary, and it is read so."""
-    store, text = Store.at(tmp_path), "licence " * 4000
-    path = tmp_path / name_of("train", 0)
-    path.parent.mkdir(parents=True)
-    pa.parquet.write_table(pa.table({"t": [text] * ROWS}), path, compression="zstd")
-    columns = Columns(store, {"t": "text"}, parts_of([name_of("train", 0)], "train", ROWS))
+    text = "licence " * 4000
+    columns = stored(tmp_path, pa.table({"t": [text] * ROWS}), compression="zstd")
     assert list(columns.faults()) == []
     assert columns.take(np.array([5, ROWS - 1]), ["t"]).column(0).to_pylist() == [text, text]
 
@@ -104,20 +109,14 @@ def test_columns_within_a_column_are_a_fault(depth: int, tmp_path: Path) -> None
     kind = pa.string()
     for _ in range(depth):
         kind = pa.struct([("t", kind)])
-    path = tmp_path / name_of("train", 0)
-    path.parent.mkdir(parents=True)
-    pa.parquet.write_table(pa.table({"t": pa.nulls(3, kind)}), path, store_schema=False)
-    columns = Columns(Store.at(tmp_path), {"t": "text"}, parts_of([name_of("train", 0)], "train", 3))
+    columns = stored(tmp_path, pa.table({"t": pa.nulls(3, kind)}), store_schema=False)
     with refusal(r"0\.parquet: (column 't' has columns within it|cannot be read \(.* too deeply nested)"):
         columns.take(np.arange(3), ["t"])
     assert len(list(columns.faults())) == 1
 
 
 def test_what_is_refused_names_the_object_and_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / name_of("train", 0)
-    path.parent.mkdir(parents=True)
-    pa.parquet.write_table(pa.table({"t": ["x" * 1000] * 100}), path)
-    columns = Columns(Store.at(tmp_path), {"t": "text"}, parts_of([name_of("train", 0)], "train", 100))
+    columns = stored(tmp_path, pa.table({"t": ["x" * 1000] * 100}))
     monkeypatch.setattr("flat_tokens.columns.LARGEST_TAKEN", 50_000)
     with refusal(r"0\.parquet: columns of 100 documents .* Read fewer documents"):
         columns.take(np.arange(100), ["t"])

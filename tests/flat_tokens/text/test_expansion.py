@@ -105,18 +105,21 @@ def test_an_error_of_the_disk_is_not_one_of_the_gzip_file() -> None:
         list(unpacked(Failing(GZIP), ".gz", "a.gz"))
 
 
+def table_of_20_gigabytes() -> pa.Table:
+    """5,000 places in a dictionary of one text of 4 MB."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["a" * (4 << 20)]))
+    return pa.table({"text": texts})
+
+
 def parquet_of_20_gigabytes(path: Path) -> Path:
     """A page of 5,000 places in a dictionary of one text of 4 MB, which is compressed."""
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["a" * (4 << 20)]))
     options = {"compression": "zstd", "store_schema": False, "write_statistics": False, "dictionary_pagesize_limit": 1 << 30}
-    pq.write_table(pa.table({"text": texts}), path / "small.parquet", **options)
+    pq.write_table(table_of_20_gigabytes(), path / "small.parquet", **options)
     return path / "small.parquet"
 
 
 def arrow_of_20_gigabytes(path: Path) -> Path:
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["a" * (4 << 20)]))
-    with pa.ipc.new_file(str(path / "small.arrow"), pa.schema([("text", texts.type)])) as writer:
-        writer.write_batch(pa.record_batch([texts], ["text"]))
+    write_arrow(path / "small.arrow", table_of_20_gigabytes())
     return path / "small.arrow"
 
 

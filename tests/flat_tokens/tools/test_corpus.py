@@ -18,7 +18,7 @@ from flat_tokens import TokenBatch
 from flat_tokens.annotations import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
-from tests.flat_tokens.demo import DEMO
+from tests.flat_tokens.demo import DEMO, shard_in
 from tests.made import in_memory, write_sequences
 from tests.refusal import refusal
 
@@ -29,16 +29,11 @@ def warned(message: str) -> None:
     raise AssertionError(message)
 
 
-def shard_of(demo: Path) -> Path:
-    return sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))[0]
-
-
-@pytest.mark.parametrize("where", ["", "latest", "versions/*"])
-def test_an_output_its_link_and_its_version_are_the_same_dataset(demo: Path, where: str) -> None:
-    path = next(demo.glob(where)) if where else demo
-    corpus = open_corpus(path)
+@pytest.mark.parametrize("where", ["", "latest", "version"])
+def test_an_output_its_link_and_its_version_are_the_same_dataset(demo: Path, version: Path, where: str) -> None:
+    corpus = open_corpus(version if where == "version" else demo / where)
     assert corpus.kind == "flat-tokens dataset"
-    assert corpus.url == str(next(demo.glob("versions/*")))
+    assert corpus.url == str(version)
     assert list(corpus.splits) == ["train", "validation"]
     assert [source.name for source in corpus.sources] == ["stories", "notes"]
     assert [file.number for source in corpus.sources for file in source.files] == [0, 1]
@@ -57,17 +52,17 @@ def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo: Path) -> N
 
 
 def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(demo: Path) -> None:
-    corpus = open_corpus(shard_of(demo))
+    corpus = open_corpus(shard_in(demo))
     assert corpus.kind == "token shard"
-    assert corpus.receipt["key"] == shard_of(demo).name
+    assert corpus.receipt["key"] == shard_in(demo).name
     assert corpus.tokenizer == open_corpus(demo).tokenizer
     assert corpus.tokenizer is not None
     assert (corpus.tokenizer.name, corpus.tokenizer.highest_id) == ("tokenizer.json", 4095)
 
 
 @pytest.mark.parametrize("item", [["../../x", 1, "0" * 64], ["/x", 1, "0" * 64], ["c/0", -1, "0" * 64], ["c/0"], 5])
-def test_a_receipt_that_names_files_elsewhere_is_refused(demo: Path, tmp_path: Path, item: object) -> None:
-    shard = Path(shutil.copytree(shard_of(demo), tmp_path / shard_of(demo).name))
+def test_a_receipt_that_names_files_elsewhere_is_refused(copy: Path, item: object) -> None:
+    shard = shard_in(copy)
     receipt = json.loads((shard / "receipt.json").read_text())
     (shard / "receipt.json").write_text(json.dumps({**receipt, "objects": [*receipt["objects"], item]}))
     with refusal(r"receipt\.json: is not a token shard's receipt"):
@@ -87,9 +82,8 @@ def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has
         open_corpus(demo, options={"end_of_text": 1})
 
 
-def test_versions_without_a_pointer_are_named(demo: Path, tmp_path: Path) -> None:
+def test_versions_without_a_pointer_are_named(demo: Path, version: Path, tmp_path: Path) -> None:
     unpublished = tmp_path / "unpublished"
-    version = next(demo.glob("versions/*"))
     with refusal(rf"Name the dataset around it: {demo}", FileNotFoundError):
         open_corpus(demo / "versions")
     shutil.copytree(demo / "versions", unpublished / "versions")
@@ -110,8 +104,8 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo: Path) ->
         open_corpus(demo).split("test")
 
 
-def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, demo: Path) -> None:
-    shutil.copytree(next(demo.glob("versions/*")), tmp_path / "copy")
+def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, version: Path) -> None:
+    shutil.copytree(version, tmp_path / "copy")
     with refusal(r"tokenizer\.json.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned, trusted=True)
 
@@ -124,11 +118,10 @@ def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"config": 3}', '{"config": {"sources": [1]}}'])
-def test_a_garbled_record_of_a_run_says_nothing(tmp_path: Path, demo: Path, record: str) -> None:
-    shutil.copytree(demo, tmp_path / "copy", symlinks=True)
-    (path,) = (tmp_path / "copy/runs").iterdir()
+def test_a_garbled_record_of_a_run_says_nothing(copy: Path, record: str) -> None:
+    (path,) = (copy / "runs").iterdir()
     path.write_text(record)
-    assert run_of(open_corpus(tmp_path / "copy")).source_paths == ()
+    assert run_of(open_corpus(copy)).source_paths == ()
 
 
 @dataclass(frozen=True)

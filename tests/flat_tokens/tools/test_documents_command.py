@@ -145,9 +145,15 @@ def test_rows_say_what_was_left_out(tmp_path: Path) -> None:
     assert [int(rows[place]["key"], 16) for place in (("2.jsonl", 4), ("3.jsonl", 8), ("3.jsonl", 1))] == keys
 
 
-def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, tool: Terminal) -> None:
-    output = told(tmp_path, "duplicates")["output"]
-    build_here(told(tmp_path, "duplicates"))
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    """Where copies are left out."""
+    settings = told(tmp_path, "duplicates")
+    build_here(settings)
+    return str(settings["output"])
+
+
+def test_the_command_shows_chosen_columns_and_writes_parquet(output: str, tmp_path: Path, tool: Terminal) -> None:
     where = ["documents", output, "--where", "reason = 'duplicate' and source = 'a'"]
     assert tool.out(*where, "--columns", "file,row,note") == "file\trow\tnote\n1.jsonl\t2\tn2\n2.jsonl\t0\tn0\n2.jsonl\t1\tn1\n"
     assert [json.loads(line) for line in tool.out(*where, "--json", "--columns", "row").splitlines()] == [
@@ -169,9 +175,7 @@ def test_the_command_shows_chosen_columns_and_writes_parquet(tmp_path: Path, too
     assert "there is no column 'nothing'; there are key, source" in err
 
 
-def test_trace_says_why_a_document_is_not_in_the_dataset(tmp_path: Path, tool: Terminal) -> None:
-    output = told(tmp_path, "duplicates")["output"]
-    build_here(told(tmp_path, "duplicates"))
+def test_trace_says_why_a_document_is_not_in_the_dataset(output: str, tmp_path: Path, tool: Terminal) -> None:
     rows = rows_of(output)
     (copy,) = [row for row in rows if (row["file"], row["row"]) == ("2.jsonl", 0)]
     kept = next(row for row in rows if row["split"] == "train")

@@ -23,6 +23,7 @@ from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from flows.pipelines.exchange import import_files
 from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
+from tests.flat_tokens.demo import shard_in
 from tests.made import in_memory, write_sequences
 from tests.terminal import Terminal
 
@@ -117,8 +118,7 @@ def test_json_has_all_that_is_known(demo: Path, trusting: Terminal) -> None:
 
 
 def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, tool: Terminal) -> None:
-    shard = next(path.parent for path in demo.glob("_cache/*/receipt.json"))
-    assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", tool.out("inspect", shard))
+    assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", tool.out("inspect", shard_in(demo)))
 
 
 def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, trusting: Terminal) -> None:

@@ -14,7 +14,7 @@ import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.tools import record as command
-from tests.flat_tokens.tools.test_report import HOSTILE, Page
+from tests.flat_tokens.tools.test_report import HOSTILE, Page, self_contained
 from tests.made import write_sequences
 from tests.terminal import Terminal
 
@@ -95,13 +95,7 @@ def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> 
         {"name": HOSTILE, "law": HOSTILE, "fields": [{"id": HOSTILE, "section": HOSTILE, "name": HOSTILE, "value": HOSTILE}]}
     ]
     text = command.page(record)
-    page = Page(text)
-    assert "<script" not in text
-    assert text.count("</style>") == 1
-    assert page.text.count(HOSTILE) >= 8
-    assert {tag for tag, _ in page.elements} & {"script", "link", "img", "iframe", "form", "base"} == set()
-    assert not re.search(r"url\(|@import|https?://", text)
-    assert all(attributes.get("scope") for tag, attributes in page.elements if tag == "th")
+    assert self_contained(text).text.count(HOSTILE) >= 8
 
 
 def test_people_see_a_summary(ledger: Path, corpora: dict[str, Path], tool: Terminal) -> None:

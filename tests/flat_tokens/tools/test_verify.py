@@ -15,20 +15,8 @@ import flat_tokens
 import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.verify import SampledPart, choose, sample
-from tests.flat_tokens.demo import TOKENIZER, build_lines
+from tests.flat_tokens.demo import TOKENIZER, build_lines, shard_in
 from tests.terminal import Terminal
-
-
-@pytest.fixture
-def copy(demo: Path, tmp_path: Path) -> Path:
-    """A version that may be damaged."""
-    shutil.copytree(demo, tmp_path / "out", symlinks=True)
-    return tmp_path / "out"
-
-
-def shard_in(output: Path) -> Path:
-    return sorted(path.parent for path in output.glob("_cache/*/receipt.json"))[0]
-
 
 WHERE: dict[str, Callable[[Path], Path]] = {
     "output": lambda output: output,
