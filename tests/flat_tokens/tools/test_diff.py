@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ import flat_tokens.tools.documents
 from flat_tokens.keys import mix
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.diff import Side, changes, compare_documents
-from tests.flat_tokens.demo import build_dataset
+from tests.flat_tokens.demo import TOKENIZER, build_dataset
 from tests.made import in_memory, write_sequences
 from tests.sources import write_rows
 from tests.terminal import Terminal
@@ -45,24 +46,40 @@ def build(tmp_path: Path, name: str, documents: dict[str, str], **settings: Any)
 DOCUMENTS = {f"d{i}": f"text {i}" for i in range(20)}
 
 
-def test_a_dataset_is_the_same_as_itself_and_as_its_copy(tmp_path: Path, tool: Terminal) -> None:
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of these documents. Nothing changes it."""
+    return build(tmp_path_factory.mktemp("diff"), "before", DOCUMENTS)
+
+
+Diff = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def diff(before: Path, tmp_path: Path, tool: Terminal) -> Diff:
+    """Differences from it to a dataset of other documents and settings, which is *after*."""
+
+    def differences(documents: dict[str, str] = DOCUMENTS, *more: str, **settings: Any) -> dict[str, Any]:
+        after = build(tmp_path, "after", documents, **settings)
+        return {"after": after, **tool.json("diff", before, after, *more, status=1)}
+
+    return differences
+
+
+def test_a_dataset_is_the_same_as_itself_and_as_its_copy(before: Path, tmp_path: Path, tool: Terminal) -> None:
     """Equal manifests are recognised without reading tokens."""
-    path = build(tmp_path, "a", DOCUMENTS)
-    shutil.copytree(path, tmp_path / "copy")
+    shutil.copytree(before, tmp_path / "copy")
     for tokens in (tmp_path / "copy").rglob("encoded_tokens/c/0"):
         tokens.unlink()
-    for other in (path, tmp_path / "copy"):
-        said = tool.json("diff", path, other)
-        assert said["same"]
-    assert tool.out("diff", path, tmp_path / "copy").endswith("the same\n")
+    for other in (before, tmp_path / "copy"):
+        assert tool.json("diff", before, other)["same"]
+    assert tool.out("diff", before, tmp_path / "copy").endswith("the same\n")
 
 
-def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Path, tool: Terminal) -> None:
-    a = build(tmp_path, "a", DOCUMENTS)
+def test_documents_that_came_went_and_changed_are_told_by_their_ids(before: Path, diff: Diff, tool: Terminal) -> None:
     changed = {**DOCUMENTS, "d3": "text three", "new": "text 99"}
     del changed["d7"]
-    b = build(tmp_path, "b", changed)
-    said = tool.json("diff", a, b, status=1)
+    said = diff(changed)
     documents = said["documents"]
     assert (said["same"], documents["matched_by"], documents["tokens_compared"]) == (False, "key", True)
     assert {kind: documents[kind] for kind in ("added", "removed", "changed", "moved")} == {
@@ -80,15 +97,13 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(tmp_path: Pa
     totals = {one["what"]: (one["a"], one["b"]) for one in said["totals"]}
     assert totals["train.tokens"] == (sum(map(len, DOCUMENTS.values())), sum(map(len, changed.values())))
     assert totals["the source.tokens"] == totals["train.tokens"]
-    text = tool.out("diff", a, b, status=1)
+    text = tool.out("diff", before, said["after"], status=1)
     assert "documents, by their keys: 1 added, 1 removed, 1 changed" in text
     assert "~ x.jsonl" in text
 
 
-def test_another_tokenizer_changes_settings_and_totals_and_no_documents(tmp_path: Path, tool: Terminal) -> None:
-    demo = str(Path(__file__).parents[3] / "deployments/demo/tokenizer.json")
-    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, tokenizer=demo)
-    said = tool.json("diff", a, b, status=1)
+def test_another_tokenizer_changes_settings_and_totals_and_no_documents(diff: Diff) -> None:
+    said = diff(tokenizer=TOKENIZER)
     assert {one["what"] for one in said["settings"]} == {"tokenizer.name", "tokenizer.digest", "tokenizer.highest_id"}
     assert said["sources"] == []
     assert said["documents"]["same"]
@@ -96,30 +111,26 @@ def test_another_tokenizer_changes_settings_and_totals_and_no_documents(tmp_path
     assert any(one["what"] == "train.tokens" for one in said["totals"])
 
 
-def test_another_split_moves_documents(tmp_path: Path, tool: Terminal) -> None:
-    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", DOCUMENTS, validation_fraction=0.5)
-    moved = flat_tokens.open(b).validation.seq_count
-    said = tool.json("diff", a, b, "--limit", "2", status=1)
-    assert said["documents"]["moved"] == moved > 2
+def test_another_split_moves_documents(diff: Diff) -> None:
+    said = diff(DOCUMENTS, "--limit", "2", validation_fraction=0.5)
+    assert said["documents"]["moved"] == flat_tokens.open(said["after"]).validation.seq_count > 2
     assert [(one["a"]["split"], one["b"]["split"]) for one in said["documents"]["examples"]["moved"]] == [
         ("train", "validation")
     ] * 2
     assert said["settings"] == [{"what": "split_rule.validation_fraction", "a": 0, "b": 0.5}]
 
 
-def test_another_layout_is_another_dataset_of_the_same_documents(tmp_path: Path, tool: Terminal) -> None:
-    a, b = build(tmp_path, "a", DOCUMENTS, layout="mmap"), build(tmp_path, "b", DOCUMENTS, layout="zarr2")
-    said = tool.json("diff", a, b, status=1)
+def test_another_layout_is_another_dataset_of_the_same_documents(diff: Diff) -> None:
+    said = diff(layout="zarr2")
     assert {one["what"] for one in said["settings"]} == {"layout", "stored"}
     assert said["documents"]["same"]
     assert said["documents"]["same_order"]
 
 
-def test_the_same_documents_in_another_order_are_not_the_same(tmp_path: Path, tool: Terminal) -> None:
-    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", dict(reversed(DOCUMENTS.items())))
-    said = tool.json("diff", a, b, status=1)
+def test_the_same_documents_in_another_order_are_not_the_same(before: Path, diff: Diff, tool: Terminal) -> None:
+    said = diff(dict(reversed(DOCUMENTS.items())))
     assert (said["documents"]["same"], said["documents"]["same_order"]) == (False, False)
-    assert "documents, by their keys: the same, in another order" in tool.out("diff", a, b, status=1)
+    assert "documents, by their keys: the same, in another order" in tool.out("diff", before, said["after"], status=1)
 
 
 def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_path: Path, tool: Terminal) -> None:
@@ -142,10 +153,8 @@ def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_pat
     assert added["added_from_elsewhere"] == 4
 
 
-def test_totals_alone_do_not_look_at_documents(tmp_path: Path, tool: Terminal) -> None:
-    a, b = build(tmp_path, "a", DOCUMENTS), build(tmp_path, "b", {**DOCUMENTS, "new": "text"})
-    said = tool.json("diff", a, b, "--totals", status=1)
-    assert said["documents"] is None
+def test_totals_alone_do_not_look_at_documents(diff: Diff) -> None:
+    assert diff({**DOCUMENTS, "new": "text"}, "--totals")["documents"] is None
 
 
 @pytest.mark.parametrize("wrong", ["none", "x.txt"])
