@@ -788,14 +788,16 @@ def test_a_round_trip_gives_the_same_sequences(name: str, options: object, large
 def test_what_was_written_is_listed_and_written_again_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: object, largest: int
 ) -> None:
-    """Also in pieces."""
-    splits = splits_of([[1, 2], [], [3, 4, 5], [largest], [0] * 40, *[[i] for i in range(9)], []], [[7]])
+    """Also in pieces, in which it is read, too."""
+    sequences = [[1, 2], [], [3, 4, 5], [largest], list(range(40)), *[[i] for i in range(9)], []]
+    splits = splits_of(sequences, [[7]])
     objects = export(name, splits, tmp_path / "a", options)
     in_pieces(monkeypatch)
     assert export(name, splits, tmp_path / "b", options) == objects
     for root in ("a", "b"):
         assert {key for key, _ in Store.at(tmp_path / root).listing()} == {item.key for item in objects}
         assert [Store.at(tmp_path / root).now(item) for item in objects] == objects
+    assert sequences_in(open_any(tmp_path / "b", name, options).splits["train"]) == sequences
 
 
 def content(path: Path) -> Any:
