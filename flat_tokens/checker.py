@@ -41,7 +41,8 @@ from flat_tokens.manifest import (
     splits_of,
 )
 from flat_tokens.options import at_least, one_of, whole_number
-from flat_tokens.reader import FlatTokens, open_root, open_split, open_splits
+from flat_tokens.reader import open_root, open_split, open_splits
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores import signing
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.signing import SIGNATURE, Statement

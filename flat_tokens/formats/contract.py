@@ -37,7 +37,7 @@ from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, IntPair,
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
-from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens, ahead, checked_entries, checked_stop
+from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens, ahead, checked_entries, checked_stop
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, read_json
 
 EXPORT_RECORD = ".export/export.json"

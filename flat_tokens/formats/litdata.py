@@ -33,7 +33,7 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
-from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, is_below, read_json
 
 INDEX = "index.json"

@@ -39,7 +39,7 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
-from flat_tokens.reader import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import Store, StoredObject, is_below, json_object, read_json
 

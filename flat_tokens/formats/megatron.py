@@ -16,7 +16,7 @@ import numpy as np
 from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import ExportFile, Format, IndexedDocuments, IndexedFile, Splits, StoredItems, vocabulary_size
-from flat_tokens.reader import STARTS_AT_A_TIME
+from flat_tokens.rows.split import STARTS_AT_A_TIME
 from flat_tokens.stores.store import Store, StoredObject
 
 HEADER = struct.Struct("<9sQBQQ")

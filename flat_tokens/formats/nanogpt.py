@@ -42,7 +42,7 @@ from flat_tokens.formats.contract import (
     split_of,
 )
 from flat_tokens.manifest import SplitName
-from flat_tokens.reader import FlatTokens, ahead, checked_entries, checked_stop
+from flat_tokens.rows.split import FlatTokens, ahead, checked_entries, checked_stop
 from flat_tokens.stores.store import Store, StoredObject
 
 Place = Literal["before", "after"]

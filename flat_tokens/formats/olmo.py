@@ -39,7 +39,7 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.manifest import dataset_of, manifest_of
-from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject
 
 TOKENS, METADATA, MASK = ".npy", ".csv.gz", ".label_mask"

@@ -24,8 +24,8 @@ from flat_tokens.extras import pa
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
 from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
-from flat_tokens.reader import checked_stop
 from flat_tokens.rows.documents import kept_columns
+from flat_tokens.rows.split import checked_stop
 from flat_tokens.rows.views import IGNORED_LABEL, running_sums
 from flat_tokens.stores.reading import library_path
 from flat_tokens.stores.store import Store, StoredObject, read_json

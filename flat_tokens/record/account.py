@@ -19,11 +19,12 @@ from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
-from flat_tokens.reader import FlatTokens, open_root, open_split
+from flat_tokens.reader import open_root, open_split
 from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import SplitView, read_starts
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 

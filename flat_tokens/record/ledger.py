@@ -14,10 +14,11 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, check_format, dataset_of, digest_below
 from flat_tokens.options import at_least, true_or_false
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import open_split
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.store import PathOrUrl, Store, read_json
 

@@ -16,7 +16,7 @@ from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
 from flat_tokens.rows.virtual import with_ends
 
 if TYPE_CHECKING:
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
 
 MAX_BUCKETS = 255
 

@@ -28,7 +28,7 @@ from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
     from flat_tokens.arrays.stored import StoredArray
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
 
 
 KEYS_AT_A_TIME = 1 << 20

@@ -20,7 +20,7 @@ from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, PackSettings,
 from flat_tokens.rows.views import IGNORED_LABEL, Coverage, Part, Row, SplitView, checked_length, ranges, running_sums
 
 if TYPE_CHECKING:
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
 
 PADDING = -1
 """The document id of padding."""

@@ -36,7 +36,7 @@ from flat_tokens.rows.views import (
 from flat_tokens.stores.store import PathOrUrl, Store
 
 if TYPE_CHECKING:
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
 
 
 class CroppedRows(NamedTuple):

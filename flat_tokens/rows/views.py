@@ -28,7 +28,7 @@ from flat_tokens.rows import frameworks
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, bits, namespace_of, places_along, room_for
 
 if TYPE_CHECKING:
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
 
 
 Covered: TypeAlias = Callable[[int, Int64s], Int64s]

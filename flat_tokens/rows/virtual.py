@@ -42,7 +42,7 @@ from flat_tokens.stores.cached import Unit
 from flat_tokens.stores.store import Store
 
 if TYPE_CHECKING:
-    from flat_tokens.reader import FlatTokens
+    from flat_tokens.rows.split import FlatTokens
     from flat_tokens.vocabulary import Vocabulary
 
 

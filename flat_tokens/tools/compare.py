@@ -17,8 +17,8 @@ from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.extras import pa
 from flat_tokens.formats import Readable
 from flat_tokens.manifest import TokenBytes, read_token_bytes
-from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import recorded_of, values_of
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import NO_OBJECT
 from flat_tokens.tools import cli, terminal

@@ -33,7 +33,8 @@ from flat_tokens.manifest import (
     latest_of,
     manifest_of,
 )
-from flat_tokens.reader import FlatTokens, config_output, datasets_below, directories_below, no_dataset, resolve, without_links
+from flat_tokens.reader import config_output, datasets_below, directories_below, no_dataset, resolve, without_links
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 from flat_tokens.tools.terminal import one_line

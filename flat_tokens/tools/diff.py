@@ -20,8 +20,8 @@ from flat_tokens.columns import as_arrow, batch_of
 from flat_tokens.formats import FLAT_TOKENS, Readable
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import compare_files
-from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.local import named_errors
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, batches_of, open_corpus

@@ -46,8 +46,9 @@ from flat_tokens.manifest import (
     splits_at,
 )
 from flat_tokens.options import at_least, one_of
-from flat_tokens.reader import Dataset, FlatTokens, ahead, resolve
+from flat_tokens.reader import Dataset, resolve
 from flat_tokens.reader import open as open_dataset
+from flat_tokens.rows.split import FlatTokens, ahead
 from flat_tokens.stores.local import (
     directory_below,
     kind_of,

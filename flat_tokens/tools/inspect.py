@@ -17,7 +17,8 @@ from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
-from flat_tokens.reader import FlatTokens, datasets_below
+from flat_tokens.reader import datasets_below
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows

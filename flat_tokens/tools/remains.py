@@ -25,7 +25,8 @@ from flat_tokens.manifest import (
     manifest_of,
     splits_at,
 )
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import open_split
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store, read_json
 from flat_tokens.tools.terminal import plural

@@ -15,8 +15,8 @@ import numpy as np
 
 from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, Structs, UInt64s
 from flat_tokens.keys import keys_of_bytes, mix
-from flat_tokens.reader import FlatTokens
 from flat_tokens.rows.documents import DocumentTable
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.tools.documents import table_of

@@ -15,13 +15,13 @@ import numpy as np
 from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt32s
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
-from flat_tokens.reader import FlatTokens
 from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.documents import key_of
 from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from flat_tokens.rows.packing import PackedDocumentsView
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import BlocksView, DocumentsView, PackedView, SplitView
 from flat_tokens.rows.virtual import ends_of
 from flat_tokens.rows.where import parse

@@ -27,7 +27,8 @@ from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.manifest import BYTES_RECORD, MANIFEST, POINTER, RECEIPT, latest_of
-from flat_tokens.reader import FlatTokens, resolve
+from flat_tokens.reader import resolve
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing

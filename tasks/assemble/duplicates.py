@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Floats, Int64Pair, Int64s, UInt64s, UInts
 from flat_tokens.keys import mix
-from flat_tokens.reader import ahead
+from flat_tokens.rows.split import ahead
 from flat_tokens.stores.local import named_errors
 from tasks.config import NearDuplicates
 from tasks.output.target import Target

@@ -18,7 +18,7 @@ from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import split_of
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
-from flat_tokens.reader import ahead
+from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import open_corpus, options_of
 from tasks.derive.request import ImportRequest

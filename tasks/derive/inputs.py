@@ -25,7 +25,8 @@ from flat_tokens.columns import columns_of
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
 from flat_tokens.keys import keys_of_bytes, token_keys
 from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_of
-from flat_tokens.reader import FlatTokens, open_root, open_split, open_splits
+from flat_tokens.reader import open_root, open_split, open_splits
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.models import ALL_SPLITS, FORGOTTEN, Model, Split, digest_of

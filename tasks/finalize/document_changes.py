@@ -18,8 +18,9 @@ from flat_tokens.annotations import Bools, ByteStrings, Int64Pair, Int64s, IntPa
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
-from flat_tokens.reader import FlatTokens, open_split, open_splits
+from flat_tokens.reader import open_split, open_splits
 from flat_tokens.rows.documents import DocumentTable
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import KEYS_AT_A_TIME, Side, changes, token_digests
 from flat_tokens.tools.documents import query

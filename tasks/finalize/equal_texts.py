@@ -8,7 +8,8 @@ import numpy as np
 
 from flat_tokens.annotations import UInt64s
 from flat_tokens.keys import A, mix
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import open_split
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.diff import token_digests
 from tasks.models import Split

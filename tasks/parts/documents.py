@@ -16,7 +16,7 @@ import pyarrow as pa
 from flat_tokens.annotations import AnyArray, Bools, DType, Int8s, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
-from flat_tokens.reader import FlatTokens
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
 from tasks.output.paths import shard_key

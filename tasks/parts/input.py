@@ -22,9 +22,10 @@ from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of,
 from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.keys import mix
 from flat_tokens.manifest import CLUSTER, read_manifest
-from flat_tokens.reader import FlatTokens, checked_entries, open_split
+from flat_tokens.reader import open_split
 from flat_tokens.rows.documents import Recorded, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
+from flat_tokens.rows.split import FlatTokens, checked_entries
 from flat_tokens.rows.where import parse
 from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard

@@ -33,10 +33,10 @@ from flat_tokens.batch import TokenBatch
 from flat_tokens.extras import extra
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import check, check_format, read_token_bytes
-from flat_tokens.reader import FlatTokens
 from flat_tokens.record.ledger import MAX_LEDGER_BYTES, Ledger
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.phases import ORDER
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import SplitView, running_sums
 from flat_tokens.stores.local import directory_below, make_directory
 from flat_tokens.stores.reading import OUTPUT_ROOTS

@@ -16,7 +16,7 @@ from flat_tokens.formats import Files, open_any, source
 from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
-from flat_tokens.reader import ahead
+from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter
 from tests.examples import examples
