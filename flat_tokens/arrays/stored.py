@@ -271,7 +271,7 @@ class StoredArray:
         if self._in_blocks is not None:
             if self._is_small:
                 _copy_ranges(self._small_array(starts, starts + lengths), starts, lengths, out, at)
-            elif len(starts) <= FEW_READS and int(lengths.sum()) <= FEW_RANGES * self._block_length:
+            elif self.store.is_local and len(starts) <= FEW_READS and int(lengths.sum()) <= FEW_RANGES * self._block_length:
                 for start, length, place in np.stack([starts, lengths, at])[:, lengths > 0].T.tolist():
                     self.read(start, start + length, out[place : place + length])
             else:

@@ -121,11 +121,8 @@ def _made(tokens: FlatTokens, encoded: VirtualTokens, starts: Any, **changed: An
     return replace(tokens, **arrays, **changed)
 
 
-FEW = 64
-"""Where less than one document in this many is chosen, entries are read one by one; else all between, some at a time."""
-DENSE = 4
-"""Where one in so many is chosen, all entries between may be in memory."""
-STARTS_AT_A_TIME = 1 << 20
+DENSE = 8
+"""Where at least one document in this many is chosen, all entries between may be in memory; else entries are read one by one."""
 
 
 def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
@@ -159,25 +156,11 @@ def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
 def _bounds(tokens: FlatTokens, numbers: Int64s) -> Int64Pair:
     """Starts and lengths of the documents: int64[n], int64[n]."""
     first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
-    if len(numbers) * FEW < stop - first:
+    if len(numbers) * DENSE < stop - first:
         return tokens.bounds(numbers)
-    is_ascending = bool((numbers[1:] >= numbers[:-1]).all())
-    if not is_ascending and stop - first <= len(numbers) * DENSE:  # sorting would take longer than all other steps together
-        parts = [entries[:-1] for entries in read_starts(tokens, first, stop, STARTS_AT_A_TIME)]
-        whole = np.concatenate([*parts, tokens.seq_starts.read(stop, stop + 1).astype(np.int64)])
-        starts = whole[numbers - first]
-        return starts, whole[numbers - first + 1] - starts
-    order = None if is_ascending else np.argsort(numbers)
-    ascending = numbers if order is None else numbers[order]
-    found, done = np.empty((2, len(numbers)), np.int64), 0
-    for entries in read_starts(tokens, first, stop, STARTS_AT_A_TIME):
-        end = int(np.searchsorted(ascending, first + len(entries) - 1))
-        within = ascending[done:end] - first
-        into = slice(done, end) if order is None else order[done:end]
-        found[0, into] = starts = entries[within]
-        found[1, into] = entries[within + 1] - starts
-        first, done = first + len(entries) - 1, end
-    return found[0], found[1]
+    entries = np.concatenate([np.empty(0, np.int64), *read_starts(tokens, first, stop, len(numbers) * DENSE)])
+    starts = entries[numbers - first]
+    return starts, entries[numbers - first + 1] - starts
 
 
 class StartsInMemory:
