@@ -30,6 +30,7 @@ from tasks.text.documents import text_and_spans
 from tasks.tokenize.engines import Encoder, Engine, Refusal, Tokens, UnencodableError, joined, large_string_array
 from tasks.tokenize.parts import Masked, PartEncoder, one_of
 from tasks.tokenize.probes import awkward_texts
+from tasks.tokenize.rendering.messages import END_OF_THOUGHT
 from tasks.tokenize.rendering.processes import Parted, Renderers
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 
@@ -232,6 +233,10 @@ NOT_SPECIAL = (
     "Source %r: the chat template writes %s, which %s has no special tokens for: each becomes several tokens of ordinary text. "
     "Set source.chat_template to one whose marks the tokenizer has."
 )
+THOUGHT_IN_CONTENT = (
+    "Source %r: a content has %s, a special token of %s: in a message it is text, and the chat template finds no thought there. "
+    "Give thoughts as reasoning_content."
+)
 MARK = re.compile(r"<[|｜][^<>\s|｜]{1,40}[|｜]>|<(?:start|end)_of_turn>|</?s>")
 """A mark of turns or texts, as templates write it."""
 BY_REFERENCE = "Source %r: the fast engine %s. Using the slower reference engine for its conversations."
@@ -293,14 +298,20 @@ def chats_by_reference(
     for i, (source, chat) in enumerate(zip(sources, chats, strict=True)):
         if chat is None:
             continue
-        if unknown := _without_token(chat, config, engine):
+        encoder, texts = conversations(chat.model_dump_json(), config, engine), samples.get(i, ())
+        if unknown := _without_token(chat, encoder, engine):
             logger.warning(NOT_SPECIAL, source.name, ", ".join(unknown), config.name)
+        if (
+            END_OF_THOUGHT in encoder.parts.specials
+            and END_OF_THOUGHT in chat.template
+            and any(END_OF_THOUGHT in one for one in texts)
+        ):
+            logger.warning(THOUGHT_IN_CONTENT, source.name, END_OF_THOUGHT, config.name)
         fault = None if config.engine == "auto" else ""
         if fault is None:
-            encoder = conversations(chat.model_dump_json(), config, engine)
             if encoder.why_slow:
                 logger.warning(RENDERED_ALONE, source.name, encoder.why_slow)
-            fault = _difference(encoder, Conversations(chat, config), [*samples.get(i, ()), *_awkward(chat)], config)
+            fault = _difference(encoder, Conversations(chat, config), [*texts, *_awkward(chat)], config)
         if fault is not None:
             found.append(i)
         if fault:
@@ -308,10 +319,10 @@ def chats_by_reference(
     return tuple(found)
 
 
-def _without_token(chat: Chat, config: TokenizerConfig, engine: Engine) -> list[str]:
+def _without_token(chat: Chat, encoder: Conversations, engine: Engine) -> list[str]:
     """The marks in a template that are several tokens."""
     named = [text for name, text in chat.tokens.items() if text and re.search(rf"\b{re.escape(name)}\b", chat.template)]
-    marks = {*MARK.findall(chat.template), *named} - {*conversations(chat.model_dump_json(), config, engine).parts.specials}
+    marks = {*MARK.findall(chat.template), *named} - {*encoder.parts.specials}
     return sorted(mark for mark in marks if len(engine(large_string_array(mark)).ids) > 1)
 
 

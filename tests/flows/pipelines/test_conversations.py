@@ -375,6 +375,17 @@ def test_marks_that_are_no_special_tokens_are_named(
     assert "each becomes several tokens of ordinary text" in caplog.text
 
 
+def test_a_thought_within_a_content_is_named(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A special token that a message spells is text, so the template does not find it."""
+    tokenizer = tokenizer_of_bytes(tmp_path_factory, (START, STOP, "</think>"))
+    for content, is_named in (("4", False), ("2 </think>4", True)):
+        talk = [GOOD[0], {"role": "assistant", "content": content}]
+        build_here(settings(tmp_path, tokenizer, [line(talk)], CHATML + "{# a thought ends with </think> #}"))
+        assert ("a content has </think>, a special token of" in caplog.text) == is_named
+
+
 def test_an_engine_that_differs_is_not_used_for_conversations(
     build: Callable[..., flat_tokens.Dataset],
     tokenizer: Path,
