@@ -5,8 +5,11 @@ from __future__ import annotations
 import codecs
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -309,9 +312,19 @@ def _refuse(number: str) -> None:
     raise ValueError(f"{number} has a fraction")
 
 
+def _number(written: str) -> float | Decimal:
+    """A number with a fraction or an exponent; a decimal where float64 has none so large."""
+    if math.isfinite(found := float(written)):
+        return found
+    try:
+        return Decimal(written)
+    except ArithmeticError:
+        raise ValueError(f"no number is as large as {written[:40]}") from None
+
+
 def _parse_line(line: bytes, file: TextFile) -> _Line:
     try:
-        value = json.loads(line.decode("utf-8", "lone-surrogate"))
+        value = json.loads(line.decode("utf-8", "lone-surrogate"), parse_float=_number)
     except RecursionError:
         return _Line(fault=("malformed", "the line is JSON nested too deep"))
     except ValueError as error:
@@ -336,7 +349,7 @@ def row_of(value: JsonObject, file: TextFile) -> _Line:
             wanted = f"an array of {'tools' if column == file.tools_column else 'messages'}" if file.has_messages else "a string"
             return _Line(fault=("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}"))
     identity = _value(value, file.id_column) if file.id_column else None
-    if isinstance(identity, bool | float | dict | list):
+    if identity is not None and type(identity) not in (str, int):
         return _Line(fault=("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer"))
     if isinstance(identity, str) and SURROGATE.search(identity):
         return _Line(fault=("invalid_unicode", f"{file.id_column!r} is not valid UTF-8"))
@@ -369,7 +382,7 @@ def _together(parts: Sequence[bytes]) -> bytes:
 
 
 def _json_type(value: Any) -> str:
-    names: Iterable[tuple[type, str]] = ((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"), (list, "array"))
+    names: Iterable[tuple[type, str]] = ((bool, "boolean"), (Number, "number"), (str, "string"), (list, "array"))
     return next((name for kind, name in names if isinstance(value, kind)), "object" if value is not None else "null")
 
 

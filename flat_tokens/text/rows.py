@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -312,7 +313,8 @@ def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
     ValueError for integers that float64 does not have then, for values of several kinds, and for lists and mappings.
     """
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {int, float} or (kinds == {int} and any(not -(1 << 63) <= value < 1 << 63 for value in values if value)):
+    is_large = kinds == {int} and any(not -(1 << 63) <= value < 1 << 63 for value in values if value)
+    if is_large or kinds == {int, float} or (Decimal in kinds and kinds <= {int, float, Decimal}):
         return pa.array([None if value is None else _as_float(value, name, file) for value in values], pa.float64())
     if kinds <= {str, bytes}:
         as_bytes = [utf8(value) if isinstance(value, str) else value for value in values]

@@ -231,6 +231,16 @@ def test_an_integer_that_would_be_rounded_is_refused(
             assert f"x.jsonl: column 'v' is float64 here, which does not have its value {value}. Write" in str(error.value)
 
 
+def test_a_fraction_beyond_float64_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for pair in (("0.5", "-1e400"), ("-1e400", "0.5"), ("1", "-1e400"), ("-1e400", "null")):
+        path.write_text("".join(f'{{"text": "a", "v": {value}}}\n' for value in pair))
+        with refusal(r"x.jsonl: column 'v' is float64 here, which does not have its value -1E\+400"):
+            list(read(path))
+    path.write_text(f'{{"text": "a", "v": 1e{"9" * 20}}}\n')
+    assert joined(list(read(path))).num_rows == 0
+
+
 def test_integers_that_float64_has_stand_beside_fractions(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     values = [1 << 54, 0.5, -(1 << 70), 1e300, None]
