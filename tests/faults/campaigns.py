@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tests.faults import store_bench
@@ -17,7 +19,7 @@ from tests.faults.corpus import CorpusKills
 from tests.faults.decisions import Decisions
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
-from tests.faults.known import KNOWN, MENDED
+from tests.faults.known import KNOWN, MENDED, Known, Mended
 from tests.faults.power_loss import OUTCOMES, Disk, State, write_tree
 from tests.faults.readers import KINDS_OF_READERS, read_while_published
 from tests.faults.store_bench import Fault as RequestFault
@@ -59,15 +61,17 @@ def users() -> tuple[int | None, ...]:
     return (None, ORDINARY_USER) if os.geteuid() == 0 else (None,)
 
 
-def _faulty(bench: Bench, row: str, case: str, fault: Fault, user: int | None = None) -> Trial:
-    def do() -> Done | None:
-        trial = bench.trial(case, fault, user)
-        if trial is None:
-            return None
-        met, flaws = trial
-        return Done([flaw._replace(told=f"{met}: {flaw.told}") for flaw in at_most_one_of_each(flaws)])
+def trial(row: str, under: str, name: object, play: Callable[[], list[Flaw] | None]) -> Trial:
+    """A trial that is counted once."""
 
-    return Trial(row, case, f"{fault}{' as an ordinary user' if user else ''}", do)
+    def do() -> Done | None:
+        return None if (flaws := play()) is None else Done(at_most_one_of_each(flaws))
+
+    return Trial(row, under, str(name), do)
+
+
+def _faulty(bench: Bench, row: str, case: str, fault: Fault, user: int | None = None) -> Trial:
+    return trial(row, case, f"{fault}{' as an ordinary user' if user else ''}", partial(bench.trial, case, fault, user))
 
 
 def at_most_one_of_each(flaws: list[Flaw]) -> list[Flaw]:
@@ -152,30 +156,26 @@ def power(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
 
 
 def _powerless(bench: Bench, case: str, state: State, where: str, claimed: bool) -> Trial:
-    def do() -> Done:
+    def look() -> list[Flaw]:
         shutil.rmtree(bench.here)
         write_tree(state.tree, bench.here)
-        return Done(at_most_one_of_each(bench.look(claimed=claimed)))
+        return bench.look(claimed=claimed)
 
-    return Trial("power lost behind every operation", case, f"{state.outcome} behind {where}", do)
+    return trial("power lost behind every operation", case, f"{state.outcome} behind {where}", look)
 
 
 def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """Readers open, read and keep open what is published and collected meanwhile."""
     versions = max(VERSIONS // every, 10)
 
-    def do() -> Iterator[tuple[str, Done]]:
-        for kind, count, flaws in read_while_published(bench.scratch / "readers", versions):
-            yield kind, Done(flaws, count)
+    @functools.cache
+    def found() -> dict[str, Done]:
+        read = read_while_published(bench.scratch / "readers", versions)
+        return {kind: Done(flaws, count) for kind, count, flaws in read}
 
-    found = {}
     for kind in filter(under.search, KINDS_OF_READERS):
-        yield Trial(
-            f"reads while {versions} versions are published and collected",
-            kind,
-            kind,
-            lambda kind=kind: (found or found.update(do()) or found)[kind],  # type: ignore[misc,func-returns-value]
-        )
+        row = f"reads while {versions} versions are published and collected"
+        yield Trial(row, kind, kind, lambda kind=kind: found()[kind])  # type: ignore[misc]
 
 
 def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
@@ -184,7 +184,7 @@ def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     for name, layout in layouts.items():
         killing = CorpusKills(bench.scratch / name, layout)
         for number in range(CORPUS_KILLS // every if killing.is_there and under.search(name) else 0):
-            yield Trial("killed at a random time", name, str(number), lambda killing=killing: Done(killing.kill()))  # type: ignore[misc]
+            yield trial("killed at a random time", name, number, killing.kill)
 
 
 def chains(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
@@ -192,11 +192,8 @@ def chains(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     playing = Chains(bench)
     for case in filter(under.search, STREAMED):
         for seed in range(0, CHAINS, every):
-
-            def do(case: str = case, seed: int = seed) -> Done:
-                return Done(at_most_one_of_each(playing.play(case, seed)))
-
-            yield Trial("a chain of kills, errors, pauses, double interrupts and damages", case, str(seed), do)
+            row = "a chain of kills, errors, pauses, double interrupts and damages"
+            yield trial(row, case, seed, partial(playing.play, case, seed))
 
 
 def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
@@ -205,14 +202,10 @@ def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Tria
     yield from _played(playing.play, "a random history of edits, with kills in between", under, every)
 
 
-def _played(play: Callable[[int, str], list[str]], what: str, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+def _played(play: Callable[[int, str], list[Flaw]], what: str, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     for seed in range(0, HISTORIES, every):
         if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
-
-            def do(seed: int = seed, variant: str = variant) -> Done:
-                return Done(at_most_one_of_each(play(seed, variant)))
-
-            yield Trial(what, variant, str(seed), do)
+            yield trial(what, variant, seed, partial(play, seed, variant))
 
 
 def decisions(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
@@ -232,18 +225,20 @@ def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
 
 def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[Trial]:
     """Deaths and faults at some of the requests of a command."""
-    numbers, trials = range(1, len(methods) + 1), []
-    for number in _some(numbers, KILLS_ON_A_STORE):
-        trials.append(_on_store(there, "killed behind a request to a store", case, RequestFault(number, store_bench.KILL)))
-    row = f"one request to a store fails: {', '.join(store_bench.OF_WRITES)}"
+    numbers = range(1, len(methods) + 1)
+    writes = [number for number in numbers if methods[number - 1] not in ("GET", "HEAD")]
+    reads, lasting = store_bench.OF_READS, store_bench.LASTING
+    fails = f"one request to a store fails: {', '.join(store_bench.OF_WRITES)}"
+    rows = [("killed behind a request to a store", store_bench.KILL, False, _some(numbers, KILLS_ON_A_STORE))]
     for way in store_bench.OF_WRITES:
-        met = [number for number in numbers if way in store_bench.OF_READS or methods[number - 1] not in ("GET", "HEAD")]
-        trials += [_on_store(there, row, case, RequestFault(number, way)) for number in _some(met, POINTS_ON_A_STORE)]
-    row = f"all requests to a store fail from some moment on: {', '.join(store_bench.LASTING)}"
-    for way in store_bench.LASTING:
-        lasting = [RequestFault(number, way, lasting=True) for number in _some(numbers, POINTS_ON_A_STORE)]
-        trials += [_on_store(there, row, case, fault) for fault in lasting]
-    return trials
+        rows.append((fails, way, False, _some(numbers if way in reads else writes, POINTS_ON_A_STORE)))
+    stays = f"all requests to a store fail from some moment on: {', '.join(lasting)}"
+    rows += [(stays, way, True, _some(numbers, POINTS_ON_A_STORE)) for way in lasting]
+    return [
+        trial(row, f"{case}, {there.protocol}", fault, partial(there.trial, case, fault))
+        for row, way, lasts, some in rows
+        for fault in (RequestFault(number, way, lasts) for number in some)
+    ]
 
 
 def _some(places: Sequence[int], count: int) -> Sequence[int]:
@@ -251,44 +246,23 @@ def _some(places: Sequence[int], count: int) -> Sequence[int]:
     return [places[len(places) * k // count] for k in range(count)] if len(places) > count else places
 
 
-def _on_store(there: StoreBench, row: str, case: str, fault: RequestFault) -> Trial:
-    def do() -> Done | None:
-        flaws = there.trial(case, fault)
-        return (
-            None if flaws is None else Done([flaw._replace(told=f"{fault}: {flaw.told}") for flaw in at_most_one_of_each(flaws)])
-        )
-
-    return Trial(row, f"{case}, {there.protocol}", str(fault), do)
-
-
 def together(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
     """Two commands at the same moment on an object store, again and again."""
     for protocol in store_bench.protocols():
         there = StoreBench(bench.scratch / protocol, protocol)
         for pair in store_bench.PAIRS:
-            if under.search(name := f"{pair}, {protocol}"):
-                for seed in range(max(ROUNDS // every, 1)):
-
-                    def do(there: StoreBench = there, pair: str = pair, seed: int = seed) -> Done:
-                        return Done(at_most_one_of_each(there.round(pair, seed)))
-
-                    yield Trial(
-                        "two commands at once on a store, undisturbed, spoiled, or one of them killed", name, str(seed), do
-                    )
+            for seed in range(max(ROUNDS // every, 1)) if under.search(f"{pair}, {protocol}") else ():
+                row = "two commands at once on a store, undisturbed, spoiled, or one of them killed"
+                yield trial(row, f"{pair}, {protocol}", seed, partial(there.round, pair, seed))
 
 
-def known(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
-    """What is known not to hold."""
-    for one in KNOWN:
-        if one.case is not None and one.fault is not None and under.search(one.case):
-            yield _faulty(bench, "known", one.case, one.fault)._replace(name=one.name)
-
-
-def mended(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
-    """What did not hold, and does since it was mended."""
-    for one in MENDED:
-        if under.search(one.case):
-            yield _faulty(bench, "mended", one.case, one.fault)._replace(name=one.name)
+def again(row: str, some: Iterable[Known | Mended]) -> Campaign:
+    """What is known not to hold, or did not hold before it was mended."""
+    return lambda bench, under, every: (
+        _faulty(bench, row, one.case, one.fault)._replace(name=one.name)
+        for one in some
+        if one.case is not None and one.fault is not None and under.search(one.case)
+    )
 
 
 CAMPAIGNS: dict[str, Campaign] = {
@@ -304,6 +278,6 @@ CAMPAIGNS: dict[str, Campaign] = {
     "decisions": decisions,
     "stores": stores,
     "together": together,
-    "known": known,
-    "mended": mended,
+    "known": again("known", KNOWN),
+    "mended": again("mended", MENDED),
 }

@@ -17,8 +17,9 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import stored_shards, unneeded_objects
 from tasks.output.pointer import MARKERS
 from tasks.shards.receipts import _read_shard
-from tests.faults.commands import Bench, Flaw, Ran, command, entries, seen
+from tests.faults.commands import Bench, Flaw, Ran, command, named, seen, tried
 from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KINDS, LASTING, PAUSE, Ended, Fault, Watch
+from tests.faults.support import entries
 
 MOST_ATTEMPTS = 4
 CRASH_LOOP, KILLS_IN_A_LOOP = 40, 12
@@ -102,7 +103,7 @@ class Chains:
             root = Store.at(here / "out")
             if len(unnamed := unneeded_objects(root, stored_shards(root))) > UNNAMED:
                 found.append(Flaw("leftovers", f"{len(unnamed)} attempts have left objects that no receipt names"))
-            flaws += [flaw._replace(told=f"{number} of {'; '.join(map(str, links))}: {flaw.told}") for flaw in found]
+            flaws += named(found, f"{number} of {'; '.join(map(str, links))}")
             claimed = attempt is not None and attempt.ran.status == 0
             if claimed or ended.hung:
                 break
@@ -110,18 +111,18 @@ class Chains:
                 damaged |= damage(here, self._bench.template, chance)
         # What is damaged is made again.
         looked = [flaw for flaw in self._bench.look(claimed=claimed) if not (damaged and flaw.what == "reuse")]
-        return flaws + [flaw._replace(told=f"behind {'; '.join(map(str, links))}: {flaw.told}") for flaw in looked]
+        return flaws + named(looked, f"behind {'; '.join(map(str, links))}")
 
     def _attempt(self, fault: Fault, *, damaged: bool) -> Attempt:
         calm, here = self._bench.current, self._bench.here
         root = Store.at(here / "out")
-        unreadable = ""
-        try:
+
+        def look() -> None:
             seen(here)
             for key in [] if damaged else stored_shards(root):
                 _read_shard(root, key)  # whatever a receipt names is there, as it was written
-        except Exception as error:
-            unreadable = f"{type(error).__name__}: {error}"
+
+        _, unreadable = tried(look)
         watch = Watch(here, fault)
         try:
             ran = command(calm.words, watch)

@@ -18,9 +18,9 @@ import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flat_tokens
 import tasks.derive.imports
@@ -34,6 +34,7 @@ from tasks.output.pointer import MARKERS
 from tasks.shards.index import read_index
 from tests.faults.cases import CASES, Case, Words
 from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
+from tests.faults.support import entries
 from tests.keys import key_file
 
 ORDINARY_USER = 65534
@@ -42,21 +43,13 @@ ORDINARY_USER = 65534
 HANGS_AFTER = 60.0
 """Seconds; a trial takes a fraction of one. One that still works, as on a busy machine, is given more."""
 
+T = TypeVar("T")
 Facts = dict[str, str]
 CERTIFICATE = re.compile(r"forgotten/\d{8}T\d{6}-[0-9a-f]{8}(?=\.)")
 KNOWN_FILES = re.compile(r"_cache/files(/[0-9a-f]{64}\.(json|table(\.ed25519)?))?$")
 """What is known of files is recorded where these are older than the clock's grain: so by one run, and not by another. A packed
 file that cannot be read with others is unpacked alone, and noted.
 """
-
-
-def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All that is below a directory, by name. Path.rglob would take a third of a trial's time."""
-    with os.scandir(directory) as found:
-        for entry in found:
-            yield above + entry.name, entry
-            if entry.is_dir(follow_symlinks=False):
-                yield from entries(entry.path, f"{above}{entry.name}/")
 
 
 def facts_of(here: Path) -> Facts:
@@ -206,15 +199,17 @@ class Ran(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was found behind a trial: by readers, then when the command was run again."""
+    """What was found behind a trial: the version of each output that readers get, all files, then those when the command was run
+    again, and its exit status.
+    """
 
-    seen: dict[str, str] | None
+    seen: dict[str, str]
     unreadable: str
-    exported: Facts
     first: Facts
     status: int
-    made_again: set[str]
     facts: Facts
+    exported: Facts
+    made_again: Collection[str]
 
 
 class Bench:
@@ -251,14 +246,12 @@ class Bench:
         self.here.mkdir()
         if case.signed:
             key_file(self.here / "keys")
-        case.prepare(self.here, lambda *words: self._must(case, *words))
+        case.prepare(self.here, lambda *words: self._child(case, lambda: succeed(words)).must())
         shutil.copytree(self.here, self._template_of(case), symlinks=True)
         words = case.words(self.here)
-        before = self._child(case, lambda: seen(self.here)).value
-        ended = self._child(case, lambda: (command(words, Watch(self.here)), list(sys.modules)))
-        ran, modules = ended.value
-        assert ran.status == 0, ended.output
-        facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).value
+        before = self._child(case, lambda: seen(self.here)).must()
+        ran, modules = self._child(case, lambda: (succeed(words, Watch(self.here)), list(sys.modules))).must()
+        facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).must()
         import_all(modules)
         stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
         gc.freeze()  # or forks would copy all that their collector looks at
@@ -269,11 +262,6 @@ class Bench:
         """The case that was prepared last."""
         assert self._calm is not None
         return self._calm
-
-    def _must(self, case: Case, *words: str) -> None:
-        ended = self._child(case, lambda: command(list(words)))
-        if ended.value is None or ended.value.status:
-            raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
 
     def child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
         return self._child(self.current.case, work, user)
@@ -295,46 +283,30 @@ class Bench:
     def record(self, name: str) -> list[tuple[Any, ...]]:
         """Run a case undisturbed, where it is laid out; all that it changed on the disk."""
         calm = self.calm(name)
-        ended = self.child(lambda: command(calm.words, Watch(self.here, record=True)))
-        assert ended.value is not None, ended.error
-        assert ended.value.status == 0, ended.output
-        return ended.value.recorded
+        return self.child(lambda: succeed(calm.words, Watch(self.here, record=True))).must().recorded
 
-    def trial(self, name: str, fault: Fault, user: int | None = None) -> tuple[Operation | str, list[Flaw]] | None:
-        """Run a case with a fault: the operation that it met, and all that did not hold. None: there is no such operation."""
+    def trial(self, name: str, fault: Fault, user: int | None = None) -> list[Flaw] | None:
+        """Run a case with a fault: all that did not hold, with the operation that it met. None: there is no such operation."""
         calm = self.calm(name)
         self.lay_out(user)
         ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user)
         ran = ended.value
         if ran is not None and ran.fired is None and not ended.died:
             return None
-        flaws = list(self.messages_of(fault, ended))
-        met = ran.fired if ran is not None and ran.fired is not None else "killed"
-        return met, flaws + self.look(user, claimed=ran is not None and ran.status == 0)
+        flaws = [*self.messages_of(fault, ended), *self.look(user, claimed=ran is not None and ran.status == 0)]
+        return named(flaws, ran.fired if ran is not None and ran.fired is not None else "killed")
 
     def messages_of(self, fault: Fault | None, ended: Ended) -> Iterator[Flaw]:
         """What is wrong with what a command said, and how it ended. None: no fault happened, so it must have succeeded."""
-        is_kill = fault is not None and fault.action in (KILL, KILL_WITHIN)
-        if ended.hung:
-            yield Flaw("message", f"it did not end: {ended.output}")
-        elif ended.died != is_kill:
-            yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
-        if is_kill or ended.hung or ended.died:
-            return
-        status = 1 if ended.value is None else status_of(ended.value)
-        if ended.error or "Traceback" in ended.output:
-            yield Flaw("message", f"traceback: {ended.error or ended.output}")
-        elif status and (fault is None or fault.action.startswith(PAUSE)):
-            yield Flaw("message", f"undisturbed, it failed with status {status}: {ended.output}")
-        elif status and fault is not None:
-            lines = without_logs(ended.output, self.current.words[0])
-            cause = os.strerror(getattr(errno, fault.action.partition(" ")[0], 0))
-            if len(lines) != 1:
-                yield Flaw("message", f"not in one line: {ended.output}")
-            elif str(self.here) not in lines[0]:
-                yield Flaw("message", f"no path: {lines[0]}")
-            elif fault.action != "short" and cause not in lines[0]:
-                yield Flaw("message", f"no cause: {lines[0]}")
+        action = "" if fault is None else fault.action
+        return messages(
+            ended,
+            self.current.words[0],
+            str(self.here),
+            is_killed=action in (KILL, KILL_WITHIN),
+            may_fail=bool(action) and not action.startswith(PAUSE),
+            cause="" if action == "short" else os.strerror(getattr(errno, action.partition(" ")[0], 0)),
+        )
 
     def look(self, user: int | None = None, claimed: bool = False) -> list[Flaw]:
         """Look around as readers do, run the command again, and say what does not hold. *claimed*: it said that it was done.
@@ -346,33 +318,83 @@ class Bench:
         if state in self._flawless:
             return []
         ended = self.child(lambda: look_and_run(self.here, calm.words), user)
-        if ended.value is None:
-            return [Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")]
-        looked = ended.value
-        flaws = []
-        if looked.seen is None:
-            flaws.append(Flaw("readers", looked.unreadable))
-        else:
-            for output in sorted({*calm.before, *looked.seen}):
-                if looked.seen.get(output) not in (calm.before.get(output), calm.after.get(output)):
-                    flaws.append(Flaw("readers", f"{output} is at {looked.seen.get(output)}"))
-        flaws += [
-            Flaw("readers", f"{name} is not whole") for name, fact in looked.exported.items() if calm.facts.get(name) != fact
-        ]
-        if claimed:
-            flaws += [
-                flaw._replace(told=f"claimed as done: {flaw.told}")
-                for flaw in differences(looked.first, calm.facts)
-                if flaw.what != "leftovers"
-            ]
+        allowed = {name: {calm.before.get(name), calm.after.get(name)} for name in {*calm.before, *calm.after}}
         is_done = calm.case.name == "rollback" and "is the latest version already" in ended.output
-        if looked.status and not is_done:
-            flaws.append(Flaw("bytes", f"run again, it fails: {ended.output}"))
-        flaws += [Flaw("reuse", key) for key in sorted(looked.made_again)]
-        flaws += differences(looked.facts, calm.facts)
+        flaws = [*found_by(ended, allowed, calm.facts if claimed else None, may_fail=is_done)]
+        if ended.value is not None:
+            exported = ended.value.exported.items()
+            flaws += [Flaw("readers", f"{name} is not whole") for name, fact in exported if calm.facts.get(name) != fact]
+            flaws += differences(ended.value.facts, calm.facts)
         if not flaws:
             self._flawless.add(state)
         return flaws
+
+
+def named(flaws: Iterable[Flaw], what: object) -> list[Flaw]:
+    """Flaws that say where they were found."""
+    return [flaw._replace(told=f"{what}: {flaw.told}") for flaw in flaws]
+
+
+def found_by(
+    ended: Ended, allowed: Mapping[str, Collection[str | None]], claimed: Facts | None, *, may_fail: bool = False
+) -> Iterator[Flaw]:
+    """What does not hold by a look around and another run. *allowed*: versions that each output may be at. *claimed*: files of an
+    undisturbed run, if the command said that it was done.
+    """
+    looked = ended.value
+    if looked is None:
+        yield Flaw("bytes", f"again: {'it did not end' if ended.hung else ended.error}")
+        return
+    if looked.unreadable:
+        yield Flaw("readers", looked.unreadable)
+    else:
+        for name in sorted({*allowed, *looked.seen}):
+            if (version := looked.seen.get(name)) not in allowed.get(name, {None}):
+                yield Flaw("readers", f"{name} is at {version}")
+    if claimed is not None:
+        yield from named((one for one in differences(looked.first, claimed) if one.what != "leftovers"), "claimed as done")
+    if looked.status and not may_fail:
+        yield Flaw("bytes", f"run again, it fails: {ended.output}")
+    yield from (Flaw("reuse", key) for key in sorted(looked.made_again))
+
+
+def messages(
+    ended: Ended, command: str, place: str, *, is_killed: bool = False, may_fail: bool = True, cause: str = ""
+) -> Iterator[Flaw]:
+    """What is wrong with what a command said about a place, and how it ended."""
+    if ended.hung:
+        yield Flaw("message", f"it did not end: {ended.output}")
+    elif ended.died != is_killed:
+        yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
+    if is_killed or ended.hung or ended.died:
+        return
+    status = 1 if ended.value is None else status_of(ended.value)
+    lines = without_logs(ended.output, command)
+    if ended.error or "Traceback" in ended.output:
+        yield Flaw("message", f"traceback: {ended.error or ended.output}")
+    elif status and not may_fail:
+        yield Flaw("message", f"undisturbed, it failed with status {status}: {ended.output}")
+    elif status and len(lines) != 1:
+        yield Flaw("message", f"not in one line: {ended.output}")
+    elif status and place not in lines[0]:
+        yield Flaw("message", f"no path: {lines[0]}")
+    elif status and cause not in lines[0]:
+        yield Flaw("message", f"no cause: {lines[0]}")
+
+
+def succeed(words: Iterable[str], watch: Watch | None = None) -> Ran:
+    """Run a command that must not fail."""
+    ran = command([*words], watch)
+    assert ran.status == 0
+    return ran
+
+
+def tried(look: Callable[[], T]) -> tuple[T | None, str]:
+    """What a look around gives, or its error."""
+    try:
+        return look(), ""
+    except Exception:
+        return None, traceback.format_exc()
 
 
 def command(words: Words, watch: Watch | None = None) -> Ran:
@@ -404,11 +426,7 @@ def without_logs(output: str, name: str) -> list[str]:
 
 
 def look_and_run(here: Path, words: Words) -> Looked:
-    unreadable, there = "", None
-    try:
-        there = seen(here)
-    except Exception:
-        unreadable = traceback.format_exc()
+    there, unreadable = tried(lambda: seen(here))
     exported = {
         path.relative_to(here).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in here.glob("exported/**/*")
@@ -416,7 +434,7 @@ def look_and_run(here: Path, words: Words) -> Looked:
     }
     first, earlier, made = facts_of(here), tokens_there(here), made_from_now_on()
     status = command(words).status
-    return Looked(there, unreadable, exported, first, status, earlier & set(made), facts_of(here))
+    return Looked(there or {}, unreadable, first, status, facts_of(here), exported, earlier & set(made))
 
 
 def import_all(modules: Iterable[str]) -> None:

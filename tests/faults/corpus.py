@@ -8,14 +8,13 @@ import random
 import shutil
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import flat_tokens
 from flat_tokens.arrays.layouts import LayoutName
 from tasks.config import TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts
+from tests.faults.commands import Facts, Flaw, command, differences, facts_of, import_all, receipts, tried
 from tests.faults.inject import Child, Ended
 from tests.faults.support import ROOT
 
@@ -46,10 +45,7 @@ class CorpusKills:
     def _run(self, kill_after: float | None = None) -> Ended:
         words = self._words()
 
-        def work() -> tuple[int, list[str]]:
-            return command(words).status, list(sys.modules)
-
-        return Child(work, self._log).ended(kill_after=kill_after)
+        return Child(lambda: (command(words).status, list(sys.modules)), self._log).ended(kill_after=kill_after)
 
     def _calm(self) -> tuple[Facts, float]:
         """What an undisturbed build leaves, and how long it takes."""
@@ -58,10 +54,8 @@ class CorpusKills:
             os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
             load_tokenizer(TokenizerConfig(name=TOKENIZER))
             begun = time.monotonic()
-            ended = self._run()
-            assert ended.value is not None, ended.error
-            status, modules = ended.value
-            assert status == 0, ended.output
+            status, modules = self._run().must()
+            assert status == 0
             import_all(modules)
             self._undisturbed = facts_of(self._here), time.monotonic() - begun
             shutil.rmtree(self._here / "out")
@@ -79,21 +73,13 @@ class CorpusKills:
                 continue
             later = receipts(self._here)
             flaws += [Flaw("reuse", name) for name, at in earlier.items() if later.get(name, at) != at]
-            flaws += list(self._readers())
+            if (self._here / "out/latest.json").exists():
+                _, unreadable = tried(lambda: flat_tokens.verify(self._here / "out"))
+                flaws += [Flaw("readers", unreadable)] * bool(unreadable)
             self._kills += 1
             if self._kills % KILLS_OF_A_BUILD == 0:
                 flaws += self._completed(self._run())
             return flaws
-
-    def _readers(self) -> list[Flaw]:
-        out = self._here / "out"
-        if not (out / "latest.json").exists():
-            return []
-        try:
-            flat_tokens.verify(out)
-        except Exception:
-            return [Flaw("readers", traceback.format_exc())]
-        return []
 
     def _completed(self, ended: Ended) -> list[Flaw]:
         """Compare a build that came to its end; the next one begins from nothing."""

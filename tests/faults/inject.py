@@ -341,6 +341,12 @@ class Ended(NamedTuple):
     hung: bool
     status: int = 0
 
+    def must(self) -> Any:
+        """The value. RuntimeError if there is none."""
+        if self.error or self.status:
+            raise RuntimeError(f"{self.output}{self.error}")
+        return self.value
+
 
 class Child:
     """A fork of this process, which must not have threads. It runs *work*, as another *user* if wanted. What it prints goes to
@@ -390,7 +396,7 @@ class Child:
                     break
                 parts.append(part)
                 continue
-            before, worked = worked, _processor_seconds(self.pid)
+            before, worked = worked, processor_seconds(self.pid)
             idle = 0 if worked - before > window / WORKING else idle + 1
             hung = kill_after is None
             # Several windows: the whole machine may have been halted within one of them.
@@ -417,7 +423,7 @@ WINDOWS, WORKING = 3, 60
 """A process that waits for ever takes less than this part of its time from a processor."""
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """Seconds of processors that a process has taken so far; 0 where the system does not tell."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         user, system = file.read().rpartition(")")[2].split()[11:13]

@@ -14,6 +14,8 @@ import random
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tests.faults.support import entries
+
 OUTCOMES = ("dropped", "names", "random")
 Tree = dict[str, bytes | str | None]
 """Names below the root: a file's bytes, a symbolic link's target, None for a directory."""
@@ -137,5 +139,14 @@ def write_tree(tree: Tree, root: Path) -> None:
         elif isinstance(content, str):
             path.symlink_to(content)
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)  # a key is nobody else's
             path.write_bytes(content)
+
+
+def tree_of(root: Path) -> Tree:
+    """What is below a directory."""
+    return {
+        name: os.readlink(entry.path) if entry.is_symlink() else None if entry.is_dir() else Path(entry.path).read_bytes()
+        for name, entry in entries(root)
+    }

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -108,29 +108,20 @@ KINDS_OF_READERS: dict[str, Callable[[Path, random.Random], Iterator[set[int]]]]
 }
 
 
-class Readings(NamedTuple):
-    """What a reader came to: how many reads were right, how often a version had gone, and all that was wrong."""
-
-    right: int
-    gone: int
-    versions: int
-    flaws: list[Flaw]
-
-
-def read_on(root: Path, kind: str, stop: Path) -> Readings:
-    chance, right, gone, versions, flaws = random.Random(kind), 0, 0, set(), []
+def read_on(root: Path, kind: str, stop: Path) -> tuple[int, list[Flaw]]:
+    """How many reads were right, and all that was wrong."""
+    chance, right, flaws = random.Random(kind), 0, []
     while not stop.exists():
         try:
             for found in KINDS_OF_READERS[kind](root, chance):
                 right += len(found) == 1
-                versions |= found
                 if len(found) != 1:
                     flaws.append(Flaw("readers", f"a reader got the versions {sorted(found)}"))
         except GONE:
-            gone += 1
+            continue
         except Exception:
             flaws.append(Flaw("readers", traceback.format_exc()))
-    return Readings(right, gone, len(versions), flaws)
+    return right, flaws
 
 
 def read_while_published(scratch: Path, versions: int) -> Iterator[tuple[str, int, list[Flaw]]]:
@@ -145,11 +136,8 @@ def read_while_published(scratch: Path, versions: int) -> Iterator[tuple[str, in
         stop.touch()
         ended = {kind: child.ended() for kind, child in running.items()}
     for kind, one in ended.items():
-        if one.value is None:
-            raise RuntimeError(f"{kind}: {one.error}")
-        yield kind, one.value.right, one.value.flaws
+        yield kind, *one.must()
 
 
 def publish_in_child(root: Path, versions: int) -> None:
-    if problem := Child(lambda: publish(root, versions)).ended(seconds=6000).error:
-        raise RuntimeError(f"the publisher failed: {problem}")
+    Child(lambda: publish(root, versions)).ended(seconds=6000).must()

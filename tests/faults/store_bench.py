@@ -19,7 +19,6 @@ import re
 import shutil
 import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,17 +38,22 @@ from tests.faults.commands import (
     KNOWN_FILES,
     Facts,
     Flaw,
-    Ran,
+    Looked,
     command,
     differences,
     fact_of,
     facts_of,
+    found_by,
     import_all,
-    without_logs,
+    messages,
+    named,
+    succeed,
+    tried,
 )
-from tests.faults.inject import Child, Ended
+from tests.faults.inject import Child
 from tests.faults.stores import AZURITE, BUCKETS, azurite, container_at, hurry, reach
 from tests.faults.support import settings_of, write_notes
+from tests.processes import until
 from tests.proxy import at_random
 
 OF_READS = ("500", "503", "429", "reset", "half", "stall")
@@ -69,6 +73,7 @@ SECOND = r"another build published|has just been removed"
 """What a command may say that was not the only one."""
 
 LATEST = "store/out/latest.json"
+COMMANDS = "(build|refresh|gc)"
 HANGS_AFTER = 400.0
 """Seconds; on a busy machine a command with its emulator takes some dozens."""
 
@@ -281,18 +286,6 @@ class Calm(NamedTuple):
     methods: list[str]
 
 
-class Looked(NamedTuple):
-    """What was found behind a trial: the version that readers get, all objects and files, then those when the command was run
-    again, and its exit status.
-    """
-
-    seen: str | None
-    unreadable: str
-    first: Facts
-    status: int
-    facts: Facts
-
-
 class Pair(NamedTuple):
     """Two commands one behind the other: what was there before them and behind each, with the latest version; the pointer's
     number before them; how many requests they made, and seconds the first one took.
@@ -326,15 +319,12 @@ class StoreBench:
             self._prepare(case.prepare)
             words = case.words(self.here, self.output)
             before, _ = self._on_store(lambda shared: read_pointer(Store.at(self.output)).version)
-            ended, served = self._on_store(lambda shared: (command(words), self._facts(shared), list(sys.modules)))
-            ran, facts, modules = ended.value or (None, {}, [])
-            if ran is None or ran.status:
-                raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
+            (_, facts, modules), served = self._on_store(lambda shared: (succeed(words), self._facts(shared), list(sys.modules)))
             import_all(modules)
             gc.freeze()  # or forks would copy all that their collector looks at
             after = json.loads(facts["store/out/latest.json"])["version"]
             methods = [method for method, _ in served.counted]
-            self._calm = Calm(name, words, facts, (before.value, after), methods)
+            self._calm = Calm(name, words, facts, (before, after), methods)
         return self._calm
 
     def _prepare(self, prepare: Callable[[Path, str, Do], None]) -> None:
@@ -350,10 +340,8 @@ class StoreBench:
             if words[0] == "put":
                 self._content[words[1].partition("bucket/")[2]] = b"{}"
                 return
-            ended, served = self._on_store(lambda shared: (command(list(words)), list(sys.modules)))
-            if ended.value is None or ended.value[0].status:
-                raise RuntimeError(f"{' '.join(words)}: {ended.output}{ended.error}")
-            import_all(ended.value[1])
+            (_, modules), served = self._on_store(lambda shared: (succeed(words), list(sys.modules)))
+            import_all(modules)
             self._content = served.content
 
         prepare(self.here, self.output, do)
@@ -371,18 +359,12 @@ class StoreBench:
         shared, served = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), []
         child = Child(lambda: serve(self.protocol, self._content, rule, shared))
         try:
-            end = time.monotonic() + HANGS_AFTER
-            while not shared.proxy:
-                if time.monotonic() > end:
-                    raise TimeoutError("the emulator does not start")
-                time.sleep(0.002)
+            until(lambda: shared.proxy, "the emulator does not start")
             yield shared, served
         finally:
             shared.over = 1
             ended = child.ended(HANGS_AFTER)
-        if ended.value is None:
-            raise RuntimeError(f"the emulator failed: {ended.error}")
-        served.append(ended.value)
+        served.append(ended.must())
 
     def _client(self, shared: _Shared, work: Work, patience: float | None = None, wait: float | None = None) -> Child:
         """A process that reaches the bucket through the proxy. *wait*: seconds from when requests are counted until it begins."""
@@ -403,12 +385,12 @@ class StoreBench:
 
         return Child(do, f"{self._log}.{uuid.uuid4().hex}")
 
-    def _on_store(self, work: Work) -> tuple[Ended, Served]:
+    def _on_store(self, work: Work) -> tuple[Any, Served]:
         """Do something with the bucket that was prepared, undisturbed; all requests are counted."""
         with self._serving(lambda number, method, path: None) as (shared, served):
             shared.counted = -1
             ended = self._client(shared, work).ended(HANGS_AFTER)
-        return ended, served[0]
+        return ended.must(), served[0]
 
     def _facts(self, shared: _Shared) -> Facts:
         """Every object and file, by name."""
@@ -429,7 +411,7 @@ class StoreBench:
         def rule(number: int, method: str, path: str) -> str | None:
             return fault.way if number == fault.number or (fault.lasting and number > fault.number) else None
 
-        def run(shared: _Shared) -> Ran:
+        def run(shared: _Shared) -> Any:
             shared.counted = os.getpid()
             return command(calm.words)
 
@@ -439,53 +421,26 @@ class StoreBench:
             looking = self._client(shared, lambda shared: self._look_and_run([calm.words], shared)).ended(HANGS_AFTER)
         if not served[0].spoiled:
             return None
-        flaws = list(self._messages(fault, ended))
-        if looking.value is None:
-            return [*flaws, Flaw("bytes", f"again: {'it did not end' if looking.hung else looking.error}")]
-        claimed = ended.value is not None and ended.value.status == 0
-        # Whoever dies, or finds the store gone, leaves its lease, which expires.
-        leaves_lease = fault.way == KILL or fault.lasting
-        return flaws + [
-            flaw
-            for flaw in self._found(calm, looking, served[0], claimed)
-            if not (leaves_lease and flaw.what == "leftovers" and flaw.told.startswith(f"store/out/{RUNNING}/"))
-        ]
-
-    def _messages(self, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        """What is wrong with what a command said, and how it ended: only a fault that lasts may be noticed."""
-        if ended.hung:
-            yield Flaw("message", "it did not end")
-        elif ended.died != (fault.way == KILL):
-            yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
-        elif not ended.died:
-            yield from messages(ended, self.output, may_fail=fault.lasting)
+        # Only a fault that lasts may be noticed.
+        is_killed = fault.way == KILL
+        flaws = [*messages(ended, COMMANDS, self.output, is_killed=is_killed, may_fail=fault.lasting)]
+        claimed = calm.facts if ended.value is not None and ended.value.status == 0 else None
+        flaws += found_by(looking, {"out": calm.versions}, claimed)
+        if (looked := looking.value) is not None:
+            written = [path for method, path in served[0].behind if method in ("PUT", "POST")]
+            receipts = [name for name in looked.first if name.endswith("/receipt.json")]
+            flaws += [Flaw("reuse", name) for name in receipts if any(name[6:] in path for path in written)]
+            # Whoever dies, or finds the store gone, leaves its lease, which expires.
+            leases = f"store/out/{RUNNING}/" if is_killed or fault.lasting else "none"
+            unlike = differences(looked.facts, calm.facts)
+            flaws += [flaw for flaw in unlike if not (flaw.what == "leftovers" and flaw.told.startswith(leases))]
+        return named(flaws, fault)
 
     def _look_and_run(self, several: list[Words], shared: _Shared) -> Looked:
-        version, unreadable = None, ""
-        try:
-            version = seen(self.output)
-        except Exception:
-            unreadable = traceback.format_exc()
+        version, unreadable = tried(lambda: seen(self.output))
         first = self._facts(shared)
         status = max([command(words).status for words in several])
-        return Looked(version, unreadable, first, status, self._facts(shared))
-
-    def _found(self, calm: Calm, looking: Ended, served: Served, claimed: bool) -> Iterator[Flaw]:
-        looked = looking.value
-        if looked.unreadable:
-            yield Flaw("readers", looked.unreadable)
-        elif looked.seen not in calm.versions:
-            yield Flaw("readers", f"it is at {looked.seen}")
-        if claimed:
-            for flaw in differences(looked.first, calm.facts):
-                if flaw.what != "leftovers":
-                    yield flaw._replace(told=f"claimed as done: {flaw.told}")
-        if looked.status:
-            yield Flaw("bytes", f"run again, it fails: {looking.output}")
-        for name in looked.first:
-            if name.endswith("/receipt.json") and any(m in ("PUT", "POST") and name[6:] in path for m, path in served.behind):
-                yield Flaw("reuse", name)
-        yield from differences(looked.facts, calm.facts)
+        return Looked({"out": version} if version else {}, unreadable, first, status, self._facts(shared), {}, ())
 
     def round(self, name: str, seed: int) -> list[Flaw]:
         """Two commands at the same moment: all that did not hold. In every third round they are undisturbed, in every third some
@@ -511,21 +466,13 @@ class StoreBench:
             looking = self._client(shared, lambda shared: self._look_and_run(calm.several, shared)).ended(HANGS_AFTER)
         flaws = []
         for one in ended:
-            if one.hung:
-                flaws.append(Flaw("message", "it did not end"))
-            elif one.value is not None or not kill_at:
-                flaws += [flaw for flaw in messages(one, self.output, may_fail=True) if not re.search(SECOND, flaw.told)]
-                if one.value is not None and one.value.status and not re.search(SECOND, one.output):
-                    flaws.append(Flaw("message", f"it fails: {one.output}"))
-        if looking.value is None:
-            return [*flaws, Flaw("bytes", f"again: {'it did not end' if looking.hung else looking.error}")]
-        looked = looking.value
-        if looked.unreadable:
-            flaws.append(Flaw("readers", looked.unreadable))
-        elif looked.seen not in calm.versions:
-            flaws.append(Flaw("readers", f"it is at {looked.seen}"))
-        if looked.status:
-            flaws.append(Flaw("bytes", f"run again, they fail: {looking.output}"))
+            said = messages(one, COMMANDS, self.output, is_killed=one.died and bool(kill_at))
+            flaws += [flaw for flaw in said if not re.search(SECOND, flaw.told)]
+            if one.value is not None and one.value.status and not re.search(SECOND, one.output):
+                flaws.append(Flaw("message", f"it fails: {one.output}"))
+        flaws += found_by(looking, {"out": calm.versions}, None)
+        if (looked := looking.value) is None:
+            return flaws
         if name.endswith("builds"):
             # Equal builds publish one version; of different ones, each that says so has moved the pointer once.
             moved = json.loads(looked.first[LATEST])["sequence"] - calm.sequence
@@ -543,25 +490,20 @@ class StoreBench:
             self._prepare(prepare)
             several = [words(self.here, self.output) for words in made]
             before, _ = self._on_store(self._facts)
-            facts, versions = [before.value], []
             self.lay_out()
 
             def run(shared: _Shared) -> tuple[list[Facts], float, list[str]]:
                 steps, begun, seconds = [], time.monotonic(), 0.0
                 for words in several:
-                    status = command(words).status
+                    succeed(words)
                     seconds = seconds or time.monotonic() - begun
-                    assert status == 0
                     steps.append(self._facts(shared))
                     shared.counted = -1
                 return steps, seconds, list(sys.modules)
 
-            ended, served = self._on_store(run)
-            if ended.value is None:
-                raise RuntimeError(f"{name}: {ended.output}{ended.error}")
-            steps, seconds, modules = ended.value
+            (steps, seconds, modules), served = self._on_store(run)
             import_all(modules)
-            facts += steps
+            facts = [before, *steps]
             versions = [json.loads(one[LATEST])["version"] for one in facts]
             sequence = json.loads(facts[0][LATEST])["sequence"]
             self._pair = Pair(name, several, facts, versions, sequence, len(served.counted), seconds)
@@ -583,20 +525,6 @@ def _unlike(calm: Pair, now: Facts, *, leases: bool) -> Iterator[Flaw]:
             yield Flaw("leftovers", name)
         elif name in now and allowed and name != LATEST and now[name] not in allowed:
             yield Flaw("bytes", f"{name} differs")
-
-
-def messages(ended: Ended, output: str, *, may_fail: bool) -> Iterator[Flaw]:
-    """What is wrong with what a command said that ended."""
-    if ended.error or "Traceback" in ended.output:
-        yield Flaw("message", f"traceback: {ended.error or ended.output}")
-    elif ended.value.status:
-        lines = without_logs(ended.output, "(build|refresh|gc)")
-        if not may_fail:
-            yield Flaw("message", f"it fails: {ended.output}")
-        elif len(lines) != 1:
-            yield Flaw("message", f"not in one line: {ended.output}")
-        elif output not in lines[0]:
-            yield Flaw("message", f"no path: {lines[0]}")
 
 
 def seen(output: str) -> str | None:

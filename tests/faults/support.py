@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,15 @@ def import_here(path: str | Path, output: str | Path, workers: int = 2, **settin
         return import_files(ImportRequest(path=str(path), output=str(output), **settings), runner)
 
 
+def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """All that is below a directory, by name. Path.rglob would take a third of a trial's time."""
+    with os.scandir(directory) as found:
+        for entry in found:
+            yield above + entry.name, entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from entries(entry.path, f"{above}{entry.name}/")
+
+
 def tree(directory: Path) -> list[str]:
     """Names of all that is below a directory."""
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
@@ -143,6 +153,16 @@ def receipts(root: Path) -> set[str]:
 
 def pointer(root: Path) -> dict[str, Any]:
     return json.loads((root / "latest.json").read_bytes())
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
 
 
 def command(config: Path, *arguments: str) -> list[str]:

@@ -15,7 +15,7 @@ import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
-from tests.faults.support import build_here, receipts, settings_of, staged, tree, version_digests, write_notes
+from tests.faults.support import build_here, digests, receipts, settings_of, staged, tree, version_digests, write_notes
 from tests.processes import in_threads
 from tests.refusal import refusal
 
@@ -113,26 +113,19 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     assert flat_tokens.verify(root).path == build.path
 
 
-def test_who_has_a_version_open_by_its_files_reads_on(tmp_path: Path) -> None:
-    """A version that goes while it is read goes whole: what is mapped stays, what is opened anew is not there."""
+def test_readers_keep_their_version_while_the_next_is_built_and_until_it_is_collected(tmp_path: Path) -> None:
+    """What is published is never touched again; a version goes whole. What is mapped stays, what is opened anew is not there."""
     root = tmp_path / "out"
     source = write_notes(tmp_path / "in/a.jsonl", 20)
-    first = build_here(settings_of(root, source))
-    reader = flat_tokens.open(root)
-    tokens = reader.train.slice(0, reader.train.token_count)
+    first = Path(build_here(settings_of(root, source)).path)
+    readers = [flat_tokens.open(root).train, flat_tokens.open(root / "latest").train]
+    before, tokens = digests(first), [reader.slice(0, reader.token_count) for reader in readers]
+    stamps = {path: path.stat().st_mtime_ns for path in first.rglob("*")}
     build_here(settings_of(root, source, split_seed=1))
+    assert digests(first) == before
+    assert stamps == {path: path.stat().st_mtime_ns for path in first.rglob("*")}
+    assert os.path.realpath(root / "latest") == os.path.realpath(flat_tokens.open(root).path) != str(first)
     collect(Store.at(root), EVERYTHING, delete=True)
     with pytest.raises(FileNotFoundError):
-        flat_tokens.open(first.path)
-    assert len(tokens) == reader.train.token_count
-
-
-def test_who_opened_the_link_keeps_the_version_that_it_led_to(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    source = write_notes(tmp_path / "in/a.jsonl", 20)
-    build_here(settings_of(root, source))
-    through_link, itself = flat_tokens.open(root / "latest"), flat_tokens.open(root)
-    build_here(settings_of(root, source, split_seed=1))
-    for split in ("train", "validation"):
-        one, other = getattr(through_link, split), getattr(itself, split)
-        assert one.slice(0, other.token_count).tolist() == other.slice(0, other.token_count).tolist()
+        flat_tokens.open(first)
+    assert {(reader.slice(0, reader.token_count) == one).all() for reader in readers for one in tokens} == {True}

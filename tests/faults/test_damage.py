@@ -10,14 +10,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flat_tokens
-from tasks.models import TokenShard, digest_of
-from tasks.shards.receipts import receipt_json
+from tasks.models import digest_of
 from tests.examples import first_fast
 from tests.faults.support import (
+    Bomb,
     Settings,
     build_here,
     digests,
@@ -34,6 +35,8 @@ from tests.refusal import refusal
 from tests.terminal import Terminal
 
 Damage = Callable[[Path], None]
+Spoil = Callable[[Path, str, str], None]
+Built = tuple[Settings, str, dict[str, str]]
 
 
 def flip_bit(path: Path) -> None:
@@ -54,8 +57,7 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def remove(path: Path) -> None:
-    path.unlink()
+remove = Path.unlink
 
 
 def become_directory(path: Path) -> None:
@@ -70,7 +72,7 @@ def _shards_stay() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, _shards_stay: None) -> tuple[Settings, str, dict[str, str]]:
+def built(tmp_path_factory: pytest.TempPathFactory, _shards_stay: None) -> Built:
     """A build of many slices, undisturbed: what it was told, its version, its bytes."""
     work = tmp_path_factory.mktemp("built")
     settings = settings_of(work / "out", write_notes(work / "in/a.jsonl", 12), slice_bytes=150)
@@ -80,14 +82,12 @@ def built(tmp_path_factory: pytest.TempPathFactory, _shards_stay: None) -> tuple
 
 
 @pytest.fixture
-def output(built: tuple[Settings, str, dict[str, str]], tmp_path: Path) -> Path:
+def output(built: Built, tmp_path: Path) -> Path:
     """A copy of the output, to be damaged."""
     return shutil.copytree(built[0]["output"], tmp_path / "out", symlinks=True)
 
 
-def check_mended(
-    built: tuple[Settings, str, dict[str, str]], root: Path, damaged: set[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def check_mended(built: Built, root: Path, damaged: set[str], caplog: pytest.LogCaptureFixture) -> None:
     """A rerun builds the damaged shards again, says so, keeps what was there aside, and comes to the same bytes."""
     settings, version, expected = built
     unpublish(root)
@@ -125,7 +125,7 @@ def test_these_are_all_files_of_a_shard(output: Path) -> None:
 
 @pytest.mark.parametrize("damage", first_fast([remove, flip_bit, become_directory, cut_off, empty], 3, every=2))
 def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(
-    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, caplog: pytest.LogCaptureFixture
+    built: Built, output: Path, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each file in turn, in a shard of its own. One whose receipt is gone is not there."""
     damaged = dict(zip(sorted(receipts(output)), OF_A_SHARD[: -1 if damage is remove else None], strict=False))
@@ -135,7 +135,7 @@ def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(
 
 
 def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(
-    built: tuple[Settings, str, dict[str, str]], output: Path, caplog: pytest.LogCaptureFixture
+    built: Built, output: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a kill between the shard and its receipt: no damage, no warning."""
     before = {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in sorted(receipts(output))}
@@ -145,7 +145,7 @@ def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(
     assert before == {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in before}
 
 
-def test_what_has_no_receipt_is_replaced(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+def test_what_has_no_receipt_is_replaced(built: Built, output: Path) -> None:
     """Nobody counts on it, so it is not put aside, unless it is no shard at all."""
     settings, version, expected = built
     one, other, third, *_ = sorted(receipts(output))
@@ -169,68 +169,49 @@ def foreign(root: Path, key: str, other: str) -> None:
 
 def renamed(root: Path, key: str, other: str) -> None:
     """The receipt of another shard, under this one's name."""
-    facts = json.loads((root / "_cache" / other / "receipt.json").read_bytes())
+    forge(root / "_cache" / key, root / "_cache" / other, lambda facts: {**facts, "key": key})
+
+
+def forge(place: Path, source: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the receipt of a shard with other facts, right in all else."""
+    facts = json.loads((source / "receipt.json").read_bytes())
     facts.pop("sha256")
-    lying = TokenShard.model_validate({**facts, "key": key})
-    (root / "_cache" / key / "receipt.json").write_bytes(receipt_json(lying))
+    facts = change(facts)
+    (place / "receipt.json").write_bytes(json.dumps({"sha256": digest_of(facts), **facts}).encode())
 
 
-def pointing_out(name: str) -> Callable[[Path, str, str], None]:
-    """A receipt, right in all else, with an object that lies elsewhere."""
+def pointing_out(name: str) -> Spoil:
+    """A receipt with an object that lies elsewhere."""
 
     def write(root: Path, key: str, other: str) -> None:
-        path = root / "_cache" / key / "receipt.json"
-        facts = json.loads(path.read_bytes())
-        facts.pop("sha256")
         (root / "outside").write_bytes(b"outside")
-        facts["objects"].append([name.format(root=root), 7, "0" * 64])
-        path.write_bytes(json.dumps({"sha256": digest_of(facts), **facts}).encode())
+        outside = [name.format(root=root), 7, "0" * 64]
+        forge(*[root / "_cache" / key] * 2, lambda facts: {**facts, "objects": [*facts["objects"], outside]})
 
     return write
 
 
-def junk(content: bytes) -> Callable[[Path, str, str], None]:
-    def write(root: Path, key: str, other: str) -> None:
-        (root / "_cache" / key / "receipt.json").write_bytes(content)
-
-    return write
-
-
-class Bomb:
-    """Unpickled, it would leave a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.path,)
+def junk(content: bytes) -> Spoil:
+    return lambda root, key, other: (root / "_cache" / key / "receipt.json").write_bytes(content)
 
 
 SPOILT = [
     foreign,
     renamed,
-    pointing_out("../../outside"),
-    pointing_out("encoded_tokens/../../../outside"),
-    pointing_out("{root}/outside"),
-    pointing_out("encoded_tokens"),
-    pointing_out("nul\0"),
-    pointing_out(""),
-    junk(b""),
-    junk(b"null"),
-    junk(b"[]"),
-    junk(b"{}"),
-    junk(b"\xff\xfe"),
-    junk(b"[" * 100_000),
-    junk(b'{"sha256": ' + b"9" * 5000 + b"}"),
+    *map(
+        pointing_out,
+        ("../../outside", "encoded_tokens/../../../outside", "{root}/outside", "encoded_tokens", "nul\0", ""),
+    ),
+    *map(junk, (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"sha256": ' + b"9" * 5000 + b"}")),
     junk(pickle.dumps(Bomb(Path("ran")))),
 ]
 
 
 @pytest.mark.parametrize("those", [SPOILT[::2], SPOILT[1::2]], ids=len)
 def test_a_receipt_that_lies_is_not_believed(
-    built: tuple[Settings, str, dict[str, str]],
+    built: Built,
     output: Path,
-    those: list[Callable[[Path, str, str], None]],
+    those: list[Spoil],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each of those of several shards."""
@@ -241,9 +222,7 @@ def test_a_receipt_that_lies_is_not_believed(
     check_mended(built, output, set(lying), caplog)
 
 
-def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
-    built: tuple[Settings, str, dict[str, str]], output: Path
-) -> None:
+def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(built: Built, output: Path) -> None:
     """Readers may have it open: who removes the version gets it back from the shards, byte by byte."""
     settings, version, expected = built
     published = output / "versions" / version
@@ -269,7 +248,7 @@ def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
 
 @pytest.mark.parametrize("damage", [cut_off, remove])
 def test_a_rerun_over_a_shortened_version_says_so(
-    built: tuple[Settings, str, dict[str, str]], output: Path, damage: Damage, tmp_path: Path, terminal: Terminal
+    built: Built, output: Path, damage: Damage, tmp_path: Path, terminal: Terminal
 ) -> None:
     settings, version, _ = built
     damage(output / "versions" / version / "train/encoded_tokens/c/0")
@@ -299,7 +278,7 @@ def test_a_rerun_over_a_shortened_version_says_so(
         b'{"version": "x", "sequence": 1}',
     ],
 )
-def test_a_junk_pointer_is_a_clear_error(built: tuple[Settings, str, dict[str, str]], output: Path, content: bytes) -> None:
+def test_a_junk_pointer_is_a_clear_error(built: Built, output: Path, content: bytes) -> None:
     """Before any work; nothing is overwritten."""
     (output / "latest.json").write_bytes(content)
     with refusal(r"latest\.json: is not .*\. Restore it or remove it, and run again\."):
@@ -312,7 +291,7 @@ def test_a_junk_pointer_is_a_clear_error(built: tuple[Settings, str, dict[str, s
     flat_tokens.verify(output, "full")
 
 
-def test_a_pointer_with_another_manifest_is_a_clear_error(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+def test_a_pointer_with_another_manifest_is_a_clear_error(built: Built, output: Path) -> None:
     """It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew."""
     spoiled = {**pointer(output), "manifest_sha256": "0" * 64}
     (output / "latest.json").write_text(json.dumps(spoiled))
@@ -321,7 +300,7 @@ def test_a_pointer_with_another_manifest_is_a_clear_error(built: tuple[Settings,
     assert pointer(output) == spoiled
 
 
-def test_a_pointer_to_a_version_that_is_gone_moves_on(built: tuple[Settings, str, dict[str, str]], output: Path) -> None:
+def test_a_pointer_to_a_version_that_is_gone_moves_on(built: Built, output: Path) -> None:
     (output / "latest.json").write_text(json.dumps({**pointer(output), "version": "gone", "sequence": 7}))
     result = build_here({**built[0], "output": str(output)})
     assert result.was_published

@@ -37,23 +37,6 @@ def write_config(settings: Settings, directory: Path) -> Path:
     return path
 
 
-def test_error_of_a_full_disk_names_the_object_and_the_remedy(tmp_path: Path) -> None:
-    """Of a small object, and of one that is written past the page cache."""
-    code = f"""
-from flat_tokens.stores.store import Store
-from tests.faults.inject import Fault, Watch
-Watch({str(tmp_path)!r}, Fault("write", 1, "ENOSPC", lasting=True)).install()
-for name, size in (("small", 1000), ("large", 9 << 20)):
-    try:
-        Store.at({str(tmp_path)!r}).put(name, bytes(size))
-    except OSError as error:
-        print(error)
-"""
-    told = "[Errno 28] No space left on device. Make room and run the same command again"
-    assert printed(code).splitlines() == [f"{told}: '{tmp_path}/small'", f"{told}: '{tmp_path}/large'"]
-    assert list(tmp_path.iterdir()) == []
-
-
 # A fork that runs Python first, as with preexec_fn, would meet the threads of other tests' libraries.
 WITH_LIMIT = """
 import os, resource, sys
@@ -64,34 +47,44 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 def run_limited(command: list[str], limit: int) -> subprocess.CompletedProcess[str]:
     """Run *command* as a process that may write no file above *limit* bytes."""
-    return subprocess.run(
-        [sys.executable, "-c", WITH_LIMIT, str(limit), *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = [sys.executable, "-c", WITH_LIMIT, str(limit), *command]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
-def printed(code: str, limit: int = resource.RLIM_INFINITY) -> str:
-    """What Python code prints under the limit."""
-    run = run_limited([sys.executable, "-c", code], limit)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
-@pytest.mark.parametrize("limit", [100_000, 4 << 20, 5_000_001])
-def test_limit_within_a_direct_write_is_called_by_its_name(tmp_path: Path, limit: int) -> None:
-    """A direct write is refused as invalid where the limit is not at a block's end; that is not the cause."""
-    code = f"""
+PUT = """
+import sys
 from flat_tokens.stores.store import Store
+from tests.faults.inject import Fault, Watch
+if sys.argv[2]:
+    Watch(sys.argv[1], Fault("write", 1, sys.argv[2], lasting=True)).install()
 try:
-    Store.at({str(tmp_path)!r}).put("large", bytes(10_000_000))
+    Store.at(sys.argv[1]).put("object", bytes(int(sys.argv[3])))
 except OSError as error:
     print(error)
 """
-    assert printed(code, limit) == f"[Errno 27] File too large: '{tmp_path}/large'\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "limit", "size", "told"),
+    [
+        ("ENOSPC", resource.RLIM_INFINITY, 1000, "[Errno 28] No space left on device. Make room and run the same command again"),
+        (
+            "ENOSPC",
+            resource.RLIM_INFINITY,
+            9 << 20,
+            "[Errno 28] No space left on device. Make room and run the same command again",
+        ),
+        *(("", limit, 10_000_000, "[Errno 27] File too large") for limit in (100_000, 4 << 20, 5_000_001)),
+    ],
+)
+def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(
+    tmp_path: Path, fault: str, limit: int, size: int, told: str
+) -> None:
+    """Of a small object, and of one that is written past the page cache, where a write that does not end at a block's end is
+    refused as invalid: that is not the cause.
+    """
+    run = run_limited([sys.executable, "-c", PUT, str(tmp_path), fault, str(size)], limit)
+    assert run.stdout == f"{told}: '{tmp_path}/object'\n", run.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,13 +14,15 @@ import pytest
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.output.leases import building
+from tests.faults.commands import receipts
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, finished, pool
 from tests.processes import family, kill, until
 
 pytestmark = pytest.mark.slow
 
-Receipts = dict[Path, int]
+Receipts = dict[str, int]
+"""When each finished slice was finished."""
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,6 @@ def _shards_stay(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "out").mkdir()
     with building(Store.at(tmp_path / "out"), tmp_path / "out/_cache"):
         yield
-
-
-def receipts(tmp_path: Path) -> Receipts:
-    """When each finished slice was finished."""
-    found = {}
-    for path in (tmp_path / "out/_cache").glob("*/receipt.json"):
-        found[path] = path.stat().st_mtime_ns
-    return found
 
 
 def wait_for_more(tmp_path: Path, build: Process, seen: Receipts) -> Receipts:

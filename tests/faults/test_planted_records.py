@@ -9,7 +9,6 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.filesystems import LocalFileSystem
@@ -19,6 +18,7 @@ from flat_tokens.stores.store import Store
 from flows.runners.receipts import ReceiptStorage, key_of_pack
 from tasks.models import TokenShard
 from tests.faults.support import (
+    Bomb,
     Settings,
     build_here,
     digests,
@@ -30,16 +30,6 @@ from tests.faults.support import (
     write_notes,
 )
 from tests.refusal import refusal
-
-
-class Bomb:
-    """Unpickled, it leaves a file."""
-
-    def __init__(self, fuse: Path) -> None:
-        self.fuse = fuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.fuse,)
 
 
 def planted_record(fuse: Path, key: str) -> bytes:
