@@ -10,7 +10,6 @@ innermost function of the product.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -25,16 +24,17 @@ import re
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.faults.inject import Child
 from tests.fuzz.known import reason
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -46,18 +46,22 @@ DATA_BYTES = 5 << 29
 """No process gets more memory than it began with and this, so that the machine survives."""
 FILE_BYTES = 256 << 20
 CPU_SECONDS = 2.0
-"""An input may take this long. In Python code it is then interrupted; a process that sits in a library is killed later."""
-WALL_SECONDS = 120.0
+"""An input may take this long. In Python code it is then interrupted; a process that sits in a library dies later."""
+WALL_SECONDS = 120
 INPUT_BYTES = 1 << 20
+ENDLESS = 1e6
 POOL = 500
 """Inputs that led to new outcomes and are mutated further."""
+
+
+Mutator = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
 class Fuzzed(NamedTuple):
     """A target that is ready. ``run`` takes an input. One of ``names`` must be in the message of every error that it raises."""
 
     seeds: Sequence[bytes]
-    mutate: Callable[[random.Random, bytes, Sequence[bytes]], bytes]
+    mutate: Mutator
     run: Callable[[bytes], object]
     names: tuple[str, ...]
 
@@ -80,6 +84,33 @@ def portable(fuzzed: Fuzzed, words: Mapping[bytes, bytes]) -> Fuzzed:
         mutate=lambda chance, data, pool: named(fuzzed.mutate(chance, data, pool)),
         run=run,
     )
+
+
+def each(names: Sequence[str], *calls: Callable[[], object]) -> None:
+    """Make every call, although some raise documented errors; the last of these is raised then."""
+    last = None
+    for call in calls:
+        try:
+            call()
+        except (ValueError, OSError) as error:
+            if not any(name in str(error) for name in names):
+                raise
+            last = error
+    if last is not None:
+        raise last
+
+
+def of_file(
+    path: Path, mutate: Mutator, *calls: Callable[[], object], seeds: Sequence[bytes] = (), names: Sequence[str] = ()
+) -> Fuzzed:
+    """A target that makes every call with a mutated file. Errors name the file, or one of *names*."""
+    names = tuple(names) or (str(path),)
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        each(names, *calls)
+
+    return Fuzzed(seeds or [path.read_bytes()], mutate, run, names)
 
 
 class Target(NamedTuple):
@@ -122,6 +153,8 @@ class Outcome(NamedTuple):
 def judge(fuzzed: Fuzzed, data: bytes) -> tuple[Fault | None, str, str]:
     """The fault of an input, if it has one; its outcome in words without numbers; and the function that raised an error."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + 2 * CPU_SECONDS) + 1, resource.RLIM_INFINITY))
+    signal.alarm(WALL_SECONDS)
     returned = None
     try:
         returned = fuzzed.run(data)
@@ -158,26 +191,6 @@ def _place(error: BaseException) -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "", found)
 
 
-class Shared:
-    """Memory that the driver and a process share: how many inputs were run, and the one that is running."""
-
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, 24 + INPUT_BYTES)
-
-    def begin(self, number: int, data: bytes) -> None:
-        self._map[24 : 24 + len(data)] = data
-        self._map[8:16] = len(data).to_bytes(8, "little")
-        self._map[:8] = number.to_bytes(8, "little")
-
-    @property
-    def number(self) -> int:
-        return int.from_bytes(self._map[:8], "little")
-
-    @property
-    def data(self) -> bytes:
-        return self._map[24 : 24 + int.from_bytes(self._map[8:16], "little")]
-
-
 def _inputs(fuzzed: Fuzzed, seed: int) -> Iterator[tuple[bytes, Callable[[str], None]]]:
     """Seeds, then mutations for ever, each with the function that is told of its outcome."""
     chance, pool, seen = random.Random(seed), list(fuzzed.seeds), {"returned"}
@@ -203,14 +216,12 @@ def _inputs(fuzzed: Fuzzed, seed: int) -> Iterator[tuple[bytes, Callable[[str], 
         yield data, unseen(data)
 
 
-def _work(
-    target: Target, given: Sequence[bytes] | int, shared: Shared, log: Path, seed: int, first: int, until: float, work: Path
-) -> None:
-    """Run inputs until there is no time, or all that are *given*, or so many mutations, from number *first* on. Faults are
-    appended to *log*.
+def _work(target: Target, given: Sequence[bytes] | int, here: Path, seed: int, first: int, until: float) -> None:
+    """Run inputs until there is no time, or all that are *given*, or so many mutations, from number *first* on. The input that
+    runs is in a file, after the number of those begun, and outcomes are in another one.
     """
     _prepare_process()
-    fuzzed = target.prepare(work)
+    fuzzed = target.prepare(here / "work")
     for data in fuzzed.seeds[:20] if isinstance(given, int) else fuzzed.seeds[:1]:  # so that the libraries have their memory
         fault, *_ = judge(fuzzed, data)
         if fault:
@@ -224,24 +235,24 @@ def _work(
     else:
         inputs = ((data, lambda outcome: None) for data in given[first:])
     told_of = set()
-    with log.open("a") as faults:
+    with (here / "outcomes").open("a") as outcomes:
         for number, (data, told) in enumerate(inputs, first):
             if time.monotonic() > until:
                 return
-            shared.begin(number + 1, data)
+            (here / "running").write_bytes((number + 1).to_bytes(8, "little") + data)
             fault, outcome, place = judge(fuzzed, data)
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             if (fault is None or fault.signature.startswith("hang-")) and grown * 1024 > MEMORY_BYTES:
                 fault = Fault(f"memory-{place}", f"the process grew by {grown >> 10} MiB; {outcome}")
             if fault:
                 is_first = fault.signature not in told_of or not isinstance(given, int)
-                faults.write(json.dumps([number, *fault, data.hex() if is_first else ""]) + "\n")
-                faults.flush()
+                outcomes.write(json.dumps([number, *fault, data.hex() if is_first else ""]) + "\n")
+                outcomes.flush()
                 told_of.add(fault.signature)
             elif isinstance(given, int):
-                faults.write(json.dumps([outcome]) + "\n")
+                outcomes.write(json.dumps([outcome]) + "\n")
             if grown * 1024 > MEMORY_BYTES:
-                os._exit(3)  # the maximum does not go down again
+                return  # the maximum does not go down again
             told(outcome)
 
 
@@ -254,6 +265,9 @@ def _prepare_process() -> None:
         raise TookLong
 
     signal.signal(signal.SIGPROF, stop)
+    faulthandler.enable(2)
+    for late in HANGS:
+        faulthandler.register(late, 2, chain=True)  # where it is, before it dies
     os.fsync = lambda fd: None
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -261,58 +275,15 @@ def _prepare_process() -> None:
 
 # In the driver
 
-
-def _child(target: Target, arguments: tuple[Any, ...], log: Path, work: Path) -> int:
-    """Fork a process that works. Its errors go beside *log*, with the stack where it dies."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        stack = os.open(log.with_suffix(".stack"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(stack, 2)
-        faulthandler.enable(stack)
-        _work(target, *arguments, work)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+HANGS = (signal.SIGXCPU, signal.SIGALRM)
+"""What kills a process by whose input there was no time left, of a processor or any."""
 
 
-def _watch(pid: int, shared: Shared) -> tuple[int, str | None]:
-    """Wait for a process. Return its status, and why it was killed, if it was: one input took too long, or it grew."""
-    number, since_cpu, since, killed = -1, 0.0, time.monotonic(), None
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status, killed
-        time.sleep(0.05)
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            if shared.number != number:
-                number, since_cpu, since = shared.number, cpu, time.monotonic()
-            elif cpu - since_cpu > 2 * CPU_SECONDS or time.monotonic() - since > WALL_SECONDS:
-                peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-                os.kill(pid, signal.SIGKILL if killed else signal.SIGABRT)  # first for its stack
-                killed = killed or ("memory" if peak and int(peak[1]) << 10 > MEMORY_BYTES else "hang")
-                since_cpu, since = cpu, time.monotonic()
-
-
-def _death(status: int, killed: str | None, stack: str) -> Fault:
-    place = next((part for line in stack.splitlines() if (part := _stack_place(line))), "nowhere")
-    kind = killed or f"crash-{signal.Signals(os.WTERMSIG(status)).name}"
-    return Fault(f"{kind}-{place}", f"{kind}: {stack[:1000]}")
-
-
-def _stack_place(line: str) -> str | None:
-    if not (part := re.match(r'\s*File "(.*)", line \d+ in (\w+)', line)) or not (product := PRODUCT.search(part[1])):
-        return None
-    return f"{product[2].replace('/', '.')}.{part[2]}"
+def _death(status: int, stack: str) -> Fault:
+    places = re.findall(r'^ *File "(.*)", line \d+ in (\w+)', stack, re.MULTILINE)
+    names = (f"{part[2].replace('/', '.')}.{name}" for path, name in places if (part := PRODUCT.search(path)))
+    kind = "hang" if -status in HANGS else f"crash-{signal.Signals(-status).name}"
+    return Fault(f"{kind}-{next(names, 'nowhere')}", f"{kind}: {stack[:1000]}")
 
 
 LEFT = "flat-tokens-fuzz-"
@@ -340,33 +311,36 @@ def run_all(
     """Run a target in processes of its own, on *given* inputs or on so many mutations. Return the number of inputs. *tell* is
     called with each fault, and *returned* counts the outcomes of the other mutations.
     """
-    until, shared, first = time.monotonic() + seconds, Shared(), 0
+    until, first = time.monotonic() + seconds, 0
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
     clear(place)
     with tempfile.TemporaryDirectory(prefix=f"{LEFT}{os.getpid()}-", dir=place) as there:
-        log, work = Path(there) / "faults", Path(there) / "work"
+        here = Path(there)
+        outcomes, running = here / "outcomes", here / "running"
         for turn in itertools.count():
-            shared.begin(first, b"")
-            pid = _child(target, (given, shared, log, seed + turn, first, until), log, work)
+            shutil.rmtree(here / "work", ignore_errors=True)
+            (here / "work").mkdir()
+            running.write_bytes(first.to_bytes(8, "little"))
+            child = Child(partial(_work, target, given, here, seed + turn, first, until), here / "stack")
             try:
-                status, killed = _watch(pid, shared)
+                ended = child.ended(ENDLESS)
             except BaseException:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, 0)
                 raise
-            stack = log.with_suffix(".stack").read_text()
-            first = max(shared.number, first)
-            for line in log.read_text().split("\n")[:-1] if log.exists() else ():
+            data = running.read_bytes()
+            first = int.from_bytes(data[:8], "little")
+            for line in outcomes.read_text().split("\n")[:-1] if outcomes.exists() else ():
                 if len(told := json.loads(line)) == 1:
                     returned[told[0]] += 1
                 else:
-                    number, signature, detail, data = told
-                    tell(number, Fault(signature, detail), bytes.fromhex(data))
-            log.unlink(missing_ok=True)
-            if os.WIFSIGNALED(status):
-                tell(first - 1, _death(status, killed, stack), shared.data)
-            elif os.WEXITSTATUS(status) not in (0, 3):
-                raise RuntimeError(f"{target.name}: the fuzzer failed:\n{stack}")
+                    number, signature, detail, kept_data = told
+                    tell(number, Fault(signature, detail), bytes.fromhex(kept_data))
+            outcomes.unlink(missing_ok=True)
+            if ended.status < 0:
+                tell(first - 1, _death(ended.status, ended.output), data[8:])
+            elif ended.error or ended.status:
+                raise RuntimeError(f"{target.name}: the fuzzer failed:\n{ended.error}")
             if time.monotonic() > until or first >= (given if isinstance(given, int) else len(given)):
                 return first
     raise AssertionError

@@ -1,18 +1,17 @@
 """Mutations of published datasets in every layout, each judged by ``verify --full`` and by what readers get.
 
-An input is the JSON of one mutation, such as ``["flip", "versions/LATEST/train/zarr.json", 17, 3]``. Paths are below the output,
-which has two versions of the same shape.
+An input is the JSON of one mutation, such as ``["relink", {"latest": "versions/gone"}]``. Paths are below the output, which has
+two versions of the same shape.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from tasks.output.pointer import read_pointer
+from tests.faults.power_loss import tree_of, write_tree
 from tests.fuzz.driver import Fuzzed, Outcome, Target, WrongError, portable
 from tests.fuzz.mutators import json_values
 from tests.made import docs_of, publish_docs
@@ -55,24 +55,20 @@ def dataset(layout: LayoutName, *, small: bool) -> Target:
         versions, truth = _publish(output, layout)
         flat_tokens.verify(output, "full")
         assert _at_once(output) == _by_sequences(output) == _by_zarr(output / "latest") == truth
-        pristine = {
-            path.relative_to(output).as_posix(): path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()
-        }
-        pristine = {name: data for name, data in pristine.items() if not name.startswith(".") and not name.startswith("latest/")}
-        mutations = Mutations(output, pristine, *versions, is_raw=LAYOUTS[layout].encoded_tokens.zstd_level is None)
+        mutations = Mutations(output, *versions, is_raw=LAYOUTS[layout].encoded_tokens.zstd_level is None)
 
         def run(data: bytes) -> str:
-            mutation = json.loads(data)
-            mutations.restore()
+            shutil.rmtree(output, ignore_errors=True)
             try:
-                mutations.apply(mutation)
-            except (OSError, ValueError, LookupError, TypeError):
+                kind, changes = json.loads(data)
+                changed = mutations.make(changes)
+            except (OSError, ValueError):
                 return "not a mutation"  # of a mutation
-            return judge(mutations, mutation[0], truth)
+            return judge(mutations, kind, changed, truth)
 
         words = {versions[0].encode(): b"FORMER", versions[1].encode(): b"LATEST"}
-        words[json.loads(pristine["latest.json"])["manifest_sha256"].encode()] = b"DIGEST"
-        return portable(Fuzzed([b'["nothing"]'], mutations.mutate, run, (str(output),)), words)
+        words[json.loads(mutations.files["latest.json"])["manifest_sha256"].encode()] = b"DIGEST"
+        return portable(Fuzzed([b'["nothing", {}]'], mutations.mutate, run, (str(output),)), words)
 
     return Target(f"dataset-{layout}{'-small' if small else ''}", prepare)
 
@@ -91,197 +87,114 @@ def _publish(output: Path, layout: LayoutName) -> tuple[tuple[str, str], Truth]:
 
 
 class Mutations:
-    """An output that is mutated and restored. ``apply`` takes a mutation: its kind, a path, and more."""
+    """Mutations of an output: a kind, and what is at some paths instead."""
 
-    def __init__(self, output: Path, pristine: dict[str, bytes], former: str, latest: str, *, is_raw: bool) -> None:
-        self.output, self.pristine, self.former, self.latest, self.is_raw = output, pristine, former, latest, is_raw
+    def __init__(self, output: Path, former: str, latest: str, *, is_raw: bool) -> None:
+        self.output, self.former, self.latest, self.is_raw = output, former, latest, is_raw
+        self.tree = tree_of(output)
+        self.files = {name: data for name, data in self.tree.items() if isinstance(data, bytes)}
         self.below = f"versions/{latest}/"
-        self.names = [name for name in pristine if name.startswith(self.below)]
-        self.link = os.readlink(output / "latest")
-        self._touched: set[str] = set()
+        self.names = [name for name in self.files if name.startswith(self.below)]
         self._json = json_values()
+        zarr.consolidate_metadata(output / self.below)  # before there are mutations: each begins with the tree
+        root = ".zmetadata" if (output / self.below / ".zmetadata").exists() else "zarr.json"
+        self._consolidated = self.below + root, (output / self.below / root).read_bytes()
 
-    def restore(self) -> None:
-        if not self._touched:
-            return
-        if os.path.lexists(self.output / "latest") and not (self.output / "latest").is_symlink():
-            _remove(self.output / "latest")
-        for path in sorted(self.output.rglob("*"), reverse=True):
-            name = path.relative_to(self.output).as_posix()
-            if path.is_file() and not name.startswith(".") and name not in self.pristine and not path.is_symlink():
-                path.unlink()
-        for name, data in self.pristine.items():
-            path = self.output / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            for parent in path.parents:
-                if parent.is_file():
-                    parent.unlink()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        (self.output / "latest").unlink(missing_ok=True)
-        (self.output / "latest").symlink_to(self.link)
-        self._touched = set()
-
-    def apply(self, mutation: list[Any]) -> None:
-        kind, *arguments = mutation
-        self._touched = {str(argument) for argument in arguments[:2]} | {kind}
-        getattr(self, f"_{kind}")(*arguments)
-
-    def changed(self) -> list[str]:
-        """Names of what is not as it was; JSON of the same value is."""
-        found = []
-        for name, data in self.pristine.items():
-            path = self.output / name
-            now = path.read_bytes() if path.is_file() else None
-            if now != data and not (now is not None and name.endswith(("json", ".zattrs", ".zgroup")) and _same_json(now, data)):
-                found.append(name)
-        for path in self.output.rglob("*"):
-            name = path.relative_to(self.output).as_posix()
-            if path.is_file() and not name.startswith((".", "latest/")) and name not in self.pristine:
-                found.append(name)
-        link = self.output / "latest"
-        if not link.is_symlink() or os.path.realpath(link) != os.path.realpath(self.output / self.link):
-            found.append("latest")
-        return found
-
-    # Kinds
-
-    def _nothing(self) -> None: ...
-
-    def _flip(self, name: str, at: int, bit: int) -> None:
-        data = bytearray((self.output / name).read_bytes())
-        data[at] ^= 1 << bit
-        (self.output / name).write_bytes(data)
-
-    def _cut(self, name: str, size: int) -> None:
-        os.truncate(self.output / name, size)
-
-    def _extend(self, name: str, text: str) -> None:
-        with (self.output / name).open("ab") as file:
-            file.write(text.encode("latin-1"))
-
-    def _zero(self, name: str, start: int, stop: int) -> None:
-        data = bytearray((self.output / name).read_bytes())
-        data[start:stop] = bytes(stop - start)
-        (self.output / name).write_bytes(data)
-
-    def _swap(self, one: str, other: str) -> None:
-        first, second = (self.output / one).read_bytes(), (self.output / other).read_bytes()
-        (self.output / one).write_bytes(second)
-        (self.output / other).write_bytes(first)
-
-    def _delete(self, name: str) -> None:
-        _remove(self.output / name)
-
-    def _add(self, name: str, text: str) -> None:
-        (self.output / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.output / name).write_bytes(text.encode("latin-1"))
-
-    def _json_value(self, name: str, text: str) -> None:
-        (self.output / name).write_bytes(text.encode("latin-1"))
-
-    def _other(self, name: str) -> None:
-        """An object of the other version."""
-        shutil.copyfile(self.output / name.replace(self.latest, self.former), self.output / name)
-
-    def _rename(self, one: str, other: str) -> None:
-        os.replace(self.output / one, self.output / other)
-
-    def _directory(self, name: str) -> None:
-        _remove(self.output / name)
-        (self.output / name).mkdir()
-
-    def _relink(self, target: str) -> None:
-        (self.output / "latest").unlink()
-        (self.output / "latest").symlink_to(target)
-
-    def _forge(self, name: str, at: int, bit: int) -> None:
-        """A changed object, and a manifest that agrees with it."""
-        self._flip(name, at, bit)
-        version = Store.at(self.output / self.below)
-        key = name.removeprefix(self.below)
-        manifest = json.loads(version.read("manifest.json"))
-        entry = next(entry for entry in manifest["objects"] if entry["key"] == key)
-        entry.update(version.digest(key).described())
-        (self.output / self.below / "manifest.json").write_text(json.dumps(manifest))
-
-    def _consolidated(self, length: int) -> None:
-        """Metadata of all arrays in that of the root, which plain zarr believes first: with other lengths."""
-        path = self.output / self.below
-        root = zarr.open_group(path, mode="r", use_consolidated=False)
-        zarr.consolidate_metadata(path)
-        name = "zarr.json" if root.metadata.zarr_format == 3 else ".zmetadata"
-        text = json.loads((path / name).read_bytes())
-        for key, value in _arrays(text):
-            if key.endswith("encoded_tokens"):
-                value["shape"] = [length]
-        (path / name).write_text(json.dumps(text))
-
-    # Drawing one
+    def make(self, changes: dict[str, Any]) -> list[str]:
+        """Write the output with something else at some paths: a file that begins and ends as the one there, with text in between;
+        a link's target; None for a directory, False for nothing. Returns the names of what is not as it was; JSON of the same
+        value is.
+        """
+        tree = dict(self.tree)
+        for name, new in changes.items():
+            tree = {other: one for other, one in tree.items() if not f"{other}/".startswith(f"{name}/")}
+            if isinstance(new, list):
+                (head, text, tail), old = new, self.files.get(name, b"")
+                tree[name] = old[:head] + text.encode("latin-1") + old[len(old) - tail :]
+            elif new is not False:
+                tree[name] = new
+        write_tree(tree, self.output)
+        names = {*self.tree, *tree}
+        return sorted(name for name in names if not _same(name, self.tree.get(name), tree.get(name)))
 
     def mutate(self, chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        name = chance.choice([*self.names, *self.names, "latest.json"])
-        content = self.pristine[name]
-        at = chance.choice((chance.randrange(len(content)), chance.randrange(min(len(content), 3000)), len(content) - 1))
-        return json.dumps(self._drawn(chance, name, content, at, pool)).encode()
+        kind, name = chance.choice(KINDS), chance.choice([*self.names, *self.names, "latest.json"])
+        drawn = self._drawn(chance, kind, name, pool).items()
+        return json.dumps([kind, {at: self._short(at, new) if isinstance(new, bytes) else new for at, new in drawn}]).encode()
 
-    def _drawn(self, chance: random.Random, name: str, content: bytes, at: int, pool: Sequence[bytes]) -> list[Any]:
-        kind = chance.choice(KINDS)
-        added = f"{self.below}{chance.choice(ADDED)}"
+    def _short(self, name: str, new: bytes) -> list[int | str]:
+        """A file's content as far as it is not that of the one there: objects of some layouts have megabytes of fill values."""
+        old = self.files.get(name, b"")
+        head = _alike(old, new)
+        tail = _alike(old[head:][::-1], new[head:][::-1])
+        return [head, new[head : len(new) - tail].decode("latin-1"), tail]
+
+    def _drawn(self, chance: random.Random, kind: str, name: str, pool: Sequence[bytes]) -> dict[str, Any]:
+        files, content, added = self.files, self.files[name], self.below + chance.choice(ADDED)
+        end, parent = len(content), name.rpartition("/")[0]
+        at = chance.choice((chance.randrange(end), chance.randrange(min(end, 3000)), end - 1))
         match kind:
+            case "flip":
+                return {name: _flipped(content, at, chance.randrange(8))}
             case "cut":
-                return [kind, name, chance.choice((0, at, len(content) - 1, len(content) - 4))]
+                return {name: content[: chance.choice((0, at, end - 1, end - 4))]}
             case "extend":
-                return [kind, name, _text(chance.choice((b"\0", b"\n", bytes(100), content[-20:], content[:4096])))]
+                return {name: content + chance.choice((b"\0", b"\n", bytes(100), content[-20:], content[:4096]))}
             case "zero":
-                return [kind, name, at, min(at + chance.choice((1, 4, 100, 10_000)), len(content))]
+                stop = min(at + chance.choice((1, 4, 100, 10_000)), end)
+                return {name: content[:at] + bytes(stop - at) + content[stop:]}
             case "swap":
-                alike = [other for other in self.names if other.rpartition("/")[0] == name.rpartition("/")[0]]
-                return [kind, name, chance.choice(chance.choice((self.names, alike or self.names)))]
+                alike = [other for other in self.names if other.rpartition("/")[0] == parent]
+                other = chance.choice(chance.choice((self.names, alike or self.names)))
+                return {name: files[other], other: content}
             case "delete":
-                parent = name.rpartition("/")[0]
-                return [kind, chance.choice((name, name, name, parent if parent.startswith(self.below) else name))]
+                return {chance.choice((name, name, name, parent if parent.startswith(self.below) else name)): False}
             case "add":
-                small = [data for path, data in self.pristine.items() if path.startswith(self.below) and len(data) < 4096]
-                return [kind, added, _text(chance.choice([b"", b"{}", b'{"a": 1}', b'{"zarr_format": 2}', b"x" * 100, *small]))]
+                small = [files[other] for other in self.names if len(files[other]) < 4096]
+                return {added: chance.choice([b"", b"{}", b'{"a": 1}', b'{"zarr_format": 2}', b"x" * 100, *small])}
             case "json_value":
-                described = [other for other in [*self.names, "latest.json"] if self.pristine[other][:1] == b"{"]
+                described = [other for other in [*self.names, "latest.json"] if files[other][:1] == b"{"]
                 root = [other for other in described if "/" not in other.removeprefix(self.below)]
                 chosen = chance.choice(chance.choice((described, root)))
-                return [kind, chosen, _text(self._json(chance, self.pristine[chosen], pool))]
+                return {chosen: self._json(chance, files[chosen], pool)}
             case "rename":
-                return [kind, name, chance.choice((chance.choice(self.names), added))]
-            case "other" | "directory":
-                return [kind, name]
+                return {name: False, chance.choice((chance.choice(self.names), added)): content}
+            case "other":  # an object of the other version
+                return {name: files[name.replace(self.latest, self.former)]}
+            case "directory":
+                return {name: None}
             case "relink":
-                return [kind, chance.choice((f"versions/{self.former}", "versions/gone", "versions", ".", f"{self.below}train"))]
-            case "consolidated":
-                return [kind, chance.choice((0, 1, 100, 10_000))]
-            case "forge":
-                objects = [other for other in self.names if other.removeprefix(self.below).startswith(SPLITS)]
-                chosen = chance.choice(objects)
-                return [kind, chosen, chance.randrange(len(self.pristine[chosen])), 0]
-        return [kind, name, at, chance.randrange(8)]
+                places = (f"versions/{self.former}", "versions/gone", "versions", ".", f"{self.below}train")
+                return {"latest": chance.choice(places)}
+            case "consolidated":  # metadata of all arrays in that of the root, which plain zarr believes first: of other lengths
+                path, text = self._consolidated
+                value, length = json.loads(text), chance.choice((0, 1, 100, 10_000))
+                for key, one in value.get("consolidated_metadata", value)["metadata"].items():
+                    if "shape" in one and "encoded_tokens" in key:
+                        one["shape"] = [length]
+                return {path: json.dumps(value).encode()}
+        # A changed object, and a manifest that agrees with it.
+        key = chance.choice([other for other in self.names if other.removeprefix(self.below).startswith(SPLITS)])
+        forged = _flipped(files[key], chance.randrange(len(files[key])), 0)
+        manifest = json.loads(files[f"{self.below}manifest.json"])
+        stored = Store.at(self.output.parent / "forged").put(key.removeprefix(self.below), forged)
+        next(entry for entry in manifest["objects"] if entry["key"] == stored.key).update(stored.described())
+        return {key: forged, f"{self.below}manifest.json": json.dumps(manifest).encode()}
 
 
-KINDS = [
-    "flip",
-    "flip",
-    "flip",
-    "flip",
-    "cut",
-    "cut",
-    "extend",
-    "zero",
-    "swap",
-    "swap",
-    "delete",
-    "add",
-    "json_value",
-    "json_value",
-]
-KINDS += ["json_value", "other", "other", "rename", "directory", "relink", "consolidated", "forge"]
+def _alike(one: bytes, other: bytes) -> int:
+    """Bytes that two have in common at the beginning."""
+    count = min(len(one), len(other))
+    differs = np.frombuffer(one[:count], "u1") != np.frombuffer(other[:count], "u1")
+    return int(differs.argmax()) if differs.any() else count
+
+
+def _flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+KINDS = [*["flip"] * 4, *["json_value"] * 3, *["cut", "swap", "other"] * 2]
+KINDS += ["extend", "zero", "delete", "add", "rename", "directory", "relink", "consolidated", "forge"]
 
 ADDED = ["stray", "zarr.json", ".zattrs", ".zgroup", ".zmetadata", "train/zarr.json", "train/.zattrs", "train/.zgroup"]
 ADDED += ["train/encoded_tokens/c/99", "train/encoded_tokens/99", "train/encoded_tokens/c/1", "train/seq_starts/1", "train/0"]
@@ -289,41 +202,26 @@ ADDED += ["train/encoded_tokens/.zarray", "train/encoded_tokens/zarr.json", "tes
 ADDED += ["train/encoded_tokens/.0.part", "manifest.json.bak", "README.md", "validation/encoded_tokens/c/0/0"]
 
 
-def _text(data: bytes) -> str:
-    return data.decode("latin-1")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _same_json(one: bytes, other: bytes) -> bool:
+def _same(name: str, one: bytes | str | None, other: bytes | str | None) -> bool:
+    """Whether a path is as it was. None is a directory or nothing."""
+    if one == other or not (
+        isinstance(one, bytes) and isinstance(other, bytes) and name.endswith(("json", ".zattrs", ".zgroup"))
+    ):
+        return one == other
     try:
-        return bool(json.loads(one) == json.loads(other) and json.dumps(json.loads(one)) == json.dumps(json.loads(other)))
+        return json.dumps(json.loads(one)) == json.dumps(json.loads(other))
     except (ValueError, RecursionError):
         return False
-
-
-def _arrays(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The metadata of arrays within consolidated metadata, with the names under which they stand."""
-    for key, item in value.items() if isinstance(value, dict) else ():
-        if isinstance(item, dict) and "shape" in item:
-            yield key.removesuffix("/.zarray"), item
-        else:
-            yield from _arrays(item, key)
 
 
 # The judges
 
 
-def judge(mutations: Mutations, kind: str, truth: Truth) -> str:
+def judge(mutations: Mutations, kind: str, changed: list[str], truth: Truth) -> str:
     """What becomes of a mutation, in words. WrongError where verify misses it, or flat_tokens reads wrong tokens that the format
     could have shown.
     """
-    output, changed = mutations.output, mutations.changed()
+    output = mutations.output
     if not changed:
         return "no change"
     found = _refused(lambda: flat_tokens.verify(output, "full"))

@@ -1,4 +1,4 @@
-"""Mutations: of bytes, of JSON values, of thrift structs in Parquet files, of pickles."""
+"""Mutations: of bytes, of JSON values, of pickles."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.fuzz.thrift import ParquetFile
-
-Mutator = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
+from tests.fuzz.driver import Mutator
 
 INTEGERS = [0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1]
 INTEGERS += [1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 48, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2]
@@ -152,37 +150,14 @@ def _changed(chance: random.Random, value: Any) -> Any:
     return value
 
 
-# Parquet
-
-
-def parquet(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-    """Mutations of the structs in a Parquet file: page headers and footer. All else is kept right, half of the time."""
-    try:
-        file = ParquetFile.parse(data)
-    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return havoc()(chance, data, pool)
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        chance.choice((file.footer, *(page.header for page in file.pages), *(page.header for page in file.pages))).mutate(
-            chance, INTEGERS
-        )
-    if chance.random() < 0.1 and file.pages:
-        page = chance.choice(file.pages)
-        page.body = havoc()(chance, page.body, pool)
-    return file.data(mend_offsets=chance.random() < 0.7)
-
-
 # Pickles
 
 OPCODES = [b"\x80\x04", b"\x95" + bytes(8), b".", b"]", b"\x94", b"(", b"K\x01", b"M\x00\x01", b"J\xff\xff\xff\xff", b"\x86"]
 OPCODES += [b"\x8a\x08" + b"\xff" * 8, b"a", b"e", b"q\x00", b"r\x00\x00\x00\x00", b"N", b"cos\nsystem\n", b"R", b"h\x00"]
 OPCODES += [b"\x8a\x00", b"\x8b\x00\x00\x00\x7f"]
-pickles = havoc(*OPCODES)
-
-
-def little(value: int, width: int) -> bytes:
-    return (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
 
 
 def doubles(*widths: int) -> list[bytes]:
     """Interesting integers of some widths, as words."""
-    return [little(value, width) for value in INTEGERS for width in widths] + [struct.pack("<d", float("nan"))]
+    found = [(value & ((1 << 8 * width) - 1)).to_bytes(width, "little") for value in INTEGERS for width in widths]
+    return [*found, struct.pack("<d", float("nan"))]

@@ -22,8 +22,9 @@ from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
-from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
-from tests.fuzz.mutators import either, havoc, json_values, parquet
+from tests.fuzz.driver import Fuzzed, Target, WrongError, of_file, portable
+from tests.fuzz.mutators import either, havoc, json_values
+from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
 
 LIMITS = Limits(seconds=4, memory=1 << 32)
@@ -102,15 +103,14 @@ def _templates(work: Path) -> Fuzzed:
     source = Source(path="in", messages_column="m", chat_template=str(path))
     config = TokenizerConfig(name=str(work), max_seconds=LIMITS.seconds, max_memory=LIMITS.memory)
 
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
+    def render() -> None:
         chats_of([source], config, None)  # errors name the file here
-        renderers = _renderers(data.decode())
+        renderers = _renderers(path.read_bytes().decode())
         found = [[part.texts.to_pylist() for part in renderers(large_string_array(GOOD))] for _ in range(2)]
         if found[0] != found[1]:
             raise WrongError("random", f"{found[0]!r}, and then {found[1]!r}"[:300])
 
-    return Fuzzed([PLAIN.encode(), COUNTED.encode()], havoc(*TAGS), run, (str(path),))
+    return of_file(path, havoc(*TAGS), render, seeds=[PLAIN.encode(), COUNTED.encode()])
 
 
 def _columns(work: Path) -> Fuzzed:
@@ -122,13 +122,12 @@ def _columns(work: Path) -> Fuzzed:
         )
     columns = Columns(store, kinds, parts_of([key], "train", 40))
 
-    def run(data: bytes) -> None:
-        (work / key).write_bytes(data)
+    def read() -> None:
         for fault in columns.faults():
             raise ValueError(fault)
         columns.take(np.arange(40), list(kinds))
 
-    return Fuzzed([store.read(key)], either(parquet, parquet, havoc()), run, (key, "column", "run flat_tokens.verify"))
+    return of_file(work / key, either(parquet, parquet, havoc()), read, names=(key, "column", "run flat_tokens.verify"))
 
 
 def _ledger(work: Path) -> Fuzzed:
@@ -136,14 +135,9 @@ def _ledger(work: Path) -> Fuzzed:
     write_sequences(dataset, [[1, 2, 3]] * 9, [[1]])
     path = work / "ledger.json"
     Ledger.create(path, {"one": (flat_tokens.open(dataset).train.packed(4), 1.0)}, 2)
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        Ledger.open(path).mixture()
-
     words = (b'"weight"', b'"step"', b'"sources"', b"1e999", b"-1", b'"../../etc"', b'"/dev/zero"')
-    mutate = either(json_values(), json_values(), havoc(*words))
-    return portable(Fuzzed([path.read_bytes()], mutate, run, (str(work), "ledger", "source")), {str(work).encode(): b"WORK"})
+    mutate, names = either(json_values(), json_values(), havoc(*words)), (str(work), "ledger", "source")
+    return portable(of_file(path, mutate, lambda: Ledger.open(path).mixture(), names=names), {str(work).encode(): b"WORK"})
 
 
 def _export(record: str) -> Any:
@@ -152,17 +146,9 @@ def _export(record: str) -> Any:
         write_sequences(work / "made", [[1, 2], [3]], [[4]])
         request, files = export_of(work / "made", "megatron", {"end_of_text": 9}), work / "files"
         write(request, files)
-        path = files / ".export" / record
-
-        def run(data: bytes) -> None:
-            path.write_bytes(data)
-            done_before(request, target(str(files)))
-            open_any(files)
-            open_corpus(str(files))
-
-        return Fuzzed(
-            [path.read_bytes()], either(json_values(), havoc(b'"../../x"', b'"format"', b'"parts"', b"null")), run, (str(work),)
-        )
+        calls = (lambda: done_before(request, target(str(files))), lambda: open_any(files), lambda: open_corpus(str(files)))
+        mutate = either(json_values(), havoc(b'"../../x"', b'"format"', b'"parts"', b"null"))
+        return of_file(files / ".export" / record, mutate, *calls, names=(str(work),))
 
     return prepare
 

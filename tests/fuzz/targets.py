@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import functools
 import gzip
 import io
 import itertools
@@ -13,7 +12,8 @@ import lzma
 import random
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,34 +49,42 @@ from tasks.models import FoundFile, digest_of
 from tasks.output.leases import Workspace, in_use
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, read_origin
-from tasks.progress import Done
 from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
 from tests.faults.support import shards_stay
-from tests.fuzz.driver import Fuzzed, Target, WrongError, portable
+from tests.fuzz.driver import Fuzzed, Mutator, Target, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
-from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values, parquet
+from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values
 from tests.fuzz.strangers import STRANGERS
+from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
 from tests.sources import as_archive, as_record
 from tests.tasks.test_groups import group
 
+NUMBERS = doubles(4, 8)
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
 
 
-def each(names: Sequence[str], *calls: Callable[[], object]) -> None:
-    """Make every call, although some raise documented errors; the last of these is raised then."""
-    last = None
-    for call in calls:
+def of_files(paths: Mapping[bytes, Path], inner: Mutator, look: Callable[[bytes], None], output: Path) -> Fuzzed:
+    """A target that looks at an output with one of some files mutated. An input is a line with a name, then the content."""
+    contents = {path: path.read_bytes() for path in paths.values()}
+
+    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+        name, _, content = data.partition(b"\n")
+        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+
+    def run(data: bytes) -> None:
+        name, _, content = data.partition(b"\n")
+        if (path := paths.get(name)) is None:
+            return
+        path.write_bytes(content)
         try:
-            call()
-        except (ValueError, OSError) as error:
-            if not any(name in str(error) for name in names):
-                raise
-            last = error
-    if last is not None:
-        raise last
+            look(name)
+        finally:
+            path.write_bytes(contents[path])
+
+    return Fuzzed([name + b"\n" + contents[path] for name, path in paths.items()], mutate, run, (str(output),))
 
 
 # Source files
@@ -112,7 +120,7 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
             for left in (work / "scratch/files").glob("*"):
                 left.unlink()
             ways = {"error": look_into, "skip": _cut_in_memory, "replace": look_into}
-            each((file,), *(functools.partial(read, on_bad, cut_of) for on_bad, cut_of in ways.items()))
+            each((file,), *(partial(read, on_bad, cut_of) for on_bad, cut_of in ways.items()))
 
         return Fuzzed(seeds(), mutate, run, (file,))
 
@@ -237,30 +245,35 @@ WARC_WORDS = (
 def _pieces(work: Path) -> Fuzzed:
     """A model of SentencePiece as tools read it, who have no package for it."""
     path = work / "x.model"
+    seed = b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x0a\x0a\x0a\x06<0x41>\x18\x06\x12\x02\x18\x02" * 3
 
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
+    def read() -> None:
         vocabulary = load_vocabulary(str(path))
         vocabulary.decode(np.arange(vocabulary.size + 2, dtype=np.uint32))
 
-    return Fuzzed(PIECES_SEEDS, havoc(*NUMBERS, b"\x0a", b"\x80\x80\x80"), run, ("x.model",))
-
-
-PIECES_SEEDS = [b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x0a\x0a\x0a\x06<0x41>\x18\x06\x12\x02\x18\x02" * 3]
+    return of_file(path, havoc(*NUMBERS, b"\x0a", b"\x80\x80\x80"), read, seeds=[seed])
 
 
 # Neighbours' formats: files of tokens
 
 
-def neighbour(name: str, format: str, mutated: str, make: Callable[[Path], None], mutate: Any, options: Any = None) -> Target:
+SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 300], list(range(40))]
+
+
+def neighbour(name: str, mutated: str, mutate: Mutator, format: str | None = None, **options: Any) -> Target:
     """A directory in a neighbour's format, one file of which is mutated; recognised, opened and read in every way."""
+    chosen = FORMATS[format or name]
+    settings = chosen.options(**options)
 
     def prepare(work: Path) -> Fuzzed:
-        make(work / "data")
+        dataset, store = flat_tokens.open(write_sequences(work / "origin", SEQUENCES, SEQUENCES[:2])), Store.at(work / "data")
+        splits = {"train": dataset.train, "validation": dataset.validation}
+        written = [stored for part in chosen.plan(splits, settings) for stored in chosen.write(splits, part, store, settings)]
+        chosen.finish(splits, written, store, settings)
         path = work / "data" / mutated
 
-        def read(format: str | None) -> None:
-            for split in open_any(work / "data", format, options if format else None).splits.values():
+        def read(*given: Any) -> None:
+            for split in open_any(work / "data", *given).splits.values():
                 tokens = 0
                 for batch in split.batches():
                     tokens += batch.token_count
@@ -272,34 +285,9 @@ def neighbour(name: str, format: str, mutated: str, make: Callable[[Path], None]
                     split.sequence(0)
                     split.sequence(-1)
 
-        def run(data: bytes) -> None:
-            path.write_bytes(data)
-            each((str(work),), lambda: read(None), lambda: read(format))
-
-        return Fuzzed([path.read_bytes()], mutate, run, (str(work),))
+        return of_file(path, mutate, read, lambda: read(format or name, settings), names=(str(work),))
 
     return Target(name, prepare)
-
-
-SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 300], list(range(40))]
-
-
-def _exported(format: str, options: Any) -> Callable[[Path], None]:
-    def make(where: Path) -> None:
-        origin = where.parent / "origin"
-        dataset = flat_tokens.open(write_sequences(origin, SEQUENCES, SEQUENCES[:2]))
-        splits = {"train": dataset.train, "validation": dataset.validation}
-        chosen, store = FORMATS[format], Store.at(where)
-        written = [stored for part in chosen.plan(splits, options) for stored in chosen.write(splits, part, store, options)]
-        chosen.finish(splits, written, store, options)
-
-    return make
-
-
-def _neighbour(name: str, mutated: str, mutate: Any, format: str | None = None, **options: Any) -> Target:
-    format = format or name
-    chosen = FORMATS[format].options(**options)
-    return neighbour(name, format, mutated, _exported(format, chosen), mutate, chosen)
 
 
 def mds_shard(target: Target) -> Target:
@@ -358,23 +346,15 @@ def _built(work: Path) -> Path:
 
 
 def _resealed(value: Any) -> Any:
-    """A value whose ``sha256`` is the digest of the rest."""
+    """A value whose ``sha256`` is the digest of the rest. What has no digest, such as lone surrogates, stays as it is."""
     if isinstance(value, dict):
-        value.pop("sha256", None)
-        value = {"sha256": digest_of(value), **value}
+        with contextlib.suppress(ValueError, RecursionError):
+            return {**value, "sha256": digest_of({name: one for name, one in value.items() if name != "sha256"})}
     return value
 
 
-def _quietly(seal: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A seal that leaves what has no digest, such as lone surrogates."""
-
-    def sealed(value: Any) -> Any:
-        try:
-            return seal(value)
-        except (ValueError, RecursionError):
-            return value
-
-    return sealed
+ANY_JSON = either(json_values(), json_values(), havoc(*JSON_WORDS))
+SEALED = either(json_values(_resealed), json_values(_resealed), havoc(*JSON_WORDS))
 
 
 def _pointer(work: Path) -> Fuzzed:
@@ -384,40 +364,33 @@ def _pointer(work: Path) -> Fuzzed:
     moved = {**json.loads(path.read_bytes()), "withdrawn": [{"version": former[0], "until": "2026-01-01T00:00:00+00:00"}]}
     moved["sha256"] = pointer_digest(moved)
 
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
+    def agree() -> None:
         try:
             flat_tokens.verify(output, "full")
         except (ValueError, FileNotFoundError):
-            verified = False
-        else:
-            verified = True
+            return
         try:
             read_pointer(root)
         except ValueError as error:
-            if verified:
-                raise WrongError("verify-passes", f"verify finds no fault, but builds stop: {error}") from error
-        each(
-            (str(output),),
-            lambda: flat_tokens.open(output),
-            lambda: flat_tokens.verify(output, "full"),
-            lambda: read_pointer(root),
-            lambda: list_versions(root),
-            lambda: open_corpus(output),
-        )
+            raise WrongError("verify-passes", f"verify finds no fault, but builds stop: {error}") from error
 
+    readers = (flat_tokens.open, partial(flat_tokens.verify, level="full"), open_corpus)
+    calls = [
+        agree,
+        *(partial(read, output) for read in readers),
+        *(partial(read, root) for read in (read_pointer, list_versions)),
+    ]
     mutate = either(json_values(), json_values(), havoc(*JSON_WORDS, former[0].encode()))
     seeds = [path.read_bytes(), json.dumps(moved).encode()]
     words = {name.encode(): word for name, word in ((former[0], b"FORMER"), (moved["version"], b"LATEST"))}
     words[moved["manifest_sha256"].encode()] = b"DIGEST"
-    return portable(Fuzzed(seeds, mutate, run, (str(output),)), words)
+    return portable(of_file(path, mutate, *calls, seeds=seeds, names=(str(output),)), words)
 
 
 def _manifest(work: Path) -> Fuzzed:
     output = _built(work)
     root = Store.at(output)
     version = output / "versions" / str(read_pointer(root).version)
-    path = version / "manifest.json"
 
     def look() -> None:
         corpus = open_corpus(version)
@@ -425,19 +398,17 @@ def _manifest(work: Path) -> Fuzzed:
         for name in SPLITS:
             corpus.documents(name)
 
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        each(
-            (str(output),),
-            lambda: flat_tokens.verify(version, "full"),
-            lambda: flat_tokens.open(version).manifest,
-            look,
-            lambda: list_versions(root),
-            lambda: collect(root, Policy(grace_days=0)),
-            lambda: examine(str(version)),
-        )
-
-    return Fuzzed([path.read_bytes()], either(json_values(), json_values(), havoc(*JSON_WORDS)), run, (str(output),))
+    return of_file(
+        version / "manifest.json",
+        ANY_JSON,
+        lambda: flat_tokens.verify(version, "full"),
+        lambda: flat_tokens.open(version).manifest,
+        look,
+        lambda: list_versions(root),
+        lambda: collect(root, Policy(grace_days=0)),
+        lambda: examine(str(version)),
+        names=(str(output),),
+    )
 
 
 def _receipt(work: Path) -> Fuzzed:
@@ -458,8 +429,7 @@ def _receipt(work: Path) -> Fuzzed:
             load_shard(root, key)  # which raises nothing: a damaged shard is moved aside
             shutil.rmtree(output / "_quarantine", ignore_errors=True)
 
-    mutate = either(json_values(_quietly(_resealed)), json_values(_quietly(_resealed)), havoc(*JSON_WORDS))
-    return Fuzzed([files[Path("receipt.json")]], mutate, run, (str(output),))
+    return Fuzzed([files[Path("receipt.json")]], SEALED, run, (str(output),))
 
 
 def _group(work: Path) -> Fuzzed:
@@ -482,8 +452,7 @@ def _group(work: Path) -> Fuzzed:
             if name != digest:
                 shutil.rmtree(other.parent)
 
-    mutate = either(json_values(), json_values(), havoc(*JSON_WORDS))
-    return portable(Fuzzed([seed], mutate, run, (str(work / "out"), "the build ")), {str(work).encode(): b"WORK"})
+    return portable(Fuzzed([seed], ANY_JSON, run, (str(work / "out"), "the build ")), {str(work).encode(): b"WORK"})
 
 
 def _report(work: Path) -> Fuzzed:
@@ -499,17 +468,15 @@ def _report(work: Path) -> Fuzzed:
         "fault": {"kind": "ValueError", "message": "a", "may_pass": False},
         "results": [{"a": 1}],
     }
-    done = Done().model_dump(mode="json") if hasattr(Done, "model_dump") else {}
-    seed = json.dumps(_resealed({**facts, "done": done})).encode()
+    seed = json.dumps(_resealed(facts)).encode()
 
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
+    def read() -> None:
         try:
             read_report(root, "0", "run")
         except Exception as error:
             raise WrongError(f"report-{type(error).__name__}", str(error)) from error
 
-    return Fuzzed([seed], either(json_values(_quietly(_resealed)), havoc(*JSON_WORDS)), run, ("run.json",))
+    return of_file(path, SEALED, read, seeds=[seed])
 
 
 def _records(work: Path) -> Fuzzed:
@@ -534,38 +501,24 @@ def _records(work: Path) -> Fuzzed:
         b"lease": lease,
         b"note": note,
     }
-    contents = {path: path.read_bytes() for path in names.values()}
-
-    inner = either(json_values(), json_values(), havoc(*JSON_WORDS))
 
     def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        name, _, content = data.partition(b"\n")
-        content = inner(chance, content, [other.partition(b"\n")[2] for other in pool])
-        if name == b"files" and chance.random() < 0.7:
-            body = content[len(MAGIC) + 32 :]
-            content = MAGIC + blake3(body).digest() + body
-        return name + b"\n" + content
+        data = ANY_JSON(chance, data, pool)
+        if data.startswith(MAGIC) and chance.random() < 0.7:
+            body = data[len(MAGIC) + 32 :]
+            data = MAGIC + blake3(body).digest() + body
+        return data
 
-    def run(data: bytes) -> None:
-        name, _, content = data.partition(b"\n")
-        path = names.get(name, names[b"files"])
-        path.write_bytes(content)
-        try:
-            each(
-                (str(output),),
-                lambda: known_files([found], (chosen,), 1000, [root]),
-                lambda: read_origin(root, version),
-                lambda: run_of(open_corpus(output)),
-                lambda: list_versions(root),
-                lambda: in_use(root),
-                lambda: collect(root, Policy(grace_days=0)),
-            )
-        finally:
-            path.write_bytes(contents[path])
-
-    seeds = [name + b"\n" + path.read_bytes() for name, path in names.items()]
+    calls = (
+        lambda: known_files([found], (chosen,), 1000, [root]),
+        lambda: read_origin(root, version),
+        lambda: run_of(open_corpus(output)),
+        lambda: list_versions(root),
+        lambda: in_use(root),
+        lambda: collect(root, Policy(grace_days=0)),
+    )
     words = {str(work).encode(): b"WORK", version.encode(): b"LATEST"}
-    return portable(Fuzzed(seeds, mutate, run, (str(output),)), words)
+    return portable(of_files(names, mutate, lambda name: each((str(output),), *calls), output), words)
 
 
 # Arrays of other writers
@@ -589,13 +542,10 @@ def _zarr(work: Path) -> Fuzzed:
             part.create_array("encoded_tokens", data=batch.encoded_tokens, chunks=(16,), compressors=[codec])
             part.create_array("seq_starts", data=batch.seq_starts, chunks=(4,), compressors=[codec], **delta)
     names = {path.relative_to(work).as_posix().encode(): path for root in roots for path in root.rglob("*") if path.is_file()}
-    contents = {path: path.read_bytes() for path in names.values()}
-    values, anything = json_values(), havoc(b"\x28\xb5\x2f\xfd", *doubles(4, 8))
+    values, anything = json_values(), havoc(b"\x28\xb5\x2f\xfd", *NUMBERS)
 
     def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        name, _, content = data.partition(b"\n")
-        inner = values if content[:1] == b"{" and chance.random() < 0.8 else anything
-        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
+        return (values if data[:1] == b"{" and chance.random() < 0.8 else anything)(chance, data, pool)
 
     def read(root: Path) -> None:
         dataset = flat_tokens.open(root)
@@ -607,19 +557,11 @@ def _zarr(work: Path) -> Fuzzed:
             if split.seq_count:
                 _ = split[0], split[-1], split.packed(4)[0]
 
-    def run(data: bytes) -> None:
-        name, _, content = data.partition(b"\n")
-        path = names.get(name)
-        if path is None:
-            return
+    def look(name: bytes) -> None:
         root = work / name.decode().partition("/")[0]
-        path.write_bytes(content)
-        try:
-            each((str(work),), lambda: flat_tokens.verify(root, "full"), lambda: read(root))
-        finally:
-            path.write_bytes(contents[path])
+        each((str(work),), lambda: flat_tokens.verify(root, "full"), lambda: read(root))
 
-    return Fuzzed([name + b"\n" + contents[path] for name, path in names.items()], mutate, run, (str(work),))
+    return of_files(names, mutate, look, work)
 
 
 # Configuration
@@ -655,17 +597,12 @@ YAML_WORDS += (b"!!bool x",)
 
 def _yaml(work: Path) -> Fuzzed:
     path = work / "config.yaml"
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        read_config(path, [])
-
     laughs = b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (i, i, i - 1, i - 1) for i in range(ord("b"), ord("h")))
-    return Fuzzed(YAML_SEEDS, havoc(*YAML_WORDS, laughs, *YAML_SEEDS[1].splitlines(keepends=True)), run, ("config.yaml",))
+    mutate = havoc(*YAML_WORDS, laughs, *YAML_SEEDS[1].splitlines(keepends=True))
+    return of_file(path, mutate, lambda: read_config(path, []), seeds=YAML_SEEDS)
 
 
 NPY_WORDS = (b"'<u4'", b"'>u2'", b"'shape': (", b"999999999999999999,)", b"\x93NUMPY\x03\x00", b"True", b"'<f8'")
-NUMBERS = tuple(doubles(4, 8))
 _TARGETS = [
     source("parquet", "mutated.parquet", parquet_seeds, either(parquet, parquet, havoc(*NUMBERS)), id_column="id"),
     Target("pages", _pages),
@@ -686,20 +623,20 @@ _TARGETS = [
     Target("records", _records),
     Target("zarr", _zarr),
     Target("yaml", _yaml),
-    _neighbour("pickled", "train.pbin", havoc(*OPCODES, *NUMBERS), "modalities", end_of_text=500),
-    _neighbour("mds-index", "train/index.json", either(json_values(), json_values(), havoc(*JSON_WORDS)), "mds"),
-    mds_shard(_neighbour("mds-shard", "train/shard.00000.mds", havoc(*NUMBERS), "mds")),
-    _neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
-    _neighbour("npy", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), "build-nanogpt", end_of_text=500),
-    _neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
-    _neighbour("llm.c-llama-3", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
-    _neighbour("jaxformer", "train_0000.npy", havoc(*NPY_WORDS), end_of_text=500),
-    _neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
-    _neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
-    _neighbour("olmo-core", "train/part-00000.csv.gz", havoc(*NUMBERS), end_of_text=500),
-    _neighbour("litdata-index", "train/index.json", either(json_values(), json_values(), havoc(*JSON_WORDS)), "litdata"),
-    _neighbour("litdata", "train/chunk-0-0.bin", havoc(*NUMBERS)),
-    _neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
-    _neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
+    neighbour("pickled", "train.pbin", havoc(*OPCODES, *NUMBERS), "modalities", end_of_text=500),
+    neighbour("mds-index", "train/index.json", ANY_JSON, "mds"),
+    mds_shard(neighbour("mds-shard", "train/shard.00000.mds", havoc(*NUMBERS), "mds")),
+    neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
+    neighbour("npy", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), "build-nanogpt", end_of_text=500),
+    neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
+    neighbour("llm.c-llama-3", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
+    neighbour("jaxformer", "train_0000.npy", havoc(*NPY_WORDS), end_of_text=500),
+    neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
+    neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
+    neighbour("olmo-core", "train/part-00000.csv.gz", havoc(*NUMBERS), end_of_text=500),
+    neighbour("litdata-index", "train/index.json", ANY_JSON, "litdata"),
+    neighbour("litdata", "train/chunk-0-0.bin", havoc(*NUMBERS)),
+    neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
+    neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
 ]
 TARGETS = {target.name: target for target in (*_TARGETS, *DATASETS, *STRANGERS)}

@@ -1,11 +1,14 @@
-"""Thrift's compact protocol, as Parquet files use it: parsed into a tree, changed, and written again."""
+"""Mutations of Parquet files: of the structs in them, which Thrift's compact protocol writes. Such values have no lengths around
+them, so that one is replaced in its place.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
+
+from tests.fuzz.mutators import INTEGERS, havoc
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
@@ -23,132 +26,76 @@ def zigzag(value: int) -> bytes:
     return varint(value * 2 if value >= 0 else -value * 2 - 1)
 
 
-@dataclass
-class Node:
-    """A value: of *kind*, an integer, bytes, or children; a struct's children have the numbers of their fields."""
+COUNTS = (0, 1, 14, 15, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1)
+KINDS = (TRUE, BYTE, I64, DOUBLE, BINARY, LIST, STRUCT)
+LISTS = [bytes([240 | of]) + varint(count) for of in KINDS for count in COUNTS]
+NESTED = [bytes([16 | LIST]) * depth + bytes([I32]) for depth in (1, 9, 100, 5000)]
+STRANGE = {
+    **{kind: [b""] for kind in (TRUE, FALSE, 13, 14, 15)},
+    BYTE: [b"\0", b"\x80"],
+    I32: [*map(zigzag, INTEGERS)],
+    I64: [*map(zigzag, INTEGERS)],
+    DOUBLE: [bytes(8)],
+    BINARY: [varint(count) + b"abc" for count in (3, 1 << 31, 1 << 62)],
+    LIST: LISTS + NESTED * 6,
+    SET: LISTS,
+    MAP: [b"\0", b"\x01\x55\x02\x02", varint(1 << 40) + b"\x88"],
+    STRUCT: [b"\x1c" * depth + bytes(depth + 1) for depth in (0, 1, 3)],
+}
+"""Values of each kind that nobody asked for."""
+
+
+class Value(NamedTuple):
+    """A value in ``data[start:stop]``. *head*: where the header of its field is; an item of a list has none, and the number 0."""
 
     kind: int
-    value: Any = None
-    children: list[tuple[int, Node]] = field(default_factory=list)
-    of: int = 0
-    count: int | None = None
-    """Of a list: what it says that it has, if not what it has."""
-
-    def field(self, *path: int) -> Node:
-        here = self
-        for number in path:
-            here = dict(here.children)[number]
-        return here
-
-    def has(self, number: int) -> bool:
-        return any(key == number for key, _ in self.children)
-
-    def data(self) -> bytes:
-        if self.kind in (TRUE, FALSE):
-            return b""
-        if isinstance(self.value, bytes) and self.kind != BINARY:
-            return self.value
-        if self.kind in (I16, I32, I64):
-            return zigzag(self.value)
-        if self.kind == BINARY:
-            return varint(len(self.value) if self.count is None else self.count) + self.value
-        if self.kind in (LIST, SET):
-            count = len(self.children) if self.count is None else self.count
-            head = bytes([count << 4 | self.of]) if 0 <= count < 15 else bytes([15 << 4 | self.of]) + varint(count)
-            return head + b"".join(child.data() for _, child in self.children)
-        out, before = bytearray(), 0
-        for number, child in self.children:
-            delta = number - before
-            out += bytes([delta << 4 | child.kind]) if 0 < delta < 16 else bytes([child.kind]) + zigzag(number)
-            out += child.data()
-            before = number
-        return bytes(out) + b"\0"
-
-    def all(self) -> list[Node]:
-        return [self, *(node for _, child in self.children for node in child.all())]
-
-    def mutate(self, chance: random.Random, integers: Sequence[int]) -> None:
-        """Change one value below this one, or its kind; or put a field in that nobody asked for."""
-        node = chance.choice(self.all())
-        kind = chance.randrange(6)
-        if kind == 0 and node.children:
-            node.children.pop(chance.randrange(len(node.children)))
-        elif kind == 1 and node.kind == STRUCT:
-            last = max((number for number, _ in node.children), default=0)
-            node.children.append((chance.choice((last + 1, last + 20, 30_000)), strange(chance, integers)))
-        elif kind == 2 and node.kind in (LIST, SET, BINARY):
-            node.count = chance.choice((0, 1, 14, 15, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1))
-        elif kind == 3 and node.children:
-            at = chance.randrange(len(node.children))
-            number, _ = node.children[at]
-            node.children[at] = (number, strange(chance, integers))
-        elif kind == 4 and node.children:
-            node.children.append(chance.choice(node.children))
-        elif node.kind in (I16, I32, I64):
-            node.value = chance.choice((chance.choice(integers), node.value + 1, node.value - 1, node.value * 2, -node.value))
-        elif node.kind == BINARY:
-            node.value = chance.choice((b"", node.value[:-1], node.value + b"x", b"\xff", node.value * 50))
+    head: int
+    start: int
+    stop: int
+    number: int
+    depth: int
 
 
-def strange(chance: random.Random, integers: Sequence[int], depth: int = 0) -> Node:
-    """A value of any kind, such as a list that says to have 2**63 items."""
-    kind = chance.choice((TRUE, FALSE, BYTE, I32, I64, DOUBLE, BINARY, LIST, LIST, SET, MAP, STRUCT, 13, 14, 15))
-    if kind == BYTE:
-        return Node(kind, bytes([chance.randrange(256)]))
-    if kind == DOUBLE:
-        return Node(kind, bytes(8))
-    if kind == MAP:
-        return Node(kind, chance.choice((b"\0", b"\x01\x55\x02\x02", varint(1 << 40) + b"\x88")))
-    if kind in (I32, I64):
-        return Node(kind, chance.choice(integers))
-    if kind == BINARY:
-        return Node(kind, b"abc", count=chance.choice((None, 1 << 31, 1 << 62)))
-    if kind in (LIST, SET):
-        of = chance.choice((TRUE, BYTE, I64, DOUBLE, BINARY, LIST, STRUCT))
-        if depth < 3 and chance.random() < 0.3:  # lists in lists, perhaps very deep
-            return Node(LIST, bytes([1 << 4 | LIST]) * chance.choice((1, 9, 100, 5000)) + bytes([I32]))
-        return Node(kind, of=of, count=chance.choice((0, 1, 15, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1)))
-    return Node(STRUCT, children=[(1, strange(chance, integers, depth + 1))] if kind == STRUCT and depth < 3 else [])
-
-
-def parse(data: bytes, at: int) -> tuple[Node, int]:
-    """The struct at *at*, and where it ends."""
-    node, number = Node(STRUCT), 0
+def struct(data: bytes, at: int, depth: int = 0) -> tuple[list[Value], int]:
+    """The values of the struct at *at*, each before those within it, and where it ends."""
+    found, number = [], 0
     while kind := data[at] & 15:
-        delta = data[at] >> 4
-        at += 1
-        if delta:
-            number += delta
-        else:
-            number, at = _zigzag(data, at)
-        child, at = (Node(kind), at) if kind in (TRUE, FALSE) else _value(data, at, kind)
-        node.children.append((number, child))
-    return node, at + 1
+        head, delta, at = at, data[at] >> 4, at + 1
+        if not delta:
+            delta, at = _integer(data, at)
+            number = 0
+        number += delta
+        inner, stop = ([], at) if kind in (TRUE, FALSE) else _within(data, at, kind, depth)
+        found += [Value(kind, head, at, stop, number, depth), *inner]
+        at = stop
+    return found, at + 1
 
 
-def _value(data: bytes, at: int, kind: int) -> tuple[Node, int]:
+def _within(data: bytes, at: int, kind: int, depth: int) -> tuple[list[Value], int]:
+    """The values within another one, and where that ends."""
     if kind in (I16, I32, I64):
-        value, at = _zigzag(data, at)
-        return Node(kind, value), at
+        return [], _varint(data, at)[1]
     if kind == BINARY:
         length, at = _varint(data, at)
-        return Node(kind, data[at : at + length]), at + length
+        return [], at + length
     if kind == STRUCT:
-        return parse(data, at)
+        return struct(data, at, depth + 1)
     if kind in (LIST, SET):
-        count, of = data[at] >> 4, data[at] & 15
-        at += 1
-        if count == 15:
-            count, at = _varint(data, at)
+        of, found = data[at] & 15, []
+        count, at = _count(data, at)
         if count > len(data):
             raise ValueError("a list of more items than bytes")
-        node = Node(kind, of=of)
         for _ in range(count):
-            child, at = (Node(BYTE, data[at : at + 1]), at + 1) if of in (TRUE, FALSE, BYTE) else _value(data, at, of)
-            node.children.append((0, child))
-        return node, at
-    size = {BYTE: 1, DOUBLE: 8}[kind]
-    return Node(kind, data[at : at + size]), at + size
+            inner, stop = _within(data, at, of, depth + 1)
+            found += [Value(of, at, at, stop, 0, depth + 1), *inner]
+            at = stop
+        return found, at
+    return [], at + {TRUE: 1, FALSE: 1, BYTE: 1, DOUBLE: 8}[kind]
+
+
+def _count(data: bytes, at: int) -> tuple[int, int]:
+    """Items of a list, and where the first one is."""
+    return (data[at] >> 4, at + 1) if data[at] < 240 else _varint(data, at + 1)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -160,53 +107,85 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+def _integer(data: bytes, at: int) -> tuple[int, int]:
     value, at = _varint(data, at)
     return value >> 1 ^ -(value & 1), at
 
 
-@dataclass
-class Page:
-    start: int
-    header: Node
-    body: bytes
+def changed(chance: random.Random, data: bytes) -> bytes:
+    """A struct of which a value is another one or of another kind, has another count, is repeated or left out; or with a field
+    that nobody asked for.
+    """
+    values, _ = struct(data, 0)
+    kind, head, start, stop, *_ = chance.choice(values)
+    what, of = chance.choice((0, 1, 2, 3, 4, *[5] * 7)), chance.choice([*STRANGE])
+    strange = chance.choice(STRANGE[of])
+    if what == 0:
+        after = bytearray(data[stop:])
+        if head < start and after[0] & 15 and (delta := (after[0] >> 4) + (data[head] >> 4)) < 16:
+            after[0] = delta << 4 | after[0] & 15  # the next field keeps its number
+        return data[:head] + after
+    if what == 1:
+        at = chance.choice([one.stop for one in values if one.head < one.start and data[one.stop] == 0])  # a struct's end
+        return data[:at] + chance.choice((bytes([16 | of]), bytes([of]) + zigzag(30_000))) + strange + data[at:]
+    if what == 2 and kind in (LIST, SET, BINARY):
+        _, first = _varint(data, start) if kind == BINARY else _count(data, start)
+        items = b"" if kind == BINARY else bytes([240 | data[start] & 15])
+        return data[:start] + items + varint(chance.choice(COUNTS)) + data[first:]
+    if what == 3:
+        field = bytes([data[head] & 240 | of]) + data[head + 1 : start] if head < start else b""
+        return data[:head] + field + strange + data[stop:]
+    if what == 4:
+        return data[:stop] + data[head:stop] + data[stop:]
+    new = data[start:stop]
+    if kind in (I16, I32, I64):
+        value, _ = _integer(data, start)
+        new = zigzag(chance.choice((chance.choice(INTEGERS), value + 1, value - 1, value * 2, -value)))
+    elif kind == BINARY:
+        text = data[_varint(data, start)[1] : stop]
+        text = chance.choice((b"", text[:-1], text + b"x", b"\xff", text * 50))
+        new = varint(len(text)) + text
+    return data[:start] + new + data[stop:]
 
 
-@dataclass
-class ParquetFile:
-    """A Parquet file without page indexes: its pages, and the footer that says where they are."""
+def parquet(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    """Mutations of a Parquet file without page indexes: of page headers and footer. All else is kept right, most of the time."""
+    end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    try:
+        pages, footer = _pages(data, end), data[end:-8]
+    except (LookupError, RecursionError, StopIteration, ValueError):
+        return havoc()(chance, data, pool)
+    footers = 0
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        if page := chance.choice([None, *pages.values(), *pages.values()]):
+            page[0] = changed(chance, page[0])
+        else:
+            footers += 1
+    if chance.random() < 0.1 and pages:
+        page = chance.choice([*pages.values()])
+        page[1] = havoc()(chance, page[1], pool)
+    out, moved = bytearray(b"PAR1"), {}
+    for start, page in pages.items():
+        moved[start] = len(out)
+        out += b"".join(page)
+    for one in reversed(struct(footer, 0)[0] if chance.random() < 0.7 else []):  # where columns begin
+        if one.number in (9, 11) and one.kind == I64 and (at := _integer(footer, one.start)[0]) in moved:
+            footer = footer[: one.start] + zigzag(moved[at]) + footer[one.stop :]
+    for _ in range(footers):
+        footer = changed(chance, footer)
+    return bytes(out) + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
-    pages: list[Page]
-    footer: Node
 
-    @classmethod
-    def parse(cls, data: bytes) -> ParquetFile:
-        if data[:4] != b"PAR1" or data[-4:] != b"PAR1":
-            raise ValueError("no Parquet file")
-        end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-        if not 4 <= end < len(data):
-            raise ValueError("no footer")
-        footer, _ = parse(data, end)
-        pages, at = [], 4
-        while at < end:
-            header, begin = parse(data, at)
-            stop = begin + header.field(3).value
-            if not begin <= stop <= end:
-                raise ValueError("no page")
-            pages.append(Page(at, header, data[begin:stop]))
-            at = stop
-        return cls(pages, footer)
-
-    def data(self, *, mend_offsets: bool = True) -> bytes:
-        """The file's bytes. *mend_offsets*: what the footer says of where pages are is made right."""
-        out, moved = bytearray(b"PAR1"), {}
-        for page in self.pages:
-            moved[page.start] = len(out)
-            out += page.header.data() + page.body
-        if mend_offsets:
-            for node in self.footer.all():
-                for number, child in node.children:
-                    if number in (9, 11) and child.kind == I64 and child.value in moved:
-                        child.value = moved[child.value]
-        footer = self.footer.data()
-        return bytes(out) + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+def _pages(data: bytes, end: int) -> dict[int, list[bytes]]:
+    """Header and body of each page, by where it begins."""
+    if data[:4] + data[-4:] != b"PAR1PAR1" or not 4 <= end < len(data):
+        raise ValueError("not a Parquet file")
+    found, at = {}, 4
+    while at < end:
+        values, body = struct(data, at)
+        stop = body + _integer(data, next(one.start for one in values if (one.depth, one.number) == (0, 3)))[0]
+        if not body <= stop <= end:
+            raise ValueError("not a page")
+        found[at] = [data[at:body], data[body:stop]]
+        at = stop
+    return found
