@@ -21,13 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tests.benchmarks.corpus import Corpus, gather
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SHARED = ROOT.parent / "shared"
+TOKENIZER = "cl100k_base"
 REST_SECONDS = 3.0
 """Rest before a timed process, for the disk to finish what the last one left to it."""
 
@@ -104,12 +105,38 @@ class Bench:
         self.scratch.mkdir(parents=True, exist_ok=True)
         return path
 
-    def run(self, command: Sequence[object], clear: Iterable[Path] = (), environment: Mapping[str, str] | None = None) -> Whole:
+    def run(self, command: Sequence[object], *clear: Path) -> Whole:
         """Run a program with nothing at the paths of *clear*, after a rest; as *run_whole*."""
         for path in clear:
             shutil.rmtree(path, ignore_errors=True)
         time.sleep(self.size(REST_SECONDS, 0))
-        return run_whole(command, environment)
+        return run_whole(command)
+
+    def config(self, output: Path, source: Corpus | dict[str, Any], **settings: Any) -> Path:
+        """A configuration file for a build of text; it has the name of the output."""
+        path = self.scratch / f"{output.name}.yaml"
+        chosen = {"path": f"{source.directory}/*.parquet", "id_column": "id"} if isinstance(source, Corpus) else source
+        path.write_text(json.dumps({"output": str(output), "source": chosen, "tokenizer": TOKENIZER, **settings}))
+        return path
+
+    def peer(self, pins: str, *more: str) -> Path:
+        """The interpreter of a peer's environment, by the name of its pins, with *more* packages, installed where it is not.
+        RuntimeError where it cannot be.
+        """
+        directory = self.scratch / "environments" / "-".join([pins, *(package.partition("==")[0] for package in more)])
+        interpreter, done, wanted = directory / "bin/python", directory / "installed.txt", HERE / "peer_programs" / f"{pins}.txt"
+        if not done.exists() or done.read_bytes() != wanted.read_bytes():
+            shutil.rmtree(directory, ignore_errors=True)
+            pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            try:
+                run_whole(python("-m", "venv", directory))
+                run_whole([*pip, "--no-deps", "--require-hashes", "--requirement", wanted])
+                if more:
+                    run_whole([*pip, *more])
+            except RuntimeError as error:
+                raise RuntimeError(f"cannot be installed here: {str(error).strip().splitlines()[-1]}") from error
+            shutil.copyfile(wanted, done)
+        return interpreter
 
 
 LAUNCHER = """
@@ -171,6 +198,11 @@ def run_whole(command: Sequence[object], environment: Mapping[str, str] | None =
 def python(*words: object) -> list[str]:
     """A command of the interpreter that runs this one."""
     return [sys.executable, *map(str, words)]
+
+
+def flows(command: str, config: Path, *more: object) -> list[str]:
+    """A command of the service, which prints its result as JSON."""
+    return python("-m", "flows", command, config, "--no-server", "--quiet", "--json", *more)
 
 
 def spread(figures: Sequence[float], unit: str = " s") -> str:

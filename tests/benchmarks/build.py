@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.bench import HERE, Bench, Grid, Whole, python, spread, warm
+from tests.benchmarks.bench import HERE, TOKENIZER, Bench, Grid, Whole, flows, python, spread, warm
 from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("gigatoken", "tiktoken", "pyarrow", "numpy", "awkward", "prefect")
-TOKENIZER = "cl100k_base"
 SHARES = (0.25, 0.5, 1.0)
 TWICE_AT_LEAST = 1.2
 """Where there is less of it, the row would say the same as the one above it."""
@@ -37,22 +35,13 @@ class Side(NamedTuple):
     told: dict[str, Any]
 
 
-def config_of(bench: Bench, text: Corpus, output: Path, **settings: Any) -> Path:
-    """A configuration file for a build of *text*."""
-    path = bench.scratch / f"{output.name}.yaml"
-    source = {"path": f"{text.directory}/*.parquet", "id_column": "id"}
-    path.write_text(json.dumps({"output": str(output), "source": source, "tokenizer": TOKENIZER, **settings}))
-    return path
-
-
 def sides_of(bench: Bench, text: Corpus, published: bool) -> dict[str, list[Side]]:
     """Runs of build and floor on the same files, and of the published way, if wanted."""
     output = bench.fresh("output")
-    where = ("--input", text.directory, "--output", output, "--tokenizer", TOKENIZER)
-    config = config_of(bench, text, output)
+    where = (text.directory, output, TOKENIZER)
     commands = {
         "floor": python(HERE / "floor.py", *where),
-        "build": python("-m", "flows", "build", config, "--no-server", "--json", "--quiet"),
+        "build": flows("build", bench.config(output, text)),
         "published way": python(HERE / "published_way.py", *where),
     }
     runs: dict[str, list[Side]] = {name: [] for name in commands}
@@ -60,7 +49,7 @@ def sides_of(bench: Bench, text: Corpus, published: bool) -> dict[str, list[Side
     for number in range(bench.times):
         for name, command in commands.items():
             if name != "published way" or (published and number == 0):
-                whole = bench.run(command, clear=[output])
+                whole = bench.run(command, output)
                 runs[name].append(Side(whole, json.loads(whole.out)))
     bench.fresh("output")
     return runs

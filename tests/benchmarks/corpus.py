@@ -29,52 +29,9 @@ FILES = 8
 ROW_GROUP_BYTES = 4_000_000
 READERS = 8
 BATCH_FILES = 256
-ENDINGS = frozenset(
-    f".{ending}"
-    for ending in [
-        "c",
-        "cc",
-        "cfg",
-        "cmake",
-        "cpp",
-        "css",
-        "cu",
-        "cuh",
-        "el",
-        "h",
-        "hpp",
-        "html",
-        "inc",
-        "ini",
-        "java",
-        "js",
-        "lua",
-        "md",
-        "mjs",
-        "php",
-        "pl",
-        "pm",
-        "pod",
-        "proto",
-        "py",
-        "pyi",
-        "pyx",
-        "rb",
-        "rs",
-        "rst",
-        "scm",
-        "sh",
-        "sql",
-        "tcl",
-        "td",
-        "tex",
-        "toml",
-        "ts",
-        "txt",
-        "vim",
-        "yaml",
-        "yml",
-    ]
+ENDING = re.compile(
+    r"\.(c|cc|cfg|cmake|cpp|css|cu|cuh|el|h|hpp|html|inc|ini|java|js|lua|md|mjs|php|pl|pm|pod|proto|py|pyi|pyx|rb|rs|rst|scm|sh"
+    r"|sql|tcl|td|tex|toml|ts|txt|vim|yaml|yml)$"
 )
 """Of source and documentation. Data is none of it: .json, .csv and .xml repeat themselves."""
 PACKED = re.compile(r"/(?:doc|man/man\d|info)/.*\.gz$")
@@ -146,7 +103,7 @@ def files_below(roots: Iterable[Path]) -> list[Found]:
             folders.sort()
             for name in sorted(names):
                 path = f"{folder}/{name}"
-                if os.path.splitext(name)[1] in ENDINGS or PACKED.search(path):
+                if ENDING.search(name) or PACKED.search(path):
                     found.setdefault(name_of(path), path)
     return [Found(*one) for one in sorted(found.items(), key=lambda one: hashlib.sha256(os.fsencode(one[0])).digest())]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, Grid, Whole, python
-from tests.benchmarks.peers import installed
+from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, python
 
 PACKAGES = ("numpy", "pyarrow")
 OTHERS = ("spacy==3.8.14", "xxhash==3.8.2")
@@ -96,8 +94,8 @@ def programs(bench: Bench, text: Planted) -> Iterator[tuple[str, list[object]]]:
     if bench.no_installs:
         return
     try:
-        interpreter = installed(bench.scratch / "environments", "datatrove", OTHERS)
-    except subprocess.CalledProcessError:
+        interpreter = bench.peer("datatrove", *OTHERS)
+    except RuntimeError:
         return
     program = HERE / "peer_programs" / "decontaminate_with_datatrove.py"
     for name, words in (("datatrove, words between spaces", "spaces"), ("datatrove, spaCy's words", "spacy")):
@@ -116,7 +114,7 @@ def measure(bench: Bench) -> list[Grid]:
         runs = list[Whole]()
         for _ in range(bench.times):
             output.unlink(missing_ok=True)
-            runs.append(bench.run(order, environment={"PYTHONPATH": str(ROOT)} if not rows else {}))
+            runs.append(bench.run(order))
         removed = set(json.loads(output.read_text()))
         cpu = statistics.median(run.cpu for run in runs)
         first = first or cpu

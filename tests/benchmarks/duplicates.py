@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 
-from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, python, run_whole
 
 PACKAGES = ("numpy", "blake3")
 MEET = """
@@ -26,7 +26,7 @@ print(copies)
 def measure(bench: Bench) -> list[Grid]:
     rows = []
     for count in bench.size((1_000_000, 10_000_000), (100_000,)):
-        runs = [run_whole(python("-c", MEET, count), {"PYTHONPATH": str(ROOT)}) for _ in range(bench.times)]
+        runs = [run_whole(python("-c", MEET, count)) for _ in range(bench.times)]
         seconds, peak = statistics.median(run.seconds for run in runs), max(run.peak for run in runs)
         rows.append([f"{count:,}", f"{int(runs[0].out):,}", f"{seconds:.1f}", f"{peak / 1e6:,.0f}"])
     return [Grid(["texts", "copies", "s", "peak memory, MB"], rows)]

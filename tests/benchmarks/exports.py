@@ -46,7 +46,7 @@ def measure(bench: Bench) -> list[Grid]:
             command += ["--end-of-text", "50256" if name != "llm.c-llama-3" else "128001"]
         runs, size = [], 0
         for _ in range(bench.times):
-            runs.append(bench.run(command, clear=[output]))
+            runs.append(bench.run(command, output))
             size = bytes_below(output)
         best = min(runs, key=lambda run: run.seconds)
         rows.append(

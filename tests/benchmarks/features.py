@@ -9,7 +9,6 @@ below them the text that their template makes.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, python
-from tests.benchmarks.build import TOKENIZER
+from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, flows, python
 from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
@@ -56,14 +54,15 @@ def measure(bench: Bench) -> list[Grid]:
     corpus, output, rows = bench.share(0.25), bench.fresh("features-output"), []
     write_conversations(corpus, bench.fresh("chat"))
     for name, source, settings in FEATURES:
-        path = bench.scratch / "features.yaml"
-        told = {"output": str(output), "source": {"path": f"{corpus.directory}/*.parquet", **source}, "tokenizer": TOKENIZER}
-        text = json.dumps({**told, "slice_bytes": bench.size(32_000_000, 1_000_000), **settings})
-        path.write_text(text.replace('"chat/', f'"{bench.scratch}/chat/'))
+        path = bench.config(
+            output,
+            {"path": f"{corpus.directory}/*.parquet", **source},
+            **{"slice_bytes": bench.size(32_000_000, 1_000_000), **settings},
+        )
+        path.write_text(path.read_text().replace('"chat/', f'"{bench.scratch}/chat/'))
         found = []
         for _ in range(bench.times):
-            shutil.rmtree(output, ignore_errors=True)
-            written = bench.run(python(HERE / "written_bytes.py", "-m", "flows", "build", path, "--no-server", "--quiet"))
+            written = bench.run(python(HERE / "written_bytes.py", *flows("build", path)[1:]), output)
             one = json.loads(written.out.splitlines()[-1])
             found.append((one["seconds"], one["cpu"], one["written"] / bytes_below(output / "versions")))
         rows.append([name, *(f"{statistics.median(figures):.2f}" for figures in zip(*found, strict=True))])

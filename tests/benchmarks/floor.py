@@ -3,18 +3,21 @@
 Measured: the ranks file, a tokenizer a thread, reading and decoding the Parquet files, encoding, marking the starts of
 sequences, plain writes of the raw uint32 tokens to new files. Left out on purpose: everything that makes a dataset
 (fsync, checksums, receipts, splits, zarr metadata). A build cannot be faster; the ratio to this is what it costs.
+
+    floor.py TEXT_DIRECTORY OUTPUT TOKENIZER
 """
 
-import argparse
 import base64
+import json
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import awkward as ak
 import gigatoken
@@ -22,16 +25,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tiktoken
-from measure import report, seconds_since_process_start
 
 PRETOKENIZERS = {"gpt2": "gpt2", "r50k_base": "r50k", "cl100k_base": "gpt4", "o200k_base": "o200k"}
+THREADS = 2
 SPAN_TEXT_BYTES = 128_000_000
 # Chosen by measurement: 2 MB costs encoding speed; 8 and 16 MB cost fresh memory pages, in Arrow and in the tokenizer.
 BATCH_TEXT_BYTES = 4_000_000
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Consecutive row groups of one file: the work of one thread at a time, and one output file."""
 
     path: Path
@@ -41,27 +43,12 @@ class Span:
     output: Path
 
 
-@dataclass(frozen=True)
-class Counts:
-    text_bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(self.text_bytes + other.text_bytes, self.documents + other.documents, self.tokens + other.tokens)
-
-
-def text_sizes(metadata: pq.FileMetaData) -> list[int]:
-    """Uncompressed bytes of the text column, a number per row group."""
-    column = metadata.schema.names.index("text")
-    return [metadata.row_group(i).column(column).total_uncompressed_size for i in range(metadata.num_row_groups)]
-
-
 def plan_spans(input_dir: Path, output_dir: Path) -> Iterator[Span]:
     """Every file in spans of equal numbers of row groups, about `SPAN_TEXT_BYTES` of text each."""
     for path in sorted(input_dir.glob("*.parquet")):
         metadata = pq.read_metadata(path)
-        text_bytes = sum(text_sizes(metadata))
+        column, groups = metadata.schema.names.index("text"), map(metadata.row_group, range(metadata.num_row_groups))
+        text_bytes = sum(group.column(column).total_uncompressed_size for group in groups)
         span_count = max(1, round(text_bytes / SPAN_TEXT_BYTES))
         batch_rows = max(1, metadata.num_rows * BATCH_TEXT_BYTES // max(1, text_bytes))
         for index, row_groups in enumerate(np.array_split(np.arange(metadata.num_row_groups), span_count)):
@@ -100,9 +87,9 @@ def encode(tokenizer: gigatoken.Tokenizer, documents: ak.Array) -> Any:
     return tokens
 
 
-def tokenize_span(tokenizer: gigatoken.Tokenizer, span: Span) -> Counts:
+def tokenize_span(tokenizer: gigatoken.Tokenizer, span: Span) -> Counter[str]:
     """Write the tokens of one span; hold one batch of its text at a time."""
-    counts = Counts()
+    counts: Counter[str] = Counter()
     file = pq.ParquetFile(span.path, metadata=span.metadata, pre_buffer=False)
     batches = file.iter_batches(span.batch_rows, row_groups=span.row_groups, columns=["text"], use_threads=False)
     with open(span.output, "wb") as output:
@@ -111,48 +98,37 @@ def tokenize_span(tokenizer: gigatoken.Tokenizer, span: Span) -> Counts:
             offsets = text_offsets(column)
             tokens = encode(tokenizer, as_awkward(column, offsets))
             output.write(tokens)
-            counts += Counts(int(offsets[-1] - offsets[0]), len(column), len(tokens))
+            counts += Counter(text_bytes=int(offsets[-1] - offsets[0]), documents=len(column), tokens=len(tokens))
     return counts
 
 
-def work(ranks: Path, pretokenizer: str, spans: SimpleQueue[Span]) -> Counts:
+def work(ranks: Path, pretokenizer: str, spans: SimpleQueue[Span]) -> Counter[str]:
     """One thread: load a tokenizer of its own, then take spans until none is left."""
     tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=pretokenizer, special_tokens={})
-    counts = Counts()
+    counts: Counter[str] = Counter()
     while True:
         try:
-            span = spans.get_nowait()
+            counts += tokenize_span(tokenizer, spans.get_nowait())
         except Empty:
             return counts
-        counts += tokenize_span(tokenizer, span)
 
 
-def tokenize(input_dir: Path, output_dir: Path, tokenizer_name: str, thread_count: int) -> Counts:
+def tokenize(input_dir: Path, output_dir: Path, tokenizer_name: str) -> Counter[str]:
     """Tokenize every Parquet file of `input_dir` into raw token files below `output_dir`."""
     spans: SimpleQueue[Span] = SimpleQueue()
     for span in plan_spans(input_dir, output_dir):
         spans.put(span)
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(thread_count) as threads:
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(THREADS) as threads:
         ranks = Path(temporary) / f"{tokenizer_name}.tiktoken"
         write_ranks(tiktoken.get_encoding(tokenizer_name), ranks)
         pretokenizer = PRETOKENIZERS[tokenizer_name]
-        futures = [threads.submit(work, ranks, pretokenizer, spans) for _ in range(thread_count)]
-        return sum((future.result() for future in futures), Counts())
-
-
-def main() -> None:
-    startup_seconds, begin = seconds_since_process_start(), time.perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", type=Path, required=True, help="directory of Parquet files with a text column")
-    parser.add_argument("--output", type=Path, required=True, help="directory to create: rewriting old files is faster")
-    parser.add_argument("--tokenizer", choices=PRETOKENIZERS, default="cl100k_base")
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    args.output.mkdir(parents=True)
-    counts = tokenize(args.input, args.output, args.tokenizer, args.threads)
-    seconds = time.perf_counter() - begin
-    report("floor", startup_seconds, seconds, counts.text_bytes, counts.documents, counts.tokens)
+        futures = [threads.submit(work, ranks, pretokenizer, spans) for _ in range(THREADS)]
+        return sum((future.result() for future in futures), Counter())
 
 
 if __name__ == "__main__":
-    main()
+    begin = time.perf_counter()
+    text, output, name = sys.argv[1:]
+    Path(output).mkdir(parents=True)  # rewriting old files is faster
+    counts = tokenize(Path(text), Path(output), name)
+    print(json.dumps({"seconds": time.perf_counter() - begin, **counts}))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import flat_tokens
 from flat_tokens.arrays.layouts import LAYOUTS
-from tests.benchmarks.bench import Bench, Grid, bytes_below, python, warm
-from tests.benchmarks.build import SHARES, config_of
+from tests.benchmarks.bench import Bench, Grid, bytes_below, flows, warm
+from tests.benchmarks.build import SHARES
 
 PACKAGES = ("numcodecs", "zarr", "google-crc32c")
 
@@ -23,10 +23,7 @@ def measure(bench: Bench) -> list[Grid]:
     rows = []
     for layout in list(LAYOUTS)[: bench.size(None, 1)]:
         output = bench.fresh("layout")
-        command = python(
-            "-m", "flows", "build", config_of(bench, text, output, layout=layout), "--no-server", "--json", "--quiet"
-        )
-        done = bench.run(command, clear=[output])
+        done = bench.run(flows("build", bench.config(output, text, layout=layout)), output)
         version = Path(json.loads(done.out)["path"])
         dataset = flat_tokens.open(version)
         tokens = sum(split.token_count for split in (dataset.train, dataset.validation))

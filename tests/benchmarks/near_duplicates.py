@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,12 +24,13 @@ import pyarrow.parquet as pq
 
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.documents import table_of
-from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, Grid, Whole, python, spread
-from tests.benchmarks.peers import installed
+from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, flows, python, spread
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
 
 PACKAGES = ("numpy", "pyarrow")
 THRESHOLD, COPIES, FILES = 0.8, 0.1, 8
+NEAR = {"near_duplicates": {"threshold": THRESHOLD}}
+ALONE = {"tokenizer": "bytes", "workers": 1, "validation_fraction": 0}
 FIND = """
 import glob, json, sys, numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from tasks.assemble.duplicates import clusters
@@ -62,26 +62,25 @@ def measure(bench: Bench) -> list[Grid]:
     texts = planted(texts[: bench.size(None, 1500)], round(COPIES * len(texts[: bench.size(None, 1500)])))
     directory = _written(bench, texts)
     truth = similar_pairs(shingles_of(texts), THRESHOLD)
-    output, theirs = bench.fresh("near-output"), bench.fresh("near-theirs")
+    output, plain, theirs = (bench.fresh(f"near-{name}") for name in ("output", "plain", "theirs"))
+    source = {"path": str(directory), "id_column": "id"}
     commands: dict[str, Sequence[object]] = {
         "find": python("-c", FIND, directory, THRESHOLD),
-        "build with it": _build(bench, directory, output, {"near_duplicates": {"threshold": THRESHOLD}}),
-        "build without": _build(bench, directory, output, {}),
+        "build with it": flows("build", bench.config(output, source, documents=NEAR, **ALONE)),
+        "build without": flows("build", bench.config(plain, source, **ALONE)),
     }
     rows = []
     try:
         if not bench.no_installs:
             peer = HERE / "peer_programs" / "near_duplicates_with_datatrove.py"
-            commands["datatrove"] = [installed(bench.scratch / "environments", "datatrove", ()), peer, directory, theirs, 1]
-    except subprocess.CalledProcessError as error:
-        rows.append(
-            ["datatrove", f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}", *["–"] * 4]
-        )
+            commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1]
+    except RuntimeError as error:
+        rows.append(["datatrove", str(error), *["–"] * 4])
     runs: dict[str, list[Whole]] = {name: [] for name in commands}
     quality = {}
     for number in range(bench.times):
         for name, command in commands.items():
-            runs[name].append(bench.run(command, clear=[output, theirs], environment={"PYTHONPATH": str(ROOT)}))
+            runs[name].append(bench.run(command, output, plain, theirs))
             if number == 0 and name != "build without":
                 quality[name] = right_links(_clusters(name, runs[name][0], output, theirs, directory), truth)
     for name, found in runs.items():
@@ -96,7 +95,7 @@ def _memory(bench: Bench) -> Grid:
     rows = []
     for count in bench.size((1_000_000, 10_000_000), (100_000,)):
         path = bench.fresh("near-signatures")
-        run = bench.run(python("-c", MADE_UP, count, path), environment={"PYTHONPATH": str(ROOT)})
+        run = bench.run(python("-c", MADE_UP, count, path))
         path.unlink()
         rows.append([f"{count:,}", f"{int(run.out):,}", f"{run.seconds:.0f}", f"{run.cpu:.0f}", f"{run.peak / 1e6:,.0f}"])
     return Grid(["documents", "near copies", "s", "processor, s", "peak memory, MB"], rows)
@@ -111,14 +110,6 @@ def _written(bench: Bench, texts: Sequence[str]) -> Path:
         table = pa.table({"id": [f"{i}-{row}" for row in range(len(part))], "text": part})
         pq.write_table(table, directory / f"{i:03d}.parquet", row_group_size=1000)
     return directory
-
-
-def _build(bench: Bench, directory: Path, output: Path, documents: dict[str, object]) -> list[str]:
-    source = {"path": str(directory), "id_column": "id"}
-    config = {"output": str(output), "source": source, "tokenizer": "bytes", "documents": documents, "workers": 1}
-    path = bench.scratch / f"near-{len(documents)}.json"
-    path.write_text(json.dumps({**config, "validation_fraction": 0}))
-    return python("-m", "flows", "build", path, "--no-server", "--json", "--quiet")
 
 
 def _clusters(name: str, run: Whole, output: Path, theirs: Path, directory: Path) -> list[list[int]]:

@@ -14,24 +14,19 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole, spread
+from tests.benchmarks.bench import Bench, Grid, python, run_whole, spread
+from tests.faults.inject import processor_seconds
+from tests.flows.pool import Pool, pool
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
 SLICES = ((2000, 3), (20_000, 1))
 """Slices of a build, and how many times it is built."""
-TICKS = os.sysconf("SC_CLK_TCK")
 CATCH_UP_SECONDS = 600.0
 
 
@@ -43,27 +38,12 @@ class Built(NamedTuple):
     peak_mb: float
 
 
-def write_text(path: Path, slices: int) -> None:
-    """A file whose every line is a slice of its own."""
-    with path.open("w") as lines:
-        for i in range(slices):
-            lines.write(json.dumps({"text": f"{i} " + "one document, one slice " * 80}) + "\n")
-
-
-def build(out: Path, slices: int, workers: int, api: str | None) -> Built:
-    """Build from nothing. *api*: the server that watches, if any."""
-    scratch = out.parent
-    config = {
-        "source": {"path": str(scratch / f"{slices}.jsonl")},
-        "output": str(out),
-        "tokenizer": "bytes",
-        "slice_bytes": 1000,
-        "workers": workers,
-    }
-    (scratch / "build.yaml").write_text(json.dumps(config))
-    environment = {"PREFECT_HOME": str(scratch / "prefect"), **({"PREFECT_API_URL": api} if api else {})}
-    command = python("-m", "flows", "build", scratch / "build.yaml", "--quiet", *([] if api else ["--no-server"]))
-    done = run_whole(command, environment)
+def build(bench: Bench, out: Path, slices: int, settings: Mapping[str, str]) -> Built:
+    """Build from nothing. *settings*: how the server that watches is reached, if any."""
+    source = {"path": str(out.parent / f"{slices}.jsonl")}
+    config = bench.config(out, source, tokenizer="bytes", slice_bytes=1000, workers=os.cpu_count())
+    words = python("-m", "flows", "build", config, "--quiet", *([] if settings else ["--no-server"]))
+    done = run_whole(words, {"PREFECT_HOME": str(out.parent / "prefect"), **settings})
     (record,) = (out / "runs").glob("*.json")
     facts: dict[str, Any] = json.loads(record.read_text())
     if facts["slices"] != slices:
@@ -71,72 +51,25 @@ def build(out: Path, slices: int, workers: int, api: str | None) -> Built:
     return Built(done.seconds, facts["seconds"]["tokenize"], done.peak / 1e6)
 
 
-class Server(NamedTuple):
-    """A Prefect server of our own."""
-
-    api: str
-    process: subprocess.Popen[bytes]
-    home: Path
-
-    def cpu_seconds(self) -> float:
-        """Processor time of the server's process so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def megabytes(self) -> float:
-        """Size of its database, the log of it included."""
-        return sum(path.stat().st_size for path in self.home.glob("prefect.db*")) / 1e6
-
-    def task_runs(self, **which: Any) -> int:
-        """How many of these it knows."""
-        return int(self.ask("task_runs/count", {"task_runs": which} if which else {}))
-
-    def knows_all(self) -> bool:
-        """Whether it knows that the build's last task is completed, and all others."""
-        completed = {"state": {"type": {"any_": ["COMPLETED"]}}}
-        return bool(self.task_runs(name={"like_": "finalize"}, **completed)) and self.task_runs(**completed) == self.task_runs()
-
-    def ask(self, what: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            f"{self.api}/{what}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
-
-
 @contextlib.contextmanager
-def server(scratch: Path) -> Iterator[Server]:
-    """A server on a fresh database, stopped at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    home = scratch / "prefect"
+def server(home: Path) -> Iterator[tuple[Pool, dict[str, str]]]:
+    """A server on a fresh database, and the settings of a build that reports to it."""
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "deployments/server.py", str(port)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    made = Server(f"http://127.0.0.1:{port}/api", process, home)
-    try:
-        until = time.monotonic() + 120
-        while True:
-            try:
-                made.task_runs()
-                break
-            except (urllib.error.URLError, OSError):
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError("the Prefect server did not start") from None
-                time.sleep(0.3)
-        yield made
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with pool(home) as watching:
+        yield watching, {name: watching.environment[name] for name in ("PREFECT_HOME", "PREFECT_API_URL")}
+
+
+def task_runs(server: Pool, **which: Any) -> int:
+    """How many of these the server knows."""
+    return int(server.ask("POST", "/task_runs/count", {"task_runs": which} if which else {}))
+
+
+def knows_all(server: Pool) -> bool:
+    """Whether the server knows that the build's last task is completed, and all others."""
+    completed = {"state": {"type": {"any_": ["COMPLETED"]}}}
+    last = task_runs(server, name={"like_": "finalize"}, **completed)
+    return bool(last) and task_runs(server, **completed) == task_runs(server)
 
 
 class Watched(NamedTuple):
@@ -150,18 +83,19 @@ class Watched(NamedTuple):
     seconds_behind: float
 
 
-def in_turn(scratch: Path, slices: int, number: int) -> Watched:
+def in_turn(bench: Bench, scratch: Path, slices: int, number: int) -> Watched:
     """Build alone, then with a server that is started for it."""
-    workers = os.cpu_count() or 1
-    alone = build(scratch / f"{slices}-alone-{number}", slices, workers, None)
-    with server(scratch) as watching:
-        before = watching.cpu_seconds()
-        watched = build(scratch / f"{slices}-watched-{number}", slices, workers, watching.api)
+    alone = build(bench, scratch / f"{slices}-alone-{number}", slices, {})
+    with server(scratch / "prefect") as (watching, settings):
+        before = processor_seconds(watching.server.pid)
+        watched = build(bench, scratch / f"{slices}-watched-{number}", slices, settings)
         ended = time.perf_counter()
-        while not watching.knows_all() and time.perf_counter() < ended + CATCH_UP_SECONDS:
+        while not knows_all(watching) and time.perf_counter() < ended + CATCH_UP_SECONDS:
             time.sleep(1)
         behind = time.perf_counter() - ended
-        return Watched(alone, watched, watching.task_runs(), watching.cpu_seconds() - before, watching.megabytes(), behind)
+        used = processor_seconds(watching.server.pid) - before
+        database = sum(path.stat().st_size for path in watching.home.glob("prefect.db*")) / 1e6  # the log of it included
+        return Watched(alone, watched, task_runs(watching), used, database, behind)
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -169,8 +103,9 @@ def measure(bench: Bench) -> list[Grid]:
     rows = []
     for slices, times in bench.size(SLICES, ((20, 1),)):
         scratch.mkdir(exist_ok=True)
-        write_text(scratch / f"{slices}.jsonl", slices)
-        runs = [in_turn(scratch, slices, number) for number in range(times)]
+        lines = (json.dumps({"text": f"{i} " + "one document, one slice " * 80}) for i in range(slices))
+        (scratch / f"{slices}.jsonl").write_text("".join(f"{line}\n" for line in lines))  # each of them a slice
+        runs = [in_turn(bench, scratch, slices, number) for number in range(times)]
         alone, watched = ([run.alone.tokenize for run in runs], [run.watched.tokenize for run in runs])
         more = 1e3 * (statistics.median(watched) - statistics.median(alone)) / slices
         middle = {name: statistics.median(getattr(run, name) for run in runs) for name in Watched._fields[2:]}

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import statistics
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 import flat_tokens
-from tests.benchmarks.bench import HERE, Bench, Grid, Whole, python, spread, warm
-from tests.benchmarks.build import config_of
+from tests.benchmarks.bench import HERE, Bench, Grid, Whole, flows, spread, warm
 from tests.benchmarks.corpus import as_json_lines
 
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow")
@@ -62,45 +60,22 @@ def of_megatron(output: Path) -> Iterator[Document]:
 
 
 class Peer(NamedTuple):
-    """A peer: its name, whether it reads JSON lines, its environment, by the name of its pins, what is installed there in
-    addition, and how its output is read.
+    """A peer: its name, whether it reads JSON lines, the name of its pins, and what is installed in addition, and how its output
+    is read.
     """
 
     name: str
     json_lines: bool
-    environment: str
-    more: Sequence[str]
+    packages: Sequence[str]
     documents: Callable[[Path], Iterator[Document]]
 
 
 PEERS = {
-    "datatrove": Peer("datatrove, `DocumentTokenizer`", False, "datatrove", (), of_datatrove),
-    "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, "datasets", (), of_datasets),
-    "megatron": Peer("Megatron's preprocess", True, "megatron", ("torch==2.13.0",), of_megatron),
-    "megatron_fast": Peer("Megatron's fast preprocess", True, "megatron", ("torch==2.13.0",), of_megatron),
+    "datatrove": Peer("datatrove, `DocumentTokenizer`", False, ("datatrove",), of_datatrove),
+    "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, ("datasets",), of_datasets),
+    "megatron": Peer("Megatron's preprocess", True, ("megatron", "torch==2.13.0"), of_megatron),
+    "megatron_fast": Peer("Megatron's fast preprocess", True, ("megatron", "torch==2.13.0"), of_megatron),
 }
-
-
-def installed(home: Path, name: str, more: Sequence[str]) -> Path:
-    """The interpreter of a peer's environment below *home*, by the name of its pins, with *more* packages, installed where it is
-    not. CalledProcessError where it cannot be.
-    """
-    directory = home / "-".join([name, *(package.partition("==")[0] for package in more)])
-    interpreter, done = directory / "bin" / "python", directory / "installed.txt"
-    pins = HERE / "peer_programs" / f"{name}.txt"
-    if not done.exists() or done.read_bytes() != pins.read_bytes():
-        shutil.rmtree(directory, ignore_errors=True)
-        pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        commands: list[Sequence[object]] = [
-            python("-m", "venv", directory),
-            [*pip, "--no-deps", "--require-hashes", "--requirement", pins],
-        ]
-        if more:
-            commands.append([*pip, *more])
-        for command in commands:
-            subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True)
-        shutil.copyfile(pins, done)
-    return interpreter
 
 
 def equal(ours: Iterable[Document], theirs: Iterable[Document]) -> tuple[int, int]:
@@ -122,34 +97,28 @@ def measure(bench: Bench) -> list[Grid]:
         raise FileNotFoundError(f"{tokenizer}: there is no such file. Name a directory with gpt2's own by --vocabulary.")
     lines = as_json_lines(text, bench.scratch / "peers.jsonl")
     ours, theirs = bench.fresh("build-of-peers"), bench.fresh("peers-output")
-    config = config_of(bench, text, ours, tokenizer=str(tokenizer), validation_fraction=0)
-    commands: dict[str, Sequence[object]] = {"": python("-m", "flows", "build", config, "--no-server", "--json", "--quiet")}
+    config = bench.config(ours, text, tokenizer=str(tokenizer), validation_fraction=0)
+    commands: dict[str, Sequence[object]] = {"": flows("build", config)}
     absent = []
     for name, peer in PEERS.items() if not bench.no_installs else ():
         try:
-            interpreter = installed(bench.scratch / "environments", peer.environment, peer.more)
-        except subprocess.CalledProcessError as error:
-            absent.append([peer.name, f"cannot be installed here: {(error.stderr or str(error)).strip().splitlines()[-1]}"])
+            interpreter = bench.peer(*peer.packages)
+        except RuntimeError as error:
+            absent.append([peer.name, str(error), *["–"] * 5])
             continue
         source = lines if peer.json_lines else text.directory
-        commands[name] = [
-            interpreter,
-            HERE / "peer_programs" / f"with_{name}.py",
-            source,
-            bench.vocabulary,
-            theirs,
-            os.cpu_count(),
-        ]
+        program = HERE / "peer_programs" / f"with_{name}.py"
+        commands[name] = [interpreter, program, source, bench.vocabulary, theirs, os.cpu_count()]
     runs: dict[str, list[Whole]] = {name: [] for name in commands}
     same: dict[str, tuple[int, int]] = {}
     warm([*text.paths, lines])
-    for number in range(bench.times):
-        for name, command in commands.items():
-            output = theirs if name else ours
-            runs[name].append(bench.run(command, clear=[output], environment=OFFLINE))
-            if name and number == 0:
-                same[name] = equal(built(ours), PEERS[name].documents(theirs))
-        bench.fresh(theirs.name)
+    with mock.patch.dict(os.environ, OFFLINE):
+        for number in range(bench.times):
+            for name, command in commands.items():
+                runs[name].append(bench.run(command, theirs if name else ours))
+                if name and number == 0:
+                    same[name] = equal(built(ours), PEERS[name].documents(theirs))
+            bench.fresh(theirs.name)
     bench.fresh(ours.name)
     lines.unlink()
     median = {name: statistics.median(run.seconds for run in found) for name, found in runs.items()}
@@ -165,6 +134,6 @@ def measure(bench: Bench) -> list[Grid]:
         ]
         for name, found in runs.items()
     ]
-    rows += [[name, why, *["–"] * 5] for name, why in absent]
+    rows += absent
     header = ["", "s", "MB/s of text", "build / this", "processor, s", "peak memory, MB", "same documents"]
     return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]

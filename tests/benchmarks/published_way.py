@@ -4,11 +4,14 @@ Measured: rows as Python dicts out of Parquet, a pool of a process a core with t
 numpy array per document pickled back, a preallocated buffer of 100 M tokens, `np.save` whenever it is full. Written
 anew from that recipe, and fairly: only the text column is read, in batches, and the shards are uint32 as our own
 tokens are. Every document begins with the end-of-text token, so tokens = our tokens + documents.
+
+    published_way.py TEXT_DIRECTORY OUTPUT TOKENIZER
 """
 
-import argparse
+import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +20,6 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tiktoken
-from measure import report, seconds_since_process_start
 
 SHARD_TOKENS = 100_000_000
 BATCH_ROWS = 1000
@@ -76,22 +78,14 @@ def write_shards(documents: Iterable[np.ndarray], output_dir: Path) -> tuple[int
     return document_count, shard_index * SHARD_TOKENS + filled
 
 
-def main() -> None:
-    startup_seconds, begin = seconds_since_process_start(), time.perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", type=Path, required=True, help="directory of Parquet files with a text column")
-    parser.add_argument("--output", type=Path, required=True, help="directory to create: rewriting old files is faster")
-    parser.add_argument("--tokenizer", default="cl100k_base", help="name of a tiktoken encoding")
-    args = parser.parse_args()
-    args.output.mkdir(parents=True)
-    rows = Rows(args.input)
-    with multiprocessing.Pool(os.cpu_count(), initializer=load_encoding, initargs=(args.tokenizer,)) as pool:
-        documents, tokens = write_shards(pool.imap(tokenize, rows, chunksize=CHUNK_DOCUMENTS), args.output)
+if __name__ == "__main__":
+    begin = time.perf_counter()
+    text, output, name = sys.argv[1:]
+    Path(output).mkdir(parents=True)
+    rows = Rows(Path(text))
+    with multiprocessing.Pool(os.cpu_count(), initializer=load_encoding, initargs=(name,)) as pool:
+        documents, tokens = write_shards(pool.imap(tokenize, rows, chunksize=CHUNK_DOCUMENTS), Path(output))
         pool.close()
         pool.join()
     seconds = time.perf_counter() - begin
-    report("published_way", startup_seconds, seconds, rows.text_bytes, documents, tokens)
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps({"seconds": seconds, "text_bytes": rows.text_bytes, "documents": documents, "tokens": tokens}))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import zarr
 import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.arrays.layouts import LAYOUTS
-from tests.benchmarks.bench import ROOT, Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, python, run_whole
 
 PACKAGES = ("zarr", "numpy", "numcodecs", "torch")
 TOKENS = 200_000_000
@@ -49,30 +49,16 @@ def make(scratch: Path, token_count: int) -> None:
     """The same tokens in each layout, as the reference writer has them, and as a raw file."""
     for layout in LAYOUTS:
         write_dataset(scratch / layout, documents(token_count), layout=layout)
-    train = flat_tokens.open(scratch / "mmap").train
+    dataset = flat_tokens.open(scratch / "mmap")
     blosc = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE)
     group = zarr.open_group(scratch / "reference", mode="w-", zarr_format=2)
-    for name in ("train", "validation"):
-        split, source = group.create_group(name), train if name == "train" else flat_tokens.open(scratch / "mmap").validation
-        split.attrs["max_token_id"] = source.max_token_id
-        tokens = split.create_array(
-            "encoded_tokens", shape=(source.token_count,), chunks=(1 << 22,), dtype="<u4", compressors=blosc
-        )
-        starts = split.create_array(
-            "seq_starts",
-            shape=(source.seq_count + 1,),
-            chunks=(1 << 20,),
-            dtype="<u8",
-            compressors=blosc,
-            filters=[numcodecs.Delta("i8")],
-        )
-        for start in range(0, source.token_count, 1 << 22):
-            stop = min(start + (1 << 22), source.token_count)
-            tokens[start:stop] = source.slice(start, stop)
-        starts[:] = source.seq_starts.read(0, source.seq_starts.length)
+    for name, source in dataset.splits.items():
+        split = group.create_group(name, attributes={"max_token_id": source.max_token_id})
+        tokens, starts = source.slice(0, source.token_count), source.seq_starts.read(0, source.seq_starts.length)
+        split.create_array("encoded_tokens", data=tokens, chunks=(1 << 22,), compressors=blosc)
+        split.create_array("seq_starts", data=starts, chunks=(1 << 20,), compressors=blosc, filters=[numcodecs.Delta("i8")])
     with (scratch / "tokens.bin").open("wb") as file:
-        for start in range(0, train.token_count, 1 << 22):
-            file.write(train.slice(start, min(start + (1 << 22), train.token_count)).data)
+        file.write(dataset.train.slice(0, dataset.train.token_count).data)
 
 
 def best(sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, float]:
@@ -91,7 +77,7 @@ def packed_by_zarr(array: Any, i: int) -> Any:
     return array[i * LENGTH : (i + 1) * LENGTH]
 
 
-def each(read: Callable[[int], object], items: list[int]) -> tuple[Callable[[], object], int]:
+def each(read: Callable[[Any], object], items: Sequence[Any]) -> tuple[Callable[[], object], int]:
     def run() -> None:
         for i in items:
             read(i)
@@ -125,30 +111,17 @@ def warm(scratch: Path, passes: int) -> list[Grid]:
     one = compared(f"One random packed sequence of {LENGTH:,} tokens, warm page cache:", best(sides, passes))
 
     batches = [order[k : k + BATCH] for k in range(0, len(order), BATCH)]
-    lists = [batch.tolist() for batch in batches]
+    lists, out = [batch.tolist() for batch in batches], np.empty((BATCH, LENGTH), np.uint32)
 
-    def memmap_stack() -> None:
-        for batch in lists:
-            np.stack([raw[i * LENGTH : (i + 1) * LENGTH] for i in batch])
+    def fill(batch: list[int]) -> None:
+        for k, i in enumerate(batch):
+            out[k] = raw[i * LENGTH : (i + 1) * LENGTH]
 
-    def memmap_into() -> None:
-        out = np.empty((BATCH, LENGTH), np.uint32)
-        for batch in lists:
-            for k, i in enumerate(batch):
-                out[k] = raw[i * LENGTH : (i + 1) * LENGTH]
-
-    def ours() -> None:
-        for batch in batches:
-            packed["mmap"].batch(batch)
-
-    def many() -> None:
-        for batch in lists:
-            packed["mmap"].__getitems__(batch)
-
-    runs = {"np.memmap, np.stack": memmap_stack, "np.memmap, into one array for all batches": memmap_into, "`batch`": ours}
-    runs["`__getitems__` (512 items, as torch's loader asks)"] = many
-    times = best({name: (run, len(batches)) for name, run in runs.items()}, passes)
-    return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", times)]
+    sides = {"np.memmap, np.stack": each(lambda batch: np.stack([raw[i * LENGTH : (i + 1) * LENGTH] for i in batch]), lists)}
+    sides["np.memmap, into one array for all batches"] = each(fill, lists)
+    sides["`batch`"] = each(packed["mmap"].batch, batches)
+    sides["`__getitems__` (512 items, as torch's loader asks)"] = each(packed["mmap"].__getitems__, lists)
+    return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", best(sides, passes))]
 
 
 LOADER = """
@@ -184,12 +157,26 @@ if __name__ == "__main__":
 """
 
 
+def told(*words: object) -> list[float]:
+    """The numbers that a program prints."""
+    return [*map(float, run_whole(python(*words)).out.split())]
+
+
+RATES = ["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens"]
+
+
+def rates(name: str, seconds: float, busy: float | None = None, share: float = 1) -> list[str]:
+    """Cells of a batch. A peer's workers are processes of their own: nobody knows how *busy* they were."""
+    processor = "–" if busy is None else f"{busy * 1e3:.2f}"
+    return [name, f"{seconds * 1e3:.2f}", processor, f"{BATCH * LENGTH * share * 4 / seconds / 1e9:.2f}"]
+
+
 def loader(bench: Bench, scratch: Path) -> Grid:
     """Batches to a consumer, a process a side."""
-    program, path = scratch / "nanogpt_loader.py", {"PYTHONPATH": str(ROOT)}
+    program = scratch / "nanogpt_loader.py"
     program.write_text(NANOGPT)  # its workers are processes that import it
     share = bench.size(1, 10)
-    commands = {
+    commands: dict[str, list[object]] = {
         "`ShuffledLoader`, prefetch 2, `mmap`, as stored": ["-c", LOADER, scratch / "mmap", "encoded", 150 // share],
         "the same, `inputs` and `targets` derived by the consumer": ["-c", LOADER, scratch / "mmap", "fields", 100 // share],
         "`ShuffledLoader`, `compact`": ["-c", LOADER, scratch / "compact", "encoded", 100 // share],
@@ -199,13 +186,8 @@ def loader(bench: Bench, scratch: Path) -> Grid:
         for workers, name in ((0, "no workers"), (2, "2 workers"))[bench.size(0, 1) :]:
             peer = f"torch DataLoader over np.memmap, int64 inputs and targets, {name}"
             commands[peer] = [program, scratch / "tokens.bin", workers, bench.size(30, 1)]
-    rows = []
-    for name, command in commands.items():
-        seconds, *busy = map(float, run_whole(python(*command), path).out.split())
-        processor = f"{busy[0] * 1e3:.2f}" if busy else "–"  # a peer's workers are processes of their own
-        rows.append([name, f"{seconds * 1e3:.2f}", processor, f"{BATCH * LENGTH * 4 / seconds / 1e9:.2f}"])
-    above = f"Batches of {BATCH} x {LENGTH:,} tokens to a consumer:"
-    return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens"], rows, above)
+    rows = [rates(name, *told(*command)) for name, command in commands.items()]
+    return Grid(RATES, rows, f"Batches of {BATCH} x {LENGTH:,} tokens to a consumer:")
 
 
 PACKS = """
@@ -257,13 +239,10 @@ def packs(bench: Bench, scratch: Path) -> Grid:
         "the same, half of the documents filled in the middle": ("keep", "fim"),
         "the tokens of `crop` alone, by `np.take` of a raw file": ("crop", "take"),
     }
-    rows = []
-    for name, arguments in views.items():
-        command = python("-c", PACKS, scratch / "mmap", *arguments, bench.size(60, 3), scratch / "tokens.bin")
-        seconds, busy, share = map(float, run_whole(command, {"PYTHONPATH": str(ROOT)}).out.split())
-        rows.append([name, f"{seconds * 1e3:.2f}", f"{busy * 1e3:.2f}", f"{BATCH * LENGTH * share * 4 / seconds / 1e9:.2f}"])
+    more = bench.size(60, 3), scratch / "tokens.bin"
+    rows = [rates(name, *told("-c", PACKS, scratch / "mmap", *words, *more)) for name, words in views.items()]
     above = f"Batches of {BATCH} x {LENGTH:,} places to a consumer, by two threads, `mmap`:"
-    return Grid(["", "ms a batch", "ms of a processor", "GB/s of 4-byte tokens, without padding"], rows, above)
+    return Grid([*RATES[:-1], "GB/s of 4-byte tokens, without padding"], rows, above)
 
 
 def small_batches(scratch: Path, passes: int) -> Grid:
@@ -272,16 +251,9 @@ def small_batches(scratch: Path, passes: int) -> Grid:
     views: dict[str, Any] = {f"`{layout}`: `packed`": split.packed(LENGTH) for layout, split in splits.items()}
     for fit in ("greedy", "best", "crop"):
         views[f"`mmap`: `{fit}`"] = splits["mmap"].packed_documents(LENGTH, fit=fit, too_long="error" if fit == "crop" else "cut")
-    batches = {name: np.random.default_rng(2).integers(0, len(view), (200, 8)) for name, view in views.items()}
-    sides: dict[str, tuple[Callable[[], object], int]] = {
-        name: (partial(_read_batches, view.batch, batches[name]), 200) for name, view in views.items()
-    }
+    rng = np.random.default_rng
+    sides = {name: each(view.batch, [*rng(2).integers(0, len(view), (200, 8))]) for name, view in views.items()}
     return compared(f"Batches of 8 x {LENGTH:,} tokens:", best(sides, passes))
-
-
-def _read_batches(read: Callable[[Any], object], batches: Any) -> None:
-    for rows in batches:
-        read(rows)
 
 
 MIXTURE = """
@@ -310,7 +282,7 @@ def mixtures(bench: Bench, scratch: Path) -> Grid:
         shutil.copytree(scratch / "small", path)
     rows = []
     for paths in ([scratch / "one"], copies[:few], copies):
-        first, busy = map(float, run_whole(python("-c", MIXTURE, *paths), {"PYTHONPATH": str(ROOT)}).out.split())
+        first, busy = told("-c", MIXTURE, *paths)
         rows.append([str(len(paths)), f"{first:.2f}", f"{busy * 1e3:.2f}"])
     above = f"A mixture of several datasets of {tokens:,} tokens, batches of {BATCH} x {LENGTH:,}. The one has those of {few}:"
     return Grid(["datasets", "opened and first batch, s", "ms of a processor a batch"], rows, above)
@@ -319,10 +291,6 @@ def mixtures(bench: Bench, scratch: Path) -> Grid:
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [
-        *warm(scratch, passes),
-        loader(bench, scratch),
-        packs(bench, scratch),
-    ]
+    grids = [*warm(scratch, passes), loader(bench, scratch), packs(bench, scratch)]
     bench.fresh("reading")
     return grids

@@ -8,8 +8,8 @@ and validation.
 
 from __future__ import annotations
 
+import io
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ import zstandard
 
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.stores.store import Store
-from tests.benchmarks.bench import Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, flows, run_whole
 
 PACKAGES = ("pyarrow", "zstandard")
 FILES = 10
@@ -40,30 +40,24 @@ class File(NamedTuple):
 Files = list[File]
 
 
-def edit_row(files: Files) -> Files:
-    rows = files[EDITED].rows
-    at = len(rows) // 2
+def edit_row(rows: pa.Table) -> pa.Table:
     text = rows["text"].to_pylist()
-    text[at] += " And a line more."
-    return replaced(files, EDITED, rows.set_column(1, "text", pa.array(text, pa.large_string())))
+    text[len(rows) // 2] += " And a line more."
+    return rows.set_column(1, "text", pa.array(text, pa.large_string()))
 
 
-def delete_row(files: Files) -> Files:
-    rows = files[SHORTER].rows
+def delete_row(rows: pa.Table) -> pa.Table:
     at = len(rows) // 2
-    return replaced(files, SHORTER, pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)]))
+    return pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)])
 
 
-def put_in_front(files: Files) -> Files:
-    return replaced(files, LONGER, pa.concat_tables([new_rows(["a new document at the front"]), files[LONGER].rows]))
+def put_in_front(rows: pa.Table) -> pa.Table:
+    return pa.concat_tables([new_rows(["a new document at the front"]), rows])
 
 
-def rename(files: Files) -> Files:
-    return [file._replace(name="renamed") if number == RENAMED else file for number, file in enumerate(files)]
-
-
-def rewrite(files: Files) -> Files:
-    return [file._replace(other=True) if number == REWRITTEN else file for number, file in enumerate(files)]
+def of_rows(number: int, edit: Callable[[pa.Table], pa.Table]) -> Callable[[Files], Files]:
+    """The edit of the rows of one file."""
+    return lambda files: replaced(files, number, rows=edit(files[number].rows))
 
 
 def append(files: Files) -> Files:
@@ -73,27 +67,27 @@ def append(files: Files) -> Files:
         if wanted > 0:
             texts.append("\n".join(line[::-1] for line in text.split("\n")))
             wanted -= len(texts[-1].encode())
-    return replaced(files, GROWN, pa.concat_tables([files[GROWN].rows, new_rows(texts)]))
+    return replaced(files, GROWN, rows=pa.concat_tables([files[GROWN].rows, new_rows(texts)]))
 
 
 def join(files: Files) -> Files:
     both = pa.concat_tables([files[JOINED].rows, files[JOINED + 1].rows])
-    return [*files[:JOINED], files[JOINED]._replace(rows=both), *files[JOINED + 2 :]]
+    return [*replaced(files, JOINED, rows=both)[: JOINED + 1], *files[JOINED + 2 :]]
 
 
 EDITS: dict[str, Callable[[Files], Files]] = {
-    "a row edited": edit_row,
-    "a row deleted": delete_row,
-    "a row put in at the front of a file": put_in_front,
-    "a file renamed": rename,
-    "a file rewritten: row groups and codec; spaces; level": rewrite,
+    "a row edited": of_rows(EDITED, edit_row),
+    "a row deleted": of_rows(SHORTER, delete_row),
+    "a row put in at the front of a file": of_rows(LONGER, put_in_front),
+    "a file renamed": lambda files: replaced(files, RENAMED, name="renamed"),
+    "a file rewritten: row groups and codec; spaces; level": lambda files: replaced(files, REWRITTEN, other=True),
     "1 % appended": append,
     "two files joined": join,
 }
 
 
-def replaced(files: Files, number: int, rows: pa.Table) -> Files:
-    return [*files[:number], files[number]._replace(rows=rows), *files[number + 1 :]]
+def replaced(files: Files, number: int, **changes: Any) -> Files:
+    return [*files[:number], files[number]._replace(**changes), *files[number + 1 :]]
 
 
 def new_rows(texts: list[str]) -> pa.Table:
@@ -101,27 +95,24 @@ def new_rows(texts: list[str]) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.large_string()), "text": pa.array(texts, pa.large_string())})
 
 
-def write_parquet(file: File, directory: Path) -> None:
+def as_parquet(file: File) -> bytes:
     codec, rows = ("snappy", 700) if file.other else ("zstd", 1000)
-    pq.write_table(file.rows, directory / f"{file.name}.parquet", compression=codec, row_group_size=rows)
+    written = io.BytesIO()
+    pq.write_table(file.rows, written, compression=codec, row_group_size=rows)
+    return written.getvalue()
 
 
-def lines_of(file: File, separators: tuple[str, str]) -> bytes:
-    rows = (json.dumps(row, separators=separators, ensure_ascii=False) for row in file.rows.to_pylist())
-    return "".join(f"{row}\n" for row in rows).encode()
+def as_lines(file: File, *, spaces: bool) -> bytes:
+    rows = file.rows.to_pylist()
+    separators = (", ", ": ") if spaces else (",", ":")
+    return "".join(f"{json.dumps(row, separators=separators, ensure_ascii=False)}\n" for row in rows).encode()
 
 
-def write_lines(file: File, directory: Path) -> None:
-    separators = (", ", ": ") if file.other else (",", ":")
-    (directory / f"{file.name}.jsonl").write_bytes(lines_of(file, separators))
-
-
-def write_packed(file: File, directory: Path) -> None:
-    packed = zstandard.compress(lines_of(file, (",", ":")), 1 if file.other else 3)
-    (directory / f"{file.name}.jsonl.zst").write_bytes(packed)
-
-
-FORMATS = {"Parquet": write_parquet, "JSON lines": write_lines, "JSON lines, zstd": write_packed}
+FORMATS: dict[str, tuple[str, Callable[[File], bytes]]] = {
+    "Parquet": ("parquet", as_parquet),
+    "JSON lines": ("jsonl", lambda file: as_lines(file, spaces=file.other)),
+    "JSON lines, zstd": ("jsonl.zst", lambda file: zstandard.compress(as_lines(file, spaces=False), 1 if file.other else 3)),
+}
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -137,42 +128,31 @@ def measure(bench: Bench) -> list[Grid]:
 
 def refreshes(bench: Bench, name: str, files: Files) -> Iterator[list[str]]:
     """What each refresh of a dataset of one format tokenized."""
-    root, write = bench.fresh("refresh"), FORMATS[name]
+    root, (ending, written) = bench.fresh("refresh"), FORMATS[name]
     (root / "in").mkdir(parents=True)
     for file in files:
-        write(file, root / "in")
-    config = {"name": "text", "source": {"path": str(root / "in"), "id_column": "id"}, "tokenizer": "cl100k_base"}
-    (root / "config.yaml").write_text(json.dumps({"output": str(root / "out"), **config}))
-    (root / "clean.yaml").write_text(json.dumps({"output": str(root / "clean"), **config}))
-    run("build", root / "config.yaml")
+        (root / f"in/{file.name}.{ending}").write_bytes(written(file))
+    source = {"path": str(root / "in"), "id_column": "id"}
+    out, clean = (bench.config(root / place, source, name="text") for place in ("out", "clean"))
+    bench.run(flows("build", out))
     before = keys_of(root / "out")
     for edit, change in list(EDITS.items())[: bench.size(None, 2)]:
         after = change(files)
-        for former in [file for file in files if file not in after]:
-            for path in (root / "in").glob(f"{former.name}.*"):
-                path.unlink()
+        for file in [file for file in files if file not in after]:
+            (root / f"in/{file.name}.{ending}").unlink()
         for file in [file for file in after if file not in files]:
-            write(file, root / "in")
-        result = run("refresh", root / "config.yaml")
-        shutil.rmtree(root / "clean", ignore_errors=True)
-        clean = run("build", root / "clean.yaml")
+            (root / f"in/{file.name}.{ending}").write_bytes(written(file))
+        done = run_whole(flows("refresh", out))
+        result, made = (json.loads(run.out) for run in (done, bench.run(flows("build", clean), root / "clean")))
         manifests = [(root / place / "latest" / "manifest.json").read_bytes() for place in ("out", "clean")]
         found = keys_of(root / "out")
         moved = sum(len(np.intersect1d(before[one], found[other])) for one, other in ((0, 1), (1, 0)))
-        text, tokenized = clean["text_bytes_tokenized"], result["text_bytes_tokenized"]
+        text, tokenized = made["text_bytes_tokenized"], result["text_bytes_tokenized"]
         equal = "yes" if manifests[0] == manifests[1] else "no"
         share = f"{100 * tokenized / text:.2f} %"
-        seconds = f"{result['seconds_in_all']:.1f}"
-        yield [name, edit, f"{text / 1e6:,.1f}", f"{tokenized / 1e6:,.2f}", share, seconds, equal, f"{moved}"]
+        yield [name, edit, f"{text / 1e6:,.1f}", f"{tokenized / 1e6:,.2f}", share, f"{done.seconds:.1f}", equal, f"{moved}"]
         files, before = after, found
     bench.fresh("refresh")
-
-
-def run(command: str, config: Path) -> dict[str, Any]:
-    """The result of a command, as it tells it."""
-    done = run_whole(python("-m", "flows", command, config, "--no-server", "--json"))
-    told: dict[str, Any] = json.loads(done.out)
-    return {**told, "seconds_in_all": done.seconds}
 
 
 def keys_of(output: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

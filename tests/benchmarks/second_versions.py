@@ -8,7 +8,6 @@ written by pyarrow's own defaults, whose pages do not end where the content says
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flat_tokens.extras import extra
-from tests.benchmarks.bench import Bench, Grid, python
-from tests.benchmarks.build import TOKENIZER
+from tests.benchmarks.bench import Bench, Grid, flows, python
 
 PACKAGES = ("hf_xet", "pyarrow")
 EVERY = 1000
@@ -52,12 +50,10 @@ def measure(bench: Bench) -> list[Grid]:
     for name, change in CHANGES.items():
         here = bench.fresh("second-versions")
         here.mkdir()
-        (config := here / "c.yaml").write_text(
-            json.dumps({"output": str(here / "out"), "source": {"path": str(here / "text.parquet")}, "tokenizer": TOKENIZER})
-        )
+        build = flows("build", bench.config(here / "out", {"path": str(here / "text.parquet")}))
         for number, version in enumerate((texts, change(texts))):
             pq.write_table(pa.table({"text": version}), here / "text.parquet")
-            bench.run(python("-m", "flows", "build", config, "--no-server", "--quiet"))
+            bench.run(build)
             bench.run(python("-m", "flat_tokens", "export", here / "out", here / f"{number}", "--to", "parquet"))
             files = sorted((here / f"{number}").rglob("*.parquet"))
             (plain := here / f"plain-{number}").mkdir()

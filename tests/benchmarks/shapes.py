@@ -10,18 +10,17 @@ median of the rounds.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, python, warm
-from tests.benchmarks.build import TOKENIZER
+from tests.benchmarks.bench import HERE, Bench, Grid, flows, python, warm
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
 FILES, FILE_BYTES = 20_000, 4_000
@@ -107,43 +106,37 @@ def measure(bench: Bench) -> list[Grid]:
     home, output = write_shapes(bench, texts), bench.fresh("shapes-output")
     warm(path for path in home.rglob("*") if path.is_file())
 
-    def config(name: str, source: dict[str, Any], **settings: Any) -> Path:
-        path = bench.scratch / f"shapes-{name}.yaml"
-        path.write_text(json.dumps({"output": str(output), "source": source, "tokenizer": TOKENIZER, **settings}))
-        return path
+    def config(source: Path) -> Path:
+        return bench.config(output, {"path": str(source)})
 
-    def flows(command: str, path: Path) -> list[str]:
-        return python("-m", "flows", command, path, *(("--no-server", "--quiet") if command != "plan" else ()))
-
-    def afresh() -> None:
-        shutil.rmtree(output, ignore_errors=True)
+    afresh = partial(bench.fresh, output.name)
 
     def edit() -> None:
         path = home / "text/000/000100.txt"
         path.write_text(path.read_text() + "One line more.\n")
 
-    text = config("text", {"path": str(home / "text")})
-    rows = [measured(bench, python(HERE / "short_script.py", home / "text", bench.scratch / "ids.npy"), None).cells("the script")]
-    rows.append(measured(bench, flows("build", text), output, afresh).cells(f"build of {len(texts):,} text files"))
-    rows.append(measured(bench, flows("build", text), output).cells("the same, nothing changed"))
-    rows.append(measured(bench, flows("refresh", text), output, edit).cells("the same, one file changed, `refresh`"))
+    text = home / "text"
+    rows = [measured(bench, python(HERE / "short_script.py", text, bench.scratch / "ids.npy"), None).cells("the script")]
+    rows.append(measured(bench, flows("build", config(text)), output, afresh).cells(f"build of {len(texts):,} text files"))
+    rows.append(measured(bench, flows("build", config(text)), output).cells("the same, nothing changed"))
+    rows.append(measured(bench, flows("refresh", config(text)), output, edit).cells("the same, one file changed, `refresh`"))
     for kind in ("jsonl", "parquet"):
         for name in ("many", "one"):
             directory = home / f"{name}-{kind}"
             count = sum(1 for _ in directory.iterdir())
-            here = config(f"{name}-{kind}", {"path": str(directory)})
             label = f"build of {count:,} {kind} file{'s' if count > 1 else ''}"
-            rows.append(measured(bench, flows("build", here), output, afresh).cells(label))
+            rows.append(measured(bench, flows("build", config(directory)), output, afresh).cells(label))
             rows.append(measured(bench, python(HERE / "read_files.py", directory), None).cells("reading the same, no more"))
     many = bench.fresh("shapes-many")
     for number in range(bench.size(MANY_FILES, 300)):
         path = many / f"{number // 1000:03d}/{number:06d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"note {number}\n")
-    here = config("hundred", {"path": str(many)})
     count = bench.size(MANY_FILES, 300)
-    rows.append(measured(bench, flows("plan", here), None).cells(f"`plan` of {count:,} files of 11 bytes"))
-    rows.append(measured(bench, flows("build", here), output, afresh).cells("build of the same"))
+    rows.append(
+        measured(bench, python("-m", "flows", "plan", config(many)), None).cells(f"`plan` of {count:,} files of 11 bytes")
+    )
+    rows.append(measured(bench, flows("build", config(many)), output, afresh).cells("build of the same"))
     for name in ("shapes", "shapes-output", "shapes-many"):
         bench.fresh(name)
     return [Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows)]

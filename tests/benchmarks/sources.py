@@ -10,15 +10,12 @@ says the same where other processes share the machine.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
 import itertools
 import json
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +31,13 @@ from flat_tokens.text.formats import FORMATS, FileFormat, unpacked
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.models import SourceFile
 from tasks.text.documents import Tally, read_documents
-from tasks.tokenize.engines import Encode, Tokenizer
+from tasks.tokenize.engines import Encode
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.benchmarks.bench import Bench, Grid, warm
 from tests.benchmarks.build import SHARES
 from tests.benchmarks.corpus import as_json_lines
 from tests.slices import slices_of
+from tests.sources import write_rows
 
 PACKAGES = ("pyarrow", "fastwarc", "isal", "zstandard")
 SLICE_BYTES = 128_000_000
@@ -51,39 +49,30 @@ OPENERS: dict[str, Callable[[Path], Any]] = {".gz": igzip.open, ".zst": zstandar
 def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]]:
     """The rows of a file of JSON lines as files of every format, by name. A zero byte separates the documents of plain text."""
     rows = [json.loads(line) for line in lines.open(encoding="utf-8")]
-    table = pa.table({"text": [row["text"] for row in rows], "id": [row["id"] for row in rows]})
-    paths: dict[FileFormat, Path] = {kind: directory / f"text.{kind}" for kind in FORMATS}
-    pq.write_table(table, paths["parquet"], compression="zstd", row_group_size=1000)
-    with pa.OSFile(str(paths["arrow"]), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=1000)
-    with paths["csv"].open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("text", "id"), *((row["text"], row["id"]) for row in rows)])
-    paths["text"].write_bytes(b"\0".join(row["text"].encode() for row in rows))
-    with paths["warc"].open("wb") as file:
-        file.writelines(as_conversion(row["id"], row["text"].encode()) for row in rows)
-    with tarfile.open(paths["tar"], "w", format=tarfile.USTAR_FORMAT) as archive:
-        for number, row in enumerate(rows):
-            content = row["text"].encode()
-            member = tarfile.TarInfo(f"{number:08}.txt")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    lines.rename(paths["jsonl"])
-    found: dict[str, tuple[FileFormat, Path]] = {
-        "parquet, zstd" if kind == "parquet" else kind: (kind, paths[kind]) for kind in FORMATS
-    }
-    pq.write_table(table, directory / "snappy.parquet", compression="snappy", row_group_size=1000)
-    found["parquet, snappy"] = "parquet", directory / "snappy.parquet"
-    for ending, pack in ((".gz", partial(gzip.compress, compresslevel=6)), (".zst", zstandard.compress)):
-        packed = directory / f"packed{ending[1:]}.jsonl{ending}"
-        packed.write_bytes(pack(paths["jsonl"].read_bytes()))
-        found[f"jsonl{ending}"] = "jsonl", packed
+    found: dict[str, tuple[FileFormat, Path]] = {}
+    for kind in FORMATS:
+        path = directory / f"text.{kind}"
+        if kind == "text":
+            path.write_bytes(b"\0".join(row["text"].encode() for row in rows))
+        elif kind == "tar":
+            write_tar(path, (row["text"].encode() for row in rows))
+        else:
+            write_rows(path, rows, 1000)
+        found["parquet, zstd" if kind == "parquet" else kind] = kind, path
+    found["parquet, snappy"] = "parquet", write_rows(directory / "snappy.parquet", rows, 1000, "snappy")
+    for ending in OPENERS:
+        found[f"jsonl{ending}"] = "jsonl", write_rows(directory / f"packed{ending[1:]}.jsonl{ending}", rows)
+    lines.unlink()
     return found
 
 
-def as_conversion(key: object, text: bytes) -> bytes:
-    """A record of WET."""
-    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <{key}>\r\nContent-Type: text/plain\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n%s\r\n\r\n" % (len(text), text)
+def write_tar(path: Path, texts: Iterable[bytes]) -> None:
+    """An archive with a member for each text."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number:08}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
 
 
 def floor_of_parquet(path: Path) -> Iterator[pa.Array]:
@@ -99,15 +88,11 @@ def floor_of_arrow(path: Path) -> Iterator[pa.Array]:
 
 
 def floor_of_json_lines(path: Path) -> Iterator[pa.Array]:
-    options = pa.json.ReadOptions(use_threads=False, block_size=max(8 << 20, 2 * longest_line(path)))
+    with path.open("rb") as lines:
+        longest = max(map(len, lines))
+    options = pa.json.ReadOptions(use_threads=False, block_size=max(8 << 20, 2 * longest))
     for batch in pa.json.open_json(path, read_options=options):
         yield batch.column("text")
-
-
-def longest_line(path: Path) -> int:
-    """Bytes of the longest line of a file."""
-    with path.open("rb") as lines:
-        return max(map(len, lines))
 
 
 def floor_of_csv(path: Path) -> Iterator[pa.Array]:
@@ -174,19 +159,22 @@ def sides_of(kind: FileFormat, path: Path, encode: Encode) -> dict[str, Callable
             for batch in read_documents(part, source, DocumentPolicy(), Tally()):
                 yield batch.texts
 
-    return {"floor": floor, "documents": lambda: consume(documents()), "tokens": lambda: consume(map(encode, documents()))}
+    def read() -> None:
+        for _ in documents():
+            pass
 
+    def tokens() -> None:
+        for texts in documents():
+            encode(texts)
 
-def consume(batches: Iterator[object]) -> None:
-    """Read all, keep nothing."""
-    for _ in batches:
-        pass
+    return {"floor": floor, "documents": read, "tokens": tokens}
 
 
 def measure(bench: Bench) -> list[Grid]:
     text, scratch = bench.share(SHARES[0]), bench.fresh("sources")
     scratch.mkdir()
-    rows, encode = [], make_fast(load_tokenizer(TokenizerConfig(name="cl100k_base")))
+    tokenizer, rows = load_tokenizer(TokenizerConfig(name="cl100k_base")), []
+    encode = tokenizer.make_fast() if tokenizer.make_fast is not None else tokenizer.reference
     for name, (kind, path) in write_all(as_json_lines(text, scratch / "lines"), scratch).items():
         sides, seconds, processor = sides_of(kind, path, encode), dict[str, float](), dict[str, float]()
         warm([path])
@@ -204,8 +192,3 @@ def measure(bench: Bench) -> list[Grid]:
     header = ["format", "MB of file", "floor, MB/s of text", "documents, MB/s", "tokens, MB/s", "tokens / floor"]
     header.append("by processor time")
     return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]
-
-
-def make_fast(tokenizer: Tokenizer) -> Encode:
-    """An engine of this thread's own: the fast one, where there is one."""
-    return tokenizer.make_fast() if tokenizer.make_fast is not None else tokenizer.reference

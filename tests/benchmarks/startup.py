@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tests.benchmarks.bench import Bench, Grid, python, run_whole
-from tests.benchmarks.build import SHARES, config_of
+from tests.benchmarks.build import SHARES
 from tests.benchmarks.orchestration import server
 
 PACKAGES = ("prefect", "pydantic", "numpy", "pyarrow")
@@ -36,7 +36,7 @@ def row(bench: Bench, name: str, words: Sequence[object], environment: Mapping[s
 
 
 def measure(bench: Bench) -> list[Grid]:
-    text = config_of(bench, bench.share(SHARES[0]), bench.fresh("again"))
+    text = bench.config(bench.fresh("again"), bench.share(SHARES[0]))
     demo = ("deployments/demo/demo.yaml", "--set", f"output={bench.fresh('demo')}")
     build = ("-m", "flows", "build", "--quiet")
     rows = [
@@ -51,8 +51,7 @@ def measure(bench: Bench) -> list[Grid]:
     ]
     if not bench.quick:
         rows.append(row(bench, "`build` of text", [*build, "--no-server", text], {}))
-        with server(bench.fresh("startup")) as watching:
-            reporting = {"PREFECT_HOME": str(watching.home), "PREFECT_API_URL": watching.api}
+        with server(bench.fresh("startup")) as (_, reporting):
             rows.append(row(bench, "`build` of text, with a server", [*build, text], reporting))
     for name in ("demo", "again", "startup"):
         bench.fresh(name)

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flat_tokens.extras import extra
-from tests.benchmarks.bench import Bench, Grid, python
-from tests.benchmarks.build import TOKENIZER
+from tests.benchmarks.bench import Bench, Grid, flows
 from tests.benchmarks.shapes import FILES, measured, texts_of
 
 PACKAGES = ("prefect", "deltalake", "tiktoken", "gigatoken", "pyarrow")
@@ -48,9 +47,8 @@ def measure(bench: Bench) -> list[Grid]:
     table.create_checkpoint()
     rows = []
     for source, place in (("table", home), ("path", plain)):
-        config, here = bench.scratch / f"delta-{source}.yaml", output / source
-        config.write_text(json.dumps({"output": str(here), "source": {source: str(place)}, "tokenizer": TOKENIZER}))
-        build, refresh = (python("-m", "flows", command, config, "--no-server", "--quiet") for command in ("build", "refresh"))
+        here = output / source
+        build, refresh = (flows(command, bench.config(here, {source: str(place)})) for command in ("build", "refresh"))
         afresh = partial(bench.fresh, f"delta-output/{source}")
         rows.append([source, *measured(bench, build, here, afresh).cells("build")])
         rows.append([source, *measured(bench, refresh, here).cells("`refresh`, nothing changed")])

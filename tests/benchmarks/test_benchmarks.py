@@ -100,7 +100,7 @@ def test_documents_that_differ_are_counted() -> None:
 def test_every_peer_has_a_program_and_pinned_versions() -> None:
     for name, peer in PEERS.items():
         assert (HERE / "peer_programs" / f"with_{name}.py").exists()
-        assert "--hash=sha256:" in (HERE / "peer_programs" / f"{peer.environment}.txt").read_text()
+        assert "--hash=sha256:" in (HERE / "peer_programs" / f"{peer.packages[0]}.txt").read_text()
 
 
 @pytest.mark.slow
