@@ -42,11 +42,18 @@ class Proxy:
     delay: float = 0.0
     stall_seconds: float = 5.0
     spoil: Callable[[str, str], str | None] = lambda method, path: None
+    left: list[str] = field(default_factory=list)
+    """Faults of the next requests, from the last on, before *spoil* is asked."""
     kill: Callable[[], None] = lambda: None
     conditions: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path with query, ``Range`` header of each request, in order."""
     faults: list[str] = field(default_factory=list)
+
+    def calm(self) -> None:
+        """Spoil nothing from now on."""
+        self.spoil = lambda method, path: None
+
     waiting: int = 0
     most_waiting: int = 0
     """The largest number of requests that waited for their answers at one time."""
@@ -118,7 +125,7 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
     try:
         body = await request.read()
         await asyncio.sleep(state.delay)
-        fault = state.spoil(request.method, request.raw_path)
+        fault = state.left.pop() if state.left else state.spoil(request.method, request.raw_path)
         if fault is not None:
             state.faults.append(fault)
         if fault is not None and fault.isdigit():

@@ -10,7 +10,6 @@ by the proxy: bytes that are fetched, the most that were on the disk, those that
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -26,11 +25,9 @@ import pytest
 from pyarrow import feather
 
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig
 from tests.benchmarks.bench import Bench, Grid
 from tests.faults.stores import BUCKETS, Bucket
+from tests.faults.support import build_here, write_notes
 
 PACKAGES = ("s3fs", "aiobotocore", "moto")
 DOCUMENTS = 200
@@ -42,19 +39,15 @@ FILE_COUNTS, FILE_BYTES = (200, 2_000), 4_000
 def measure(bench: Bench) -> list[Grid]:
     scratch = bench.fresh("object-store")
     scratch.mkdir()
-    notes = scratch / "notes.jsonl"
-    lines = (json.dumps({"id": f"{i}", "text": f"note {i}: " + "salt wind " * (i % 40)}) for i in range(DOCUMENTS))
-    notes.write_text("\n".join(lines) + "\n")
+    notes = write_notes(scratch / "notes.jsonl", DOCUMENTS, 18)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # the server's log of requests
     rows = []
     with pytest.MonkeyPatch.context() as patch, BUCKETS["s3"](patch) as bucket:
         settings = {"output": f"{bucket.url}/out", "scratch": str(scratch / "scratch"), "verify_level": "quick"}
         text = {"source": {"path": str(notes), "id_column": "id"}, "tokenizer": "bytes", "slice_bytes": 4000}
-        config = BuildConfig.model_validate({**settings, **text, "validation_fraction": 0.3})
         for name in ("nothing is there", "the token shards are there"):
             bucket.proxy.requests.clear()
-            with Threads(2) as runner:
-                made = build(config, runner)
+            made = build_here({**settings, **text, "validation_fraction": 0.3})
             asked = sum("_cache" in path for _, path, _ in bucket.proxy.requests)
             rows.append([name, made.slices, len(bucket.proxy.requests), asked, f"{asked / made.slices:.1f}"])
             Store.at(made.path).remove("")
@@ -91,11 +84,10 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, place: str, keep: bool |
     places = {"output": str(scratch / f"out-{own.name}"), "scratch": str(own), "keep_files": keep, "slice_bytes": "4 MB"}
     url = bucket.url if place == "S3" else f"{bucket.proxy.url}/bucket"
     source = {"path": f"{url}/{path.name}", "id_column": "id"}
-    config = BuildConfig.model_validate({**places, "source": source, "tokenizer": "bytes"})
     bucket.proxy.requests.clear()
     begun = time.perf_counter()
-    with Threads(2) as runner, ThreadPoolExecutor(1) as beside:
-        building = beside.submit(build, config, runner)
+    with ThreadPoolExecutor(1) as beside:
+        building = beside.submit(build_here, {**places, "source": source, "tokenizer": "bytes"})
         most = 0
         while not building.done():
             most = max(most, taken_below(own))
@@ -127,10 +119,8 @@ def of_small_files(bucket: Bucket, count: int, place: str, scratch: Path) -> lis
         source.put(f"{number // 500:03d}/{number:06d}.txt", (f"note {number}: " + "salt wind " * 400)[:FILE_BYTES].encode())
     output = f"{bucket.url}/out-{count}" if place == "the store" else str(scratch / f"out-{count}")
     settings = {"output": output, "scratch": str(scratch / f"scratch-{count}-{len(place)}"), "verify_level": "quick"}
-    config = BuildConfig.model_validate({**settings, "source": {"path": source.url}, "tokenizer": "bytes"})
     bucket.proxy.requests.clear()
-    with Threads(2) as runner:
-        build(config, runner)
+    build_here({**settings, "source": {"path": source.url}, "tokenizer": "bytes"})
     asked = Counter(
         "file" if method == "GET" and path.partition("?")[0].endswith(".txt") else method
         for method, path, _ in bucket.proxy.requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import json
 import pickle
@@ -12,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,27 +29,41 @@ from tests.made import small
 from tests.sources import write_rows
 
 Words = list[str]
-Command = Callable[..., None]
+Command = Callable[[str], None]
+
+
+def words_of(text: str, here: Path, output: str = "") -> Words:
+    """Words of a command, whose text names the directory HERE, an OUTPUT, and the FIRST version of the one in the directory."""
+    named = [first_version(here) if word == "FIRST" else word for word in text.split()]
+    return [word.replace("HERE", str(here)).replace("OUTPUT", output) for word in named]
 
 
 class Case(NamedTuple):
     """A command, and the directory that it is run in. ``prepare(here, command)`` fills the directory, with other commands if it
-    likes; ``words(here)`` are the command's own. ``patch()`` prepares each process, a fork, in which something of it happens.
-    ``is_for_all``: not if it starts processes of Python, which an ordinary user may not be allowed to run.
+    likes. ``patch()`` prepares each process, a fork, in which something of it happens. ``is_for_all``: not if it starts processes
+    of Python, which an ordinary user may not be allowed to run.
     """
 
     name: str
-    prepare: Callable[[Path, Command], None]
-    words: Callable[[Path], Words]
+    prepare: Callable[[Path, Command], object]
+    text: str
     signed: bool = False
     patch: Callable[[], None] = lambda: None
     is_for_all: bool = True
 
 
-def config(here: Path, name: str, *notes: Path, **settings: Any) -> str:
-    path = here / f"{name}.json"
-    path.write_text(json.dumps(settings_of(here / "out", *notes, workers=1, slice_bytes=400, **settings)))
-    return str(path)
+def config(here: Path, name: str, *notes: Path, **settings: Any) -> None:
+    told = {**settings_of(here / "out", *notes, workers=1, slice_bytes=400), **settings}
+    (here / f"{name}.json").write_text(json.dumps(told))
+
+
+BUILD = "build HERE/new.json --no-server"
+
+
+def built(here: Path, command: Command, name: str, *notes: Path, **settings: Any) -> None:
+    """Build of notes, as a configuration of this name says."""
+    config(here, name, *notes, **settings)
+    command(f"build HERE/{name}.json --no-server")
 
 
 def packed(path: Path) -> Path:
@@ -60,48 +74,48 @@ def packed(path: Path) -> Path:
     return target
 
 
-def prepare_build(here: Path, command: Command, layout: str) -> None:
+def prepare_build(here: Path, command: Command, **settings: Any) -> list[Path]:
     """An older version, and sources of two slices and more."""
-    command("build", config(here, "old", write_notes(here / "in/old.jsonl", 2), layout=layout), "--no-server")
+    built(here, command, "old", write_notes(here / "in/old.jsonl", 2), **settings)
     new = [write_notes(here / "in/new.jsonl", 4), packed(write_notes(here / "in/more.jsonl", 2))]
-    config(here, "new", *new, layout=layout)
+    config(here, "new", *new, **settings)
+    return new
 
 
-def prepare_refresh(here: Path, command: Command) -> None:
+def prepare_refresh(here: Path, command: Command, **settings: Any) -> list[Path]:
     """A version, one of whose sources has changed since."""
     notes = [write_notes(here / "in" / f"{name}.jsonl", 3) for name in ("a", "b")]
-    command("build", config(here, "new", *notes), "--no-server")
+    built(here, command, "new", *notes, **settings)
     write_notes(notes[1], 5)
+    return notes
 
 
 def prepare_retokenize(here: Path, command: Command) -> None:
     shutil.copy(ROOT / "deployments/demo/tokenizer.json", here / "tokenizer.json")
-    command("build", config(here, "new", write_notes(here / "in/a.jsonl", 4)), "--no-server")
+    built(here, command, "new", write_notes(here / "in/a.jsonl", 4))
 
 
 def prepare_train_tokenizer(here: Path, command: Command) -> None:
-    command("build", config(here, "new", write_notes(here / "in/a.jsonl", 8)), "--no-server")
+    built(here, command, "new", write_notes(here / "in/a.jsonl", 8))
 
 
 def prepare_rollback(here: Path, command: Command) -> None:
     """Three versions."""
     for seed in range(3):
-        name = config(here, "new", write_notes(here / "in/a.jsonl", 3), split_seed=seed)
-        command("build", name, "--no-server")
+        built(here, command, "new", write_notes(here / "in/a.jsonl", 3), split_seed=seed)
 
 
 def first_version(here: Path) -> str:
-    former = json.loads((here / "out/latest.json").read_bytes())["former"]
-    return str(former[0]["version"])
+    return str(json.loads((here / "out/latest.json").read_bytes())["former"][0]["version"])
 
 
 def prepare_gc(here: Path, command: Command) -> None:
     """A superfluous version, a pinned one, the latest, and remains of every kind."""
     out = here / "out"
     for name in ("a", "b", "c"):
-        command("build", config(here, "new", write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
+        built(here, command, "new", write_notes(here / "in" / f"{name}.jsonl", 2))
         if name == "b":
-            command("pin", str(out))
+            command("pin HERE/out")
     remains = ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw")
     for left in (*remains, "_cache/left_out/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)
@@ -113,9 +127,9 @@ def prepare_forget(here: Path, command: Command) -> None:
     """A pinned version and a later one, which drop duplicates, and a copy of a source file."""
     notes = [write_notes(here / "in" / f"{name}.jsonl", 4) for name in ("a", "b")]
     for some in (notes[:1], notes):
-        command("build", config(here, "new", *some, documents={"duplicates": "drop"}), "--no-server")
+        built(here, command, "new", *some, documents={"duplicates": "drop"})
         if some == notes[:1]:
-            command("pin", str(here / "out"))
+            command("pin HERE/out")
     (here / "ids").write_text("a-1\nb-2\n")
     (here / "out/_cache/files").mkdir(parents=True, exist_ok=True)
     (here / "out/_cache/files" / f"{'0' * 64}.raw").write_text("text")
@@ -128,18 +142,14 @@ def without_chance() -> None:
 
 def prepare_two(here: Path, command: Command) -> None:
     """Two datasets, one of which has a version at the output already."""
-    command("build", config(here, "one", write_notes(here / "in/a.jsonl", 4)), "--no-server")
-    more = config(here, "two", write_notes(here / "in/b.jsonl", 3))
-    command("build", more, "--no-server", "--set", f"output={here / 'more'}")
+    built(here, command, "one", write_notes(here / "in/a.jsonl", 4))
+    config(here, "two", write_notes(here / "in/b.jsonl", 3))
+    command("build HERE/two.json --no-server --set output=HERE/more")
 
 
 def prepare_import(here: Path, command: Command) -> None:
     prepare_two(here, command)
-    command("export", str(here / "more"), str(here / "files"), "--to", "datatrove", "--no-server", "--workers", "1")
-
-
-def on_two(name: str, *options: str) -> Callable[[Path], Words]:
-    return lambda here: [name, *options, str(here / "more"), str(here / "out"), "--no-server", "--workers", "1"]
+    command("export HERE/more HERE/files --to datatrove --no-server --workers 1")
 
 
 OBJECT_TOKENS = 256
@@ -208,14 +218,12 @@ def prepare_streamed(here: Path, command: Command, made: Callable[[str, int], li
     if "chat_template" in source:
         source = {**source, "chat_template": str(here / "x.jinja")}
 
-    def config_of(name: str, *paths: Path) -> str:
-        path = here / f"{name}.json"
-        told = settings_of(here / "out", *paths, workers=2, slice_bytes=700, **settings)
-        told["sources"] = [{**one, **source} for one in told["sources"]]
-        path.write_text(json.dumps(told))
-        return str(path)
+    def config_of(name: str, *paths: Path) -> None:
+        told = settings_of(here / "out", *paths)
+        config(here, name, sources=[{**one, **source} for one in told["sources"]], workers=2, slice_bytes=700, **settings)
 
-    command("build", config_of("old", write_rows(old, made("a", 8))), "--no-server")
+    config_of("old", write_rows(old, made("a", 8)))
+    command("build HERE/old.json --no-server")
     config_of("new", write_rows(old, made("a", 24)), write_rows(more, made("b", 12)))
 
 
@@ -226,14 +234,9 @@ def prepare_many_files(here: Path, command: Command) -> None:
         write_rows(here / "in/many" / f"{k:02}.jsonl", rows[2 * k : 2 * k + 2])
     old = write_rows(here / "in/old/00.jsonl", rows_of("b", 4))
 
-    def config_of(name: str, path: Path) -> str:
-        sources = [{"name": "many", "path": str(path), "id_column": "id"}]
-        told = {**settings_of(here / "out"), "sources": sources, "workers": 3, "slice_bytes": 1600}
-        (here / f"{name}.json").write_text(json.dumps(told))
-        return str(here / f"{name}.json")
-
-    command("build", config_of("old", old.parent), "--no-server")
-    config_of("new", here / "in/many")
+    source, more = {"name": "many", "id_column": "id"}, {"workers": 3, "slice_bytes": 1600}
+    built(here, command, "old", sources=[{**source, "path": str(old.parent)}], **more)
+    config(here, "new", sources=[{**source, "path": str(here / "in/many")}], **more)
 
 
 LOSS_MASKS = "build, streamed, loss masks"
@@ -248,7 +251,7 @@ OF_ROWS: dict[str, dict[str, Any]] = {
 }
 STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] = {
     LOSS_MASKS: (
-        functools.partial(
+        partial(
             prepare_streamed,
             made=talks_of,
             source={"messages_column": "talk", "chat_template": "x.jinja"},
@@ -256,10 +259,10 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
         small_objects,
     ),
     **{
-        f"build, streamed{name}": (functools.partial(prepare_streamed, made=rows_of, **settings), small_objects)
+        f"build, streamed{name}": (partial(prepare_streamed, made=rows_of, **settings), small_objects)
         for name, settings in OF_ROWS.items()
     },
-    "build, streamed, processes": (functools.partial(prepare_streamed, made=rows_of), small_objects_by_processes),
+    "build, streamed, processes": (partial(prepare_streamed, made=rows_of), small_objects_by_processes),
     "build, streamed, many small files": (prepare_many_files, small_objects),
 }
 """Builds whose slices cross the borders of objects."""
@@ -268,74 +271,36 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
 CASES = {
     case.name: case
     for case in (
-        *(
-            Case(
-                f"build, {layout}",
-                functools.partial(prepare_build, layout=layout),
-                lambda here: ["build", str(here / "new.json"), "--no-server"],
-            )
-            for layout in LAYOUTS
-        ),
-        Case(
-            "build, signed",
-            functools.partial(prepare_build, layout="mmap"),
-            lambda here: ["build", str(here / "new.json"), "--no-server"],
-            signed=True,
-        ),
-        *(
-            Case(
-                name,
-                prepare,
-                lambda here: ["build", str(here / "new.json"), "--no-server"],
-                patch=patch,
-                is_for_all=name != LOSS_MASKS,
-            )
-            for name, (prepare, patch) in STREAMED.items()
-        ),
-        Case("refresh", prepare_refresh, lambda here: ["refresh", str(here / "new.json"), "--no-server"]),
+        *(Case(f"build, {layout}", partial(prepare_build, layout=layout), BUILD) for layout in LAYOUTS),
+        Case("build, signed", prepare_build, BUILD, signed=True),
+        *(Case(name, prepare, BUILD, patch=patch, is_for_all=name != LOSS_MASKS) for name, (prepare, patch) in STREAMED.items()),
+        Case("refresh", prepare_refresh, "refresh HERE/new.json --no-server"),
         Case(
             "retokenize",
             prepare_retokenize,
-            lambda here: [
-                *("retokenize", str(here / "out"), "--no-server", "--trust-records"),
-                *("--tokenizer", json.dumps({"name": str(here / "tokenizer.json"), "max_seconds": 3600})),
-                *("--output", str(here / "other")),
-            ],
+            "retokenize HERE/out --no-server --trust-records --output HERE/other"
+            ' --tokenizer {"name":"HERE/tokenizer.json","max_seconds":3600}',
         ),
         Case(
             "train-tokenizer",
             prepare_train_tokenizer,
-            lambda here: [
-                *("train-tokenizer", str(here / "out"), "--no-server", "--vocab-size", "260,264"),
-                *("--to", str(here / "tokenizers/{size}")),
-            ],
+            "train-tokenizer HERE/out --no-server --vocab-size 260,264 --to HERE/tokenizers/{size}",
         ),
-        Case("rollback", prepare_rollback, lambda here: ["rollback", str(here / "out"), first_version(here)]),
+        Case("rollback", prepare_rollback, "rollback HERE/out FIRST"),
         Case(
             "forget",
             prepare_forget,
-            lambda here: ["forget", str(here / "out"), "--ids", str(here / "ids"), "--reason", "asked", "--no-server", "--quiet"],
+            "forget HERE/out --ids HERE/ids --reason asked --no-server --quiet",
             patch=without_chance,
         ),
-        Case("gc", prepare_gc, lambda here: ["gc", str(here / "out"), "--keep", "1", "--days", "0", "--delete"]),
-        Case(
-            "merge",
-            prepare_two,
-            lambda here: ["merge", *(str(here / name) for name in ("out", "more", "out")), "--no-server", "--workers", "1"],
-        ),
-        Case("shuffle", prepare_two, on_two("shuffle")),
-        Case(
-            "import",
-            prepare_import,
-            lambda here: ["import", str(here / "files"), str(here / "out"), "--no-server", "--workers", "1"],
-        ),
+        Case("gc", prepare_gc, "gc HERE/out --keep 1 --days 0 --delete"),
+        Case("merge", prepare_two, "merge HERE/out HERE/more HERE/out --no-server --workers 1"),
+        Case("shuffle", prepare_two, "shuffle HERE/more HERE/out --no-server --workers 1"),
+        Case("import", prepare_import, "import HERE/files HERE/out --no-server --workers 1"),
         Case(
             "export",
             prepare_two,
-            lambda here: [
-                *("export", str(here / "more"), str(here / "exported"), "--to", "megatron", "--tokens-per-file", "400"),
-                *("--no-server", "--workers", "1"),
-            ],
+            "export HERE/more HERE/exported --to megatron --tokens-per-file 400 --no-server --workers 1",
         ),
     )
 }

@@ -18,7 +18,7 @@ from tasks.garbage import stored_shards, unneeded_objects
 from tasks.output.pointer import MARKERS
 from tasks.shards.receipts import _read_shard
 from tests.faults.commands import Bench, Flaw, Ran, command, named, seen, tried
-from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KINDS, LASTING, PAUSE, Ended, Fault, Watch
+from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KILLS, KINDS, LASTING, PAUSE, Ended, Fault, Watch
 from tests.faults.support import entries
 
 MOST_ATTEMPTS = 4
@@ -58,7 +58,7 @@ def _fault(chance: random.Random, counts: Counter[str]) -> Fault:
     path = WRITE_PATH if chance.random() < 0.5 else ""
     match chance.choices(["kill", "one", "lasting", PAUSE, INTERRUPT], [35, 20, 15, 10, 20])[0]:
         case "kill":
-            kind, action = chance.choice([("change", KILL), ("change", KILL), ("write", KILL_WITHIN)])
+            kind, action = chance.choice(KILLS)
         case "one":
             kind = chance.choice(["create", "write", "write", "truncate", "fsync", "fsync", "rename", "link", "mkdir", *KINDS])
             action = chance.choice(KINDS[kind])

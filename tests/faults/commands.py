@@ -32,7 +32,7 @@ from flows.commands.main import main
 from tasks.output.leases import Workspace
 from tasks.output.pointer import MARKERS
 from tasks.shards.index import read_index
-from tests.faults.cases import CASES, Case, Words
+from tests.faults.cases import CASES, Case, Words, words_of
 from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
 from tests.faults.support import entries
 from tests.keys import key_file
@@ -246,9 +246,9 @@ class Bench:
         self.here.mkdir()
         if case.signed:
             key_file(self.here / "keys")
-        case.prepare(self.here, lambda *words: self._child(case, lambda: succeed(words)).must())
+        case.prepare(self.here, lambda text: self._child(case, lambda: succeed(words_of(text, self.here))).must())
         shutil.copytree(self.here, self._template_of(case), symlinks=True)
-        words = case.words(self.here)
+        words = words_of(case.text, self.here)
         before = self._child(case, lambda: seen(self.here)).must()
         ran, modules = self._child(case, lambda: (succeed(words, Watch(self.here)), list(sys.modules))).must()
         facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).must()

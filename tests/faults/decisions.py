@@ -22,11 +22,9 @@ from flat_tokens.keys import document_keys
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import FRAME
-from tests.faults.cases import Words
-from tests.faults.commands import MARKERS, Flaw, differences
-from tests.faults.histories import Histories, History
-from tests.faults.inject import KILL, KILL_WITHIN, Ended, Fault
-from tests.faults.support import version_digests
+from tests.faults.commands import MARKERS, Flaw
+from tests.faults.histories import COLLECT, Histories, History
+from tests.faults.inject import KILLS, Ended, Fault
 
 STEPS = 14
 """Commands in a history."""
@@ -138,53 +136,43 @@ class Decisions(Histories):
             if (candidate := State.of(out).candidate) and candidate not in names:
                 names.append(candidate)
             if step == "approve" and chance.random() < 0.3:  # what was the candidate is none any more
-                flaws += self._made(f"{number}, before", "rollback", ["rollback", str(out)], None, out)
-            words = self._words_of(step, history, chance, names)
+                flaws += self._made(f"{number}, before", "rollback", "rollback HERE/out", None, out)
+            text = self._text_of(step, history, chance, names)
             if chance.random() < KILLED:
-                way = chance.choice([("change", KILL), ("change", KILL), ("write", KILL_WITHIN)])
+                way = chance.choice(KILLS)
                 fault = Fault(way[0], chance.randrange(1, CHANGES_OF.get(step, FEW_CHANGES) + 1), way[1])
-                flaws += self._made(f"{number}, killed", step, words, fault, out)
+                flaws += self._made(f"{number}, killed", step, text, fault, out)
                 if chance.random() < 0.3:
                     continue  # what comes next meets what it left
-            flaws += self._made(str(number), step, words, None, out)
+            flaws += self._made(str(number), step, text, None, out)
             if flaws:
                 break
         return flaws or [*self._at_the_end(history, out)]
 
-    def _words_of(self, step: str, history: History, chance: random.Random, names: list[str]) -> Words:
-        out = str(self._here / "out")
+    def _text_of(self, step: str, history: History, chance: random.Random, names: list[str]) -> str:
+        """The command of a step."""
         match step:
             case "refresh" | "build":
                 history.turn()
-                return [step, *self._words(history)[1:]]
+                history.configure("out")
+                return f"{step} HERE/out.json --no-server"
             case "approve" | "reject":
-                named = [chance.choice(names)] if names and chance.random() < 0.5 else []
-                return [step, out, *named, "--reason", f"because {step}", "--no-server", "--quiet"]
+                version = f" {chance.choice(names)}" if names and chance.random() < 0.5 else ""
+                return f"{step} HERE/out{version} --reason because-{step} --no-server --quiet"
             case "forget":
                 asked = chance.sample(history.unique, min(2, len(history.unique)))
                 self._asked |= {*asked}
                 (self._here / "ids").write_text("".join(f"{one}\n" for one in asked))
-                return [
-                    "forget",
-                    out,
-                    "--ids",
-                    str(self._here / "ids"),
-                    "--reason",
-                    "asked",
-                    "--allow-unknown",
-                    "--no-server",
-                    "--quiet",
-                ]
+                return "forget HERE/out --ids HERE/ids --reason asked --allow-unknown --no-server --quiet"
             case "gc":
-                return ["gc", out, "--keep", "1", "--days", "0", "--delete"]
-            case _:
-                return [step, out]
+                return COLLECT
+        return f"{step} HERE/out"
 
-    def _made(self, when: str, step: str, words: Words, fault: Fault | None, out: Path) -> list[Flaw]:
+    def _made(self, when: str, step: str, text: str, fault: Fault | None, out: Path) -> list[Flaw]:
         """What does not hold behind a command."""
         before = State.of(out)
         of_before = counts(out, before.version) if before.version else {}
-        ended = self._run(words, fault)
+        ended = self._run(text, fault)
         after, when = State.of(out), f"{when}: {step}"
         flaws = [*self._looked(when)]
         if step == "forget" and fault is None:
@@ -203,7 +191,7 @@ class Decisions(Histories):
         if ended.hung or ended.error or "Traceback" in ended.output:
             flaws.append(Flaw("message", f"{when}: {ended.error or ended.output}"))
         elif fault is None:
-            flaws += self._wrong_status(when, step, words, before, after, ended)
+            flaws += self._wrong_status(when, step, text, before, after, ended)
         return flaws
 
     def _wrong_move(self, step: str, before: State, of_before: dict[str, int], after: State, out: Path) -> str:
@@ -243,13 +231,14 @@ class Decisions(Histories):
                 return "" if now in before.former else "it was never the latest"
         return "it may not move"
 
-    def _wrong_status(self, when: str, step: str, words: Words, before: State, after: State, ended: Ended) -> Iterator[Flaw]:
+    def _wrong_status(self, when: str, step: str, text: str, before: State, after: State, ended: Ended) -> Iterator[Flaw]:
         """What is wrong with how an undisturbed command ended."""
         status = ended.value.status if ended.value is not None else None
         if step in ("refresh", "gc", "forget") and status:
             yield Flaw("message", f"{when}: it failed: {ended.output}")
         if step in ("approve", "reject"):
-            named = words[2] if words[2] != "--reason" else None
+            third = text.split()[2]
+            named = third if third != "--reason" else None
             mine = before.candidate if named in (None, before.candidate) else None
             done = {"approve": "approved", "reject": "rejected"}[step]
             if mine and (status or after.decided(None) != (done, mine)):
@@ -259,23 +248,21 @@ class Decisions(Histories):
 
     def _at_the_end(self, history: History, out: Path) -> Iterator[Flaw]:
         """The sources give what a build from nothing gives, as soon as a person lets it through."""
-        shutil.rmtree(self._here / "anew", ignore_errors=True)
-        self._run(self._words(history), None)
-        self._run(["approve", str(out), "--reason", "the last one", "--no-server", "--quiet"], None)
+        self._refresh(history)
+        self._run("approve HERE/out --reason the-last-one --no-server --quiet")
         gone = forgotten(out, sorted({*self._asked, *history.ids})) if (out / "forgotten").exists() else set()
-        settings = json.loads(Path(history.settings("anew")).read_text())
         if gone >= {*history.ids}:  # a source without files is refused
             yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))
             return
+        more = {}
         if gone:
             history.write_without(gone, "in-anew")
-            settings["source"] = {**settings["source"], "path": str(self._here / "in-anew")}
-        Path(history.settings("anew")).write_text(json.dumps({**settings, "publish": {"defaults": False}}))
-        ended = self._run(["refresh", str(self._here / "anew.json"), "--no-server"], None)
-        if ended.value is None or ended.value.status:
-            yield Flaw("message", f"from nothing, it failed: {ended.output}{ended.error}")
+            more = {"source": {**history.told["source"], "path": str(self._here / "in-anew")}}
+        history.configure("anew", **more, publish={"defaults": False})
+        anew, now = self._from_nothing(), State.of(out)
+        if "failed" in anew:
+            yield Flaw("message", anew)
             return
-        anew, now = _json(self._here / "anew" / "latest.json")["version"], State.of(out)
         if gone:
             yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))
             is_chosen = now.withdrawn or now.rejected  # what the sources give may be one of these
@@ -286,7 +273,5 @@ class Decisions(Histories):
         if now.version != anew and anew not in (*now.withdrawn, *now.rejected):
             yield Flaw("pointer", f"the end: latest is {now.version}, but the sources give {anew}")
         elif now.version == anew and not gone:
-            yield from differences(*(version_digests(self._here / name, anew) for name in ("out", "anew")))
-        left = sorted(path.name for path in out.glob("_staging/*"))
-        if left:
-            yield Flaw("leftovers", f"the end: _staging has {left}")
+            yield from self._unlike(anew)
+        yield from self._left()

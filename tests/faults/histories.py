@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 import tasks.assemble.write
 import tasks.tokenize.segments
-from tests.faults.cases import Words
-from tests.faults.commands import HANGS_AFTER, Flaw, command, differences, import_all, seen
-from tests.faults.inject import KILL, KILL_WITHIN, Child, Ended, Fault, Watch
+from tests.faults.cases import words_of
+from tests.faults.commands import HANGS_AFTER, Flaw, command, differences, import_all, named, seen
+from tests.faults.inject import KILLS, Child, Ended, Fault, Watch
 from tests.faults.support import Settings, version_digests
+from tests.sources import write_rows
 
 VARIANTS = {
     "refresh": (False, False),
@@ -32,6 +32,7 @@ VARIANTS = {
 
 CHANGES = 5
 """Of the sources in a history, with a version behind each."""
+COLLECT = "gc HERE/out --keep 1 --days 0 --delete"
 MOST_KILLS = 3
 """In a row, before a refresh comes to its end."""
 
@@ -58,7 +59,7 @@ class History:
         self._of_this_refresh: Settings = {}
         self._lost: dict[str, list[Document]] | None = None
         kept = {"keep_columns": ["url", "score"]} if self.columns else {}
-        self._told: Settings = {
+        self.told: Settings = {
             "name": "history",
             "source": {"path": str(here / "in"), "id_column": "id", **kept},
             "tokenizer": "bytes",
@@ -151,14 +152,12 @@ class History:
             size, codec = self.chance.choice([7, 50]), self.chance.choice(["snappy", "zstd"])
             pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds)), path, row_group_size=size, compression=codec)
             return
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        path.write_bytes(zstandard.compress(data) if self.ending.endswith("zst") else data)
+        write_rows(path, rows)
 
-    def settings(self, output: str) -> str:
-        """The configuration of a refresh into *output*, in a file."""
-        path = self.here / f"{output}.json"
-        path.write_text(json.dumps({"output": str(self.here / output), **self._told, **self._of_this_refresh}))
-        return str(path)
+    def configure(self, output: str, **more: Any) -> None:
+        """Write the configuration of a refresh into *output*."""
+        told = {"output": str(self.here / output), **self.told, **self._of_this_refresh, **more}
+        (self.here / f"{output}.json").write_text(json.dumps(told))
 
     def turn(self) -> None:
         """Choose the settings that differ from refresh to refresh."""
@@ -167,7 +166,7 @@ class History:
 
     def fault(self, counts: Counter[str]) -> Fault:
         """A death at one of as many operations as the last command had."""
-        kind, way = self.chance.choice([("change", KILL), ("change", KILL), ("write", KILL_WITHIN)])
+        kind, way = self.chance.choice(KILLS)
         return Fault(kind, self.chance.randrange(1, max(counts[kind], 60) + 1), way)
 
 
@@ -186,47 +185,56 @@ class Histories:
             history.change()
             history.turn()
             for _ in range(history.chance.randrange(MOST_KILLS + 1)):
-                self._run(self._words(history), history.fault(counts))
+                self._refresh(history, history.fault(counts))
                 flaws += self._looked(f"killed in {number}")
                 if history.chance.random() < 0.3:  # the next refresh meets other sources
                     history.change()
-            ended = self._run(self._words(history), None)
+            ended = self._refresh(history)
             if ended.value is None or ended.value.status:
                 return [*flaws, Flaw("message", f"{number}: it failed: {ended.output}{ended.error}")]
             counts = ended.value.counts
             flaws += [*self._looked(f"behind {number}"), *self._differences(history, number)]
             if history.chance.random() < 0.4:
-                collect = ["gc", str(self._here / "out"), "--keep", "1", "--days", "0", "--delete"]
-                self._run(collect, history.fault(Counter()) if history.chance.random() < 0.5 else None)
+                self._run(COLLECT, history.fault(Counter()) if history.chance.random() < 0.5 else None)
                 flaws += self._looked(f"collected behind {number}")
         return flaws
 
-    def _words(self, history: History) -> Words:
-        return ["refresh", history.settings("out"), "--no-server"]
+    def _refresh(self, history: History, fault: Fault | None = None) -> Ended:
+        history.configure("out")
+        return self._run("refresh HERE/out.json --no-server", fault)
 
     def _differences(self, history: History, number: int) -> Iterator[Flaw]:
         """What differs from a build from nothing."""
-        shutil.rmtree(self._here / "anew", ignore_errors=True)
-        ended = self._run(["refresh", history.settings("anew"), "--no-server"], None)
-        if ended.value is None or ended.value.status:
-            yield Flaw("message", f"{number}: from nothing, it failed: {ended.output}{ended.error}")
-            return
-        out, anew = (json.loads((self._here / name / "latest.json").read_bytes())["version"] for name in ("out", "anew"))
+        history.configure("anew")
+        out, anew = json.loads((self._here / "out/latest.json").read_bytes())["version"], self._from_nothing()
         if out != anew:
             yield Flaw("pointer", f"{number}: {out}, not {anew}")
             return
-        now, calm = (version_digests(self._here / name, out) for name in ("out", "anew"))
-        yield from (flaw._replace(told=f"{number}: {flaw.told}") for flaw in differences(now, calm))
-        left = sorted(path.name for path in (self._here / "out").glob("_staging/*"))
-        if left:
-            yield Flaw("leftovers", f"{number}: _staging has {left}")
+        yield from named([*self._unlike(out), *self._left()], number)
+
+    def _from_nothing(self) -> str:
+        """The version of a build from nothing, or why it failed."""
+        shutil.rmtree(self._here / "anew", ignore_errors=True)
+        ended = self._run("refresh HERE/anew.json --no-server")
+        if ended.value is None or ended.value.status:
+            return f"from nothing, it failed: {ended.output}{ended.error}"
+        return str(json.loads((self._here / "anew/latest.json").read_bytes())["version"])
+
+    def _unlike(self, version: str) -> Iterator[Flaw]:
+        """What differs in a version from that of a build from nothing."""
+        return differences(*(version_digests(self._here / name, version) for name in ("out", "anew")))
+
+    def _left(self) -> Iterator[Flaw]:
+        if left := sorted(path.name for path in (self._here / "out").glob("_staging/*")):
+            yield Flaw("leftovers", f"_staging has {left}")
 
     def _looked(self, when: str) -> list[Flaw]:
         """What readers find that is wrong."""
         ended = self._child(lambda: seen(self._here))
         return [] if ended.error is None and not ended.hung else [Flaw("readers", f"{when}: {ended.error or 'it did not end'}")]
 
-    def _run(self, words: Words, fault: Fault | None) -> Ended:
+    def _run(self, text: str, fault: Fault | None = None) -> Ended:
+        words = words_of(text, self._here)
         if not self._is_warm:
             modules = self._child(lambda: (command(words, None), list(sys.modules))[1]).value
             import_all(modules or ())

@@ -94,6 +94,8 @@ FUNCTIONS = {
 }
 TWO_PATHS = ("rename", "replace", "link", "symlink")
 KILL, KILL_WITHIN = "kill", "kill within"
+KILLS = (("change", KILL), ("change", KILL), ("write", KILL_WITHIN))
+"""Deaths, as they are drawn: most are right behind an operation."""
 PAUSE, INTERRUPT = "pause", "interrupt"
 """Both with milliseconds behind: how long an operation takes, and how long after a first Ctrl-C a second one comes."""
 

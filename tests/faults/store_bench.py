@@ -33,7 +33,8 @@ from flat_tokens.stores.store import Store
 from tasks.output.paths import RUNNING, VERSIONS, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
-from tests.faults.cases import Words, packed
+from tests.faults import cases
+from tests.faults.cases import BUILD, Command, Words, built, config, words_of
 from tests.faults.commands import (
     KNOWN_FILES,
     Facts,
@@ -52,7 +53,7 @@ from tests.faults.commands import (
 )
 from tests.faults.inject import Child
 from tests.faults.stores import AZURITE, BUCKETS, azurite, container_at, hurry, reach
-from tests.faults.support import settings_of, write_notes
+from tests.faults.support import write_notes
 from tests.processes import until
 from tests.proxy import at_random
 
@@ -81,81 +82,55 @@ PATIENCE_SECONDS = 1.5
 """Stands for the patience of three minutes where a fault stays."""
 
 Content = dict[str, bytes]
-Do = Callable[..., None]
 Rule = Callable[[int, str, str], str | None]
 """The fault of a request, if any, by its number, method and path."""
 
 
 class Case(NamedTuple):
-    """A command on a store: ``prepare(here, output, command)`` fills a directory and the bucket, ``words(here, output)`` are the
-    command's own.
-    """
+    """Commands on a store: ``prepare(here, output, command)`` fills a directory and the bucket."""
 
-    prepare: Callable[[Path, str, Do], None]
-    words: Callable[[Path, str], Words]
+    prepare: Callable[[Path, str, Command], None]
+    texts: tuple[str, ...]
 
 
-def config(here: Path, output: str, name: str, *notes: Path, **settings: Any) -> str:
-    path = here / f"{name}.json"
-    told = settings_of(here, *notes, workers=1, slice_bytes=400, scratch=str(here / "scratch"), **settings)
-    path.write_text(json.dumps({**told, "output": output}))
-    return str(path)
+def in_bucket(here: Path, output: str) -> dict[str, str]:
+    """Settings of a configuration for an output in a bucket."""
+    return {"output": output, "scratch": str(here / "scratch")}
 
 
-def prepare_build(here: Path, output: str, do: Do) -> None:
-    """An older version, and sources of two slices and more."""
-    do("build", config(here, output, "old", write_notes(here / "in/old.jsonl", 2)), "--no-server")
-    new = [write_notes(here / "in/new.jsonl", 4), packed(write_notes(here / "in/more.jsonl", 2))]
-    config(here, output, "new", *new)
-    config(here, output, "other", *new, split_seed=1)
+def prepare_build(here: Path, output: str, do: Command) -> None:
+    config(here, "other", *cases.prepare_build(here, do, **in_bucket(here, output)), **in_bucket(here, output), split_seed=1)
 
 
-def prepare_refresh(here: Path, output: str, do: Do) -> None:
-    """A version, one of whose sources has changed since."""
-    notes = [write_notes(here / "in" / f"{name}.jsonl", 3) for name in ("a", "b")]
-    do("build", config(here, output, "new", *notes), "--no-server")
-    write_notes(notes[1], 5)
-    config(here, output, "other", *notes, split_seed=1)
+def prepare_refresh(here: Path, output: str, do: Command) -> None:
+    config(here, "other", *cases.prepare_refresh(here, do, **in_bucket(here, output)), **in_bucket(here, output), split_seed=1)
 
 
-def prepare_gc(here: Path, output: str, do: Do) -> None:
+def prepare_gc(here: Path, output: str, do: Command) -> None:
     """A superfluous version, a pinned one, the latest, and remains."""
     for name in ("a", "b", "c"):
-        do("build", config(here, output, name, write_notes(here / "in" / f"{name}.jsonl", 2)), "--no-server")
+        built(here, do, name, write_notes(here / "in" / f"{name}.jsonl", 2), **in_bucket(here, output))
         if name == "b":
-            do("pin", output)
-    do("put", f"{output}/{VERSIONS}/unfinished/train/zarr.json")
-    do("put", f"{output}/_cache/files/{'0' * 64}.raw")
+            do("pin OUTPUT")
+    do(f"put OUTPUT/{VERSIONS}/unfinished/train/zarr.json")
+    do(f"put OUTPUT/_cache/files/{'0' * 64}.raw")
 
 
-def prepare_approval(here: Path, output: str, do: Do) -> None:
+def prepare_approval(here: Path, output: str, do: Command) -> None:
     """A version, and one that waits, since the source lost most of its documents."""
     notes = write_notes(here / "in/a.jsonl", 8)
-    do("build", config(here, output, "new", notes), "--no-server")
+    built(here, do, "new", notes, **in_bucket(here, output))
     write_notes(notes, 2)
-    do("refresh", str(here / "new.json"), "--no-server")
+    do("refresh HERE/new.json --no-server")
 
 
-def build(name: str) -> Callable[[Path, str], Words]:
-    return lambda here, _: ["build", str(here / f"{name}.json"), "--no-server"]
-
-
-def refresh(name: str) -> Callable[[Path, str], Words]:
-    return lambda here, _: ["refresh", str(here / f"{name}.json"), "--no-server", "--keep", "1", "--days", "0"]
-
-
-def approval(_: Path, output: str) -> Words:
-    return ["approve", output, "--reason", "seen"]
-
-
-def collection(_: Path, output: str) -> Words:
-    return ["gc", output, "--keep", "1", "--days", "0", "--delete"]
-
-
+BUILD_A, BUILD_OTHER = "build HERE/a.json --no-server", "build HERE/other.json --no-server"
+REFRESH, REFRESH_OTHER = (f"refresh HERE/{name}.json --no-server --keep 1 --days 0" for name in ("new", "other"))
+APPROVE, COLLECT = "approve OUTPUT --reason seen", "gc OUTPUT --keep 1 --days 0 --delete"
 CASES = {
-    "build": Case(prepare_build, build("new")),
-    "refresh": Case(prepare_refresh, refresh("new")),
-    "gc": Case(prepare_gc, collection),
+    "build": Case(prepare_build, (BUILD,)),
+    "refresh": Case(prepare_refresh, (REFRESH,)),
+    "gc": Case(prepare_gc, (COLLECT,)),
 }
 
 
@@ -165,16 +140,16 @@ def protocols() -> tuple[str, ...]:
     return tuple(protocol for protocol in BUCKETS if there.get(protocol, True))
 
 
-PAIRS: dict[str, tuple[Callable[[Path, str, Do], None], tuple[Callable[[Path, str], Words], ...]]] = {
-    "two equal builds": (prepare_build, (build("new"), build("new"))),
-    "two different builds": (prepare_build, (build("new"), build("other"))),
-    "two equal refreshes": (prepare_refresh, (refresh("new"), refresh("new"))),
-    "two different refreshes": (prepare_refresh, (refresh("new"), refresh("other"))),
-    "gc and the build of a version that it removes": (prepare_gc, (collection, build("a"))),
-    "gc and the build of a new version": (prepare_build, (collection, build("new"))),
-    "two collections": (prepare_gc, (collection, collection)),
-    "two approvals": (prepare_approval, (approval, approval)),
-    "an approval and a refresh that finds what waits": (prepare_approval, (approval, refresh("new"))),
+PAIRS = {
+    "two equal builds": Case(prepare_build, (BUILD, BUILD)),
+    "two different builds": Case(prepare_build, (BUILD, BUILD_OTHER)),
+    "two equal refreshes": Case(prepare_refresh, (REFRESH, REFRESH)),
+    "two different refreshes": Case(prepare_refresh, (REFRESH, REFRESH_OTHER)),
+    "gc and the build of a version that it removes": Case(prepare_gc, (COLLECT, BUILD_A)),
+    "gc and the build of a new version": Case(prepare_build, (COLLECT, BUILD)),
+    "two collections": Case(prepare_gc, (COLLECT, COLLECT)),
+    "two approvals": Case(prepare_approval, (APPROVE, APPROVE)),
+    "an approval and a refresh that finds what waits": Case(prepare_approval, (APPROVE, REFRESH)),
 }
 """Commands at the same moment."""
 
@@ -317,7 +292,7 @@ class StoreBench:
         if self._calm is None or self._calm.name != name:
             case = CASES[name]
             self._prepare(case.prepare)
-            words = case.words(self.here, self.output)
+            words = self._words(case.texts[0])
             before, _ = self._on_store(lambda shared: read_pointer(Store.at(self.output)).version)
             (_, facts, modules), served = self._on_store(lambda shared: (succeed(words), self._facts(shared), list(sys.modules)))
             import_all(modules)
@@ -327,7 +302,10 @@ class StoreBench:
             self._calm = Calm(name, words, facts, (before, after), methods)
         return self._calm
 
-    def _prepare(self, prepare: Callable[[Path, str, Do], None]) -> None:
+    def _words(self, text: str) -> Words:
+        return words_of(text, self.here, self.output)
+
+    def _prepare(self, prepare: Callable[[Path, str, Command], None]) -> None:
         """Fill the directory and the bucket that trials begin with."""
         if self._prepared is prepare:
             return
@@ -336,7 +314,8 @@ class StoreBench:
         self.here.mkdir(parents=True)
         self._content, self._prepared, self._calm, self._pair = {}, prepare, None, None
 
-        def do(*words: str) -> None:
+        def do(text: str) -> None:
+            words = self._words(text)
             if words[0] == "put":
                 self._content[words[1].partition("bucket/")[2]] = b"{}"
                 return
@@ -486,9 +465,9 @@ class StoreBench:
     def _one_by_one(self, name: str) -> Pair:
         """Two commands one behind the other, undisturbed."""
         if self._pair is None or self._pair.name != name:
-            prepare, made = PAIRS[name]
-            self._prepare(prepare)
-            several = [words(self.here, self.output) for words in made]
+            pair = PAIRS[name]
+            self._prepare(pair.prepare)
+            several = [*map(self._words, pair.texts)]
             before, _ = self._on_store(self._facts)
             self.lay_out()
 

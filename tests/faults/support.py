@@ -95,11 +95,6 @@ def entries(directory: str | Path, above: str = "") -> Iterator[tuple[str, os.Di
                 yield from entries(entry.path, f"{above}{entry.name}/")
 
 
-def tree(directory: Path) -> list[str]:
-    """Names of all that is below a directory."""
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
-
-
 def objects(store: Store) -> dict[str, bytes]:
     return {key: store.read(key) for key, _ in store.listing()}
 

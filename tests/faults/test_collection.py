@@ -15,7 +15,8 @@ import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
-from tests.faults.support import build_here, digests, receipts, settings_of, staged, tree, version_digests, write_notes
+from tests.faults.power_loss import tree_of
+from tests.faults.support import build_here, digests, receipts, settings_of, staged, version_digests, write_notes
 from tests.processes import in_threads
 from tests.refusal import refusal
 
@@ -101,7 +102,7 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     """However young it is: nobody goes on with half a record, a probe, or the origin of a version that is gone."""
     root = tmp_path / "out"
     build = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 4)))
-    before = tree(root)
+    before = tree_of(root)
     for name in ("origins/.x.json.0123.part", "runs/.x.json.0123.part", "origins/gone.json",
                  ".latest.json.0123.part", ".probe", f".probe-{'0' * 32}"):  # fmt: skip
         (root / name).parent.mkdir(exist_ok=True)
@@ -109,7 +110,7 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     with refusal("is not pinned; pinned are: none"):
         unpin(Store.at(root), "x")
     collect(Store.at(root), Policy(), delete=True)
-    assert tree(root) == before
+    assert tree_of(root) == before
     assert flat_tokens.verify(root).path == build.path
 
 

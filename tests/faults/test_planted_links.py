@@ -18,7 +18,8 @@ from tasks.output.leases import attempt
 from tasks.output.pointer import read_pointer
 from tasks.shards.index import read_index
 from tests.examples import first_fast
-from tests.faults.support import Settings, build_here, settings_of, tree, write_notes
+from tests.faults.power_loss import tree_of
+from tests.faults.support import Settings, build_here, settings_of, write_notes
 from tests.refusal import refusal
 
 NOW = Policy(keep_versions=1, grace_days=0)
@@ -50,14 +51,14 @@ def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, el
     shutil.rmtree(output / name, ignore_errors=True)
     (output / name).parent.mkdir(exist_ok=True)
     (output / name).symlink_to(elsewhere)
-    before, root = tree(elsewhere), Store.at(output)
+    before, root = tree_of(elsewhere), Store.at(output)
     with refusal(f"{name}: is a link instead of a directory. Move it away and run again"):
         build_here({**settings, "split_seed": 1})
     with refusal("is a link instead of a directory"):
         collect(root, NOW, delete=True)
     with refusal("through which nothing is removed", NotADirectoryError):
         root.remove(f"{name}/b")
-    assert tree(elsewhere) == before
+    assert tree_of(elsewhere) == before
 
 
 @pytest.mark.parametrize(
@@ -88,13 +89,13 @@ def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name: str, kind: s
     build_here(settings)
     (output / name).parent.mkdir(parents=True, exist_ok=True)
     (output / name).symlink_to(elsewhere if kind == "directory" else elsewhere / "a")
-    before = tree(elsewhere)
+    before = tree_of(elsewhere)
     with contextlib.suppress(OSError, ValueError):
         build_here({**settings, "split_seed": 1})
     with contextlib.suppress(OSError, ValueError):
         collect(Store.at(output), NOW, delete=True)
     build_here(settings)
-    assert tree(elsewhere) == before
+    assert tree_of(elsewhere) == before
 
 
 def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path: Path) -> None:
@@ -103,10 +104,10 @@ def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path: Path) 
     first = build_here(settings).version
     (output / "versions" / first).rename(tmp_path / "moved")
     (output / "versions" / first).symlink_to(tmp_path / "moved")
-    before = tree(tmp_path / "moved")
+    before = tree_of(tmp_path / "moved")
     last = build_here({**settings, "split_seed": 1}).version
     assert [item.kind for item in collect(Store.at(output), NOW, delete=True).garbage][:1] == ["version"]
-    assert tree(tmp_path / "moved") == before
+    assert tree_of(tmp_path / "moved") == before
     assert os.listdir(output / "versions") == [last]
     assert read_pointer(Store.at(output)).version == last
 
@@ -118,7 +119,7 @@ def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path: Path, elsew
         shutil.copytree(elsewhere / "b", elsewhere / "0123" / name)
         (tmp_path / "_staging").rename(tmp_path / "away")
         (tmp_path / "_staging").symlink_to(elsewhere)
-    assert tree(elsewhere / "0123" / name) == ["c"]
+    assert [*tree_of(elsewhere / "0123" / name)] == ["c"]
 
 
 def test_remove(tmp_path: Path, elsewhere: Path) -> None:
@@ -127,7 +128,7 @@ def test_remove(tmp_path: Path, elsewhere: Path) -> None:
     (tmp_path / "tree/below/link").symlink_to(elsewhere)
     (tmp_path / "tree/file").write_text("x")
     (tmp_path / "link").symlink_to(elsewhere)
-    before = tree(elsewhere)
+    before = tree_of(elsewhere)
     for key in ("tree", "link", "absent", "absent/below"):
         local.remove(str(tmp_path), key)
     assert os.listdir(tmp_path) == ["elsewhere"]
@@ -135,7 +136,7 @@ def test_remove(tmp_path: Path, elsewhere: Path) -> None:
     with refusal(rf"through which nothing is removed: '{tmp_path}/link'", NotADirectoryError):
         local.remove(str(tmp_path), "link/b")
     local.remove_empty(str(tmp_path), "link/empty/collected", "link")
-    assert tree(elsewhere) == before
+    assert tree_of(elsewhere) == before
 
 
 def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
@@ -169,11 +170,11 @@ def test_a_build_writes_through_no_link_below_its_output(name: str, tmp_path: Pa
         name = name.replace(word, real)
     (output / name).parent.mkdir(parents=True)
     (output / name).symlink_to(elsewhere)
-    before = tree(elsewhere)
+    before = tree_of(elsewhere)
     told = f"Is a link instead of a directory. Move it away and run again: '{output}/{name}'"
     with pytest.raises(NotADirectoryError, match=told) if is_told else contextlib.suppress(NotADirectoryError):
         build_here(settings)
-    assert tree(elsewhere) == before
+    assert tree_of(elsewhere) == before
 
 
 def test_an_output_and_what_is_above_it_may_be_links(tmp_path: Path) -> None:
@@ -189,9 +190,9 @@ def test_groups_and_reports_are_written_through_no_link(tmp_path: Path, elsewher
     group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keeps": True, "room": None, "workers": 1,
         "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip
     (tmp_path / "out/_groups" / group.digest).symlink_to(elsewhere)
-    before, root = tree(elsewhere), Store.at(tmp_path / "out")
+    before, root = tree_of(elsewhere), Store.at(tmp_path / "out")
     with refusal("Is a link instead of a directory", NotADirectoryError):
         put_group(root, group)
     with refusal("Is a link instead of a directory", NotADirectoryError), reporting(root, group, "run"):
         pass
-    assert tree(elsewhere) == before
+    assert tree_of(elsewhere) == before

@@ -21,15 +21,12 @@ import flat_tokens
 import flat_tokens.stores.local
 import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig
 from tasks.output.swap import look, swap
 from tests.examples import first_fast
-from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
-from tests.faults.support import objects, write_notes
+from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry, reach
+from tests.faults.support import build_here, objects, settings_of, write_notes
 from tests.made import write_sequences
-from tests.proxy import MANY_FAULTS, Proxy, at_random
+from tests.proxy import MANY_FAULTS, at_random
 from tests.refusal import refusal
 
 LAYOUTS = ("compact", "zarr2", "mmap")
@@ -53,22 +50,8 @@ def bucket(server: Bucket) -> Iterator[Bucket]:
     server.proxy.requests.clear()
     server.proxy.faults.clear()
     yield server
-    server.proxy.spoil, server.proxy.stall_seconds = lambda method, path: None, 5.0
-
-
-def config_of(bucket: Bucket, output: str | Path, scratch: Path, layout: str) -> BuildConfig:
-    return BuildConfig.model_validate(
-        {
-            "output": str(output),
-            "scratch": str(scratch),
-            "source": {"path": f"{bucket.url}/text/*.jsonl", "id_column": "id"},
-            "tokenizer": "bytes",
-            "validation_fraction": 0.3,
-            "slice_bytes": 5000,
-            "layout": layout,
-            "verify_level": "full",
-        }
-    )
+    server.proxy.calm()
+    server.proxy.stall_seconds = 5.0
 
 
 def put_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +104,7 @@ def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, mo
 
 def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
     """Whatever is asked, and however many of them come in a row."""
-    store, left = Store.at(f"{bucket.url}/below"), []
-    bucket.proxy.spoil = lambda method, path: left.pop() if left else None
+    store = Store.at(f"{bucket.url}/below")
     for faults in (["429", "503", "reset", "half"], ["lost"], ["half upload", "lost", "429"]):
         for act, expected in (
             (lambda: store.put("a/object", b"content").size, 7),
@@ -136,7 +118,7 @@ def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
             (lambda: store.remove("a/object"), None),
             (lambda: list(store.listing()), []),
         ):
-            left[:] = faults
+            bucket.proxy.left[:] = faults
             assert act() == expected
 
 
@@ -160,35 +142,30 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     bucket.proxy.spoil = lambda method, path: "stall"
     with refusal(rf"^{bucket.url}/out/object: no answer in \d+ tries", TimeoutError):
         store.exists("object")
-    bucket.proxy.spoil = lambda method, path: None
+    bucket.proxy.calm()
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
     assert not Store.at(f"{bucket.url}/out").exists("object")
 
 
 def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
-    store, faults = Store.at(f"{bucket.url}/out"), ["stall", "stall", "stall"]
+    store = Store.at(f"{bucket.url}/out")
     bucket.proxy.stall_seconds = 60
-    bucket.proxy.spoil = lambda method, path: faults.pop() if faults else None
+    bucket.proxy.left[:] = ["stall", "stall", "stall"]
     store.put("object", b"content")
     assert store.read("object") == b"content"
-    assert faults == []
+    assert bucket.proxy.left == []
 
 
 @pytest.mark.parametrize("trouble", ["no bucket", "403"])
 def test_what_does_not_pass_is_told_at_once(bucket: Bucket, tmp_path: Path, trouble: str) -> None:
     """Before any work, and without asking again and again."""
     output = f"{bucket.url}/out" if trouble == "403" else f"{bucket.protocol}://no-such-bucket/out"
-    config = BuildConfig.model_validate(
-        {"output": output, "source": {"path": str(write_notes(tmp_path / "notes.jsonl", 3))}, "tokenizer": "bytes"}
-    )
+    settings = settings_of(tmp_path, write_notes(tmp_path / "notes.jsonl", 3))
     bucket.proxy.requests.clear()
     bucket.proxy.spoil = lambda method, path: "403" if trouble == "403" else None
-    with (
-        pytest.raises(ValueError, match=rf"^cannot write to output {output} \(.+\)\. Check the address") as raised,
-        Threads(1) as runner,
-    ):
-        build(config, runner)
+    with pytest.raises(ValueError, match=rf"^cannot write to output {output} \(.+\)\. Check the address") as raised:
+        build_here({**settings, "output": output}, 1)
     assert len(bucket.proxy.requests) <= 4
     assert SECRET not in str(raised.value)
 
@@ -199,17 +176,10 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         hurry(monkeypatch)
         monkeypatch.setattr("tasks.output.places.FIRST_CONTACT_SECONDS", 0.1)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        source = {"path": str(write_notes(tmp_path / "notes.jsonl", 3))}
-        config = BuildConfig.model_validate({"output": "s3://bucket/out", "source": source, "tokenizer": "bytes"})
-        with (
-            refusal(r"^cannot write to output s3://bucket/out \(.+\)\. Check the address"),
-            Threads(1) as runner,
-        ):
-            build(config, runner)
+        reach(monkeypatch, "s3", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        settings = settings_of(tmp_path, write_notes(tmp_path / "notes.jsonl", 3))
+        with refusal(r"^cannot write to output s3://bucket/out \(.+\)\. Check the address"):
+            build_here({**settings, "output": "s3://bucket/out"}, 1)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
@@ -221,7 +191,7 @@ def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
     for key in ("there", "new"):
         with refusal("no answer", TimeoutError):
             store.put(key, bytes(100_000))
-    bucket.proxy.spoil = lambda method, path: None
+    bucket.proxy.calm()
     assert dict(store.listing()) == {"there": 3}
 
 
@@ -236,8 +206,7 @@ def test_the_pointer_is_moved_once_whatever_is_lost(bucket: Bucket, fault: str) 
         assert swap(root, "latest.json", seen, data)
         assert left == []
         assert root.read("latest.json") == data
-        stale = seen
-        assert not swap(root, "latest.json", stale, b"of somebody who was asleep")
+        assert not swap(root, "latest.json", seen, b"of somebody who was asleep")
         assert root.read("latest.json") == content[i]
 
 
@@ -270,24 +239,20 @@ def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("layout", first_fast(LAYOUTS))
 def test_readers_of_a_spoiled_store_read_right(bucket: Bucket, layout: flat_tokens.LayoutName) -> None:
-    check_reading(bucket.proxy, f"{bucket.url}/read-{layout}", f"{bucket.url}/read-{layout}", layout)
-
-
-def check_reading(between: Proxy, write_to: str, url: str, layout: flat_tokens.LayoutName) -> None:
     """Sequences and packed rows through faults are what was written."""
-    rng = np.random.default_rng(5)
+    url, rng = f"{bucket.url}/read-{layout}", np.random.default_rng(5)
     sequences = [rng.integers(0, 50_000, int(length), np.uint32) for length in rng.integers(0, 400, 300)]
-    write_sequences(write_to, sequences, layout=layout)
+    write_sequences(url, sequences, layout=layout)
     joined = np.concatenate(sequences)
     for seed in range(3):
-        between.spoil = at_random(seed)
+        bucket.proxy.spoil = at_random(seed)
         train = flat_tokens.open(url).train
         for i in rng.permutation(300)[:30].tolist():
             assert train.sequence(i).tolist() == sequences[i].tolist()
         packed = train.packed(128)
         rows = rng.permutation(len(packed))[:40]
         assert packed.batch(rows).targets.tolist() == [joined[row * 128 : (row + 1) * 128].tolist() for row in rows]
-    assert between.faults
+    assert bucket.proxy.faults
 
 
 @pytest.mark.slow
@@ -300,7 +265,9 @@ def test_credentials_are_in_nothing_that_is_written_or_said(
     caplog.set_level(logging.INFO)
     for name, number in {"a": 30, "b": 40}.items():
         Store.at(bucket.url).upload(f"text/{name}.jsonl", write_notes(tmp_path / f"{name}.jsonl", number))
-    config = config_of(bucket, f"{bucket.url}/out", tmp_path / "scratch", "compact")
+    source = {"path": f"{bucket.url}/text/*.jsonl", "id_column": "id"}
+    settings = {"output": f"{bucket.url}/out", "scratch": str(tmp_path / "scratch"), "source": source, "tokenizer": "bytes"}
+    settings |= {"slice_bytes": 5000, "layout": "compact", "verify_level": "full"}
     passed = [0]
 
     def fail_late(method: str, path: str) -> str | None:
@@ -308,12 +275,11 @@ def test_credentials_are_in_nothing_that_is_written_or_said(
         return "403" if passed[0] > 150 else at_random(passed[0])(method, path)
 
     bucket.proxy.spoil = fail_late
-    with pytest.raises(OSError, match=r"Access ?Denied|Forbidden") as raised, Threads(2) as runner:
-        build(config, runner)
+    with pytest.raises(OSError, match=r"Access ?Denied|Forbidden") as raised:
+        build_here(settings)
     bucket.proxy.spoil = at_random(0)
-    with Threads(2) as runner:
-        build(config, runner)
-    bucket.proxy.spoil = lambda method, path: None
+    build_here(settings)
+    bucket.proxy.calm()
     chain, said = raised.value, [record.getMessage() + str(record.exc_info or "") for record in caplog.records]
     while chain is not None:
         said += [str(chain), repr(chain)]

@@ -35,9 +35,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus, run_of
 from flat_tokens.vocabulary import load_vocabulary
 from flows.commands.build import read_config
-from flows.pipelines.build import build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig, DocumentPolicy, Source
+from tasks.config import DocumentPolicy, Source
 from tasks.derive.inputs import examine
 from tasks.download.cut import cut_files, look_into
 from tasks.download.slices import slices_of
@@ -51,14 +49,14 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, read_origin
 from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
-from tests.faults.support import shards_stay
+from tests.faults.support import build_here, settings_of, shards_stay, write_notes
 from tests.fuzz.driver import Fuzzed, Mutator, Target, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values
 from tests.fuzz.strangers import STRANGERS
 from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
-from tests.sources import as_archive, as_record
+from tests.sources import as_archive, as_record, write_arrow
 from tests.tasks.test_groups import group
 
 NUMBERS = doubles(4, 8)
@@ -160,10 +158,8 @@ def arrow_seeds() -> list[bytes]:
     tables = [pa.table({"text": values, "id": ids}) for values in kinds]
     tables += [pa.table({"text": texts, "id": pa.array(range(24))}), pa.table({"text": texts, "id": texts})]
     found = []
-    for table, new in itertools.product(tables, (pa.ipc.new_file, pa.ipc.new_stream)):
-        sink = io.BytesIO()
-        with new(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=9)
+    for table, stream in itertools.product(tables, (False, True)):
+        write_arrow(sink := io.BytesIO(), table, 9, stream=stream)
         found.append(sink.getvalue())
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, tables[0].schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -321,28 +317,17 @@ def _pages(work: Path) -> Fuzzed:
 # What lies at an output
 
 
-def _built(work: Path) -> Path:
+def _built(work: Path) -> tuple[Path, Store]:
     """An output with two versions, token shards, records of runs and origins, and a pin."""
-    notes, output = work / "in/notes.jsonl", work / "out"
-    notes.parent.mkdir(exist_ok=True)
-    notes.write_text("".join(json.dumps({"id": f"{i}", "text": "salt wind " * (i % 4)}) + "\n" for i in range(12)))
+    notes, output = write_notes(work / "in/notes.jsonl", 12), work / "out"
     for seed in (0, 1):
-        settings = {
-            "output": str(output),
-            "source": {"name": "notes", "path": str(notes), "id_column": "id"},
-            "tokenizer": "bytes",
-            "validation_fraction": 0.5,
-            "split_seed": seed,
-        }
-        with shards_stay(), Threads(1) as runner:
-            build(BuildConfig.model_validate(settings), runner)
+        with shards_stay():
+            build_here(settings_of(output, notes, split_seed=seed), 1)
     root = Store.at(output)
-    pinned = read_pointer(root).version
-    assert pinned is not None
-    pin(root, pinned, "kept")
+    pin(root, str(read_pointer(root).version), "kept")
     flat_tokens.verify(output, "full")
     assert len(list_versions(root)) == 2
-    return output
+    return output, root
 
 
 def _resealed(value: Any) -> Any:
@@ -358,8 +343,8 @@ SEALED = either(json_values(_resealed), json_values(_resealed), havoc(*JSON_WORD
 
 
 def _pointer(work: Path) -> Fuzzed:
-    output = _built(work)
-    root, path = Store.at(output), output / "latest.json"
+    output, root = _built(work)
+    path = output / "latest.json"
     former = [version.version for version in list_versions(root)][1:]
     moved = {**json.loads(path.read_bytes()), "withdrawn": [{"version": former[0], "until": "2026-01-01T00:00:00+00:00"}]}
     moved["sha256"] = pointer_digest(moved)
@@ -388,8 +373,7 @@ def _pointer(work: Path) -> Fuzzed:
 
 
 def _manifest(work: Path) -> Fuzzed:
-    output = _built(work)
-    root = Store.at(output)
+    output, root = _built(work)
     version = output / "versions" / str(read_pointer(root).version)
 
     def look() -> None:
@@ -412,8 +396,7 @@ def _manifest(work: Path) -> Fuzzed:
 
 
 def _receipt(work: Path) -> Fuzzed:
-    output = _built(work)
-    root = Store.at(output)
+    output, root = _built(work)
     (key,) = (path.parent.name for path in output.glob("_cache/*/receipt.json"))
     shard = output / "_cache" / key
     files = {path.relative_to(shard): path.read_bytes() for path in shard.rglob("*") if path.is_file()}
@@ -481,8 +464,7 @@ def _report(work: Path) -> Fuzzed:
 
 def _records(work: Path) -> Fuzzed:
     """Records beside versions: a line with the name, then the content. What cannot be read is as if it were not there."""
-    output = _built(work)
-    root = Store.at(output)
+    output, root = _built(work)
     version = str(read_pointer(root).version)
     chosen = Source(name="one", path=str(work / "in"), id_column="id")
     (found,) = resolve_source(chosen, 0).files
