@@ -34,18 +34,26 @@ def programs(text: str) -> list[Program]:
     return [Program(re.findall(r"^## (.*)", text[: match.start()], re.MULTILINE)[-1], *match.groups()) for match in found]
 
 
-def printed_by(program: Program, directory: Path, environment: dict[str, str] | None = None) -> str:
+def printed_by(program: Program, directory: Path, **environment: str) -> str:
     """What it prints, run as a file in *directory*; warnings of the library are errors, and nothing goes to stderr."""
     (directory / "program.py").write_text(program.source)
     # torchdata calls what torch deprecates, and torch says so.
     strict = ["-W", "ignore:'set_vital' is deprecated"] if program.frameworks else ["-W", "error"]
+    out, errors = run([*strict, "program.py"], directory, **environment)
+    assert errors == ""
+    return out
+
+
+def run(words: list[str], directory: Path, **environment: str) -> tuple[str, str]:
+    """What the interpreter prints with these words, and its errors, when it has succeeded."""
+    path = os.pathsep.join(filter(None, (str(ROOT), environment.pop("more", ""), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, *strict, "program.py"],
+        [sys.executable, *words],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, done.stderr

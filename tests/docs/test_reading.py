@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import fsspec
 import pytest
 
+from flat_tokens.stores.store import Store
 from tests.docs.programs import ROOT, Program, printed_by, programs
+from tests.faults.stores import BUCKETS
 
 TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/reading").glob("*.md")))
 PROGRAMS = programs(TEXT)
@@ -18,18 +20,11 @@ PROGRAMS = programs(TEXT)
 @pytest.fixture(scope="module")
 def s3(demo: Path) -> Iterator[dict[str, str]]:
     """The demo in the bucket ``bucket`` of a server on loopback: the variables of the environment that lead there."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    fs = fsspec.filesystem("s3", key="test", secret="test", endpoint_url=endpoint, skip_instance_cache=True)
-    fs.mkdir("bucket")
-    for path in [demo / "latest.json", *demo.glob("versions/*/**/*")]:
-        if path.is_file():
-            fs.put_file(str(path), f"bucket/{demo.name}/{path.relative_to(demo)}")
-    yield {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": endpoint}
-    fs.rm("bucket", recursive=True)
-    server.stop()
+    with pytest.MonkeyPatch.context() as patch, BUCKETS["s3"](patch) as bucket:
+        for path in [demo / "latest.json", *demo.glob("versions/*/**/*")]:
+            if path.is_file():
+                Store.at(bucket.url).upload(f"{demo.name}/{path.relative_to(demo)}", path)
+        yield {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
 def test_every_block_of_python_is_a_program_with_its_output() -> None:
@@ -45,4 +40,4 @@ def test_prints_what_stands_beneath_it(program: Program, demo: Path, tmp_path: P
     environment = request.getfixturevalue("s3") if "s3://" in program.source else {}
     (tmp_path / "demo-output").symlink_to(demo)
     (tmp_path / "deployments").symlink_to(ROOT / "deployments")
-    assert printed_by(program, tmp_path, environment) == program.printed
+    assert printed_by(program, tmp_path, **environment) == program.printed

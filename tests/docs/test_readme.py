@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +13,7 @@ import yaml
 
 import flat_tokens
 from tasks.config import BuildConfig
-from tests.docs.programs import ROOT, printed_by, programs
+from tests.docs.programs import ROOT, printed_by, programs, run
 
 TEXT = (ROOT / "README.md").read_text("utf-8")
 
@@ -65,16 +62,8 @@ def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [f"{i}" for i in range(300)], "text": texts}), tmp_path / "data/a.parquet")
     commands = re.findall(r"^\.venv/bin/flat-tokens-service (.*?) *#", TEXT, re.MULTILINE)
     assert len(commands) == 4
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TIKTOKEN_CACHE_DIR": str(tmp_path),
-        "HTTPS_PROXY": "http://127.0.0.1:9",
-    }
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "flows", *shlex.split(command)], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        words = ["-m", "flows", *shlex.split(command)]
+        run(words, tmp_path, TIKTOKEN_CACHE_DIR=str(tmp_path), HTTPS_PROXY="http://127.0.0.1:9")
     for name in ("my-dataset", "my-dataset-o200k_base"):
         assert flat_tokens.open(tmp_path / "out" / name).train.seq_count > 290

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.docs.programs import ROOT
+from tests.docs.programs import ROOT, run
 
 RECIPES = ROOT / "docs/recipes"
 PAGES = sorted(path.name for path in RECIPES.glob("*.md") if path.name != "README.md")
@@ -27,6 +24,9 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 """torchvision, which Streaming imports for images. transformers would take it for the real one, where a program uses that."""
 
 
+ALONE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "2"}
+
+
 def steps(page: str) -> list[tuple[str, str, str]]:
     """The commands and programs of a page: kind, source, and what a program prints."""
     return [(kind, source, printed) for kind, source, printed in BLOCK.findall((RECIPES / page).read_text(encoding="utf-8"))]
@@ -37,23 +37,6 @@ def missing(page: str) -> list[str]:
     sources = "".join(source for _, source, _ in steps(page))
     imported = set(re.findall(r"^(?:import|from) (\w+)", sources, re.MULTILINE))
     return sorted(name for name in imported & PACKAGES if find_spec(name) is None)
-
-
-def run(command: list[str], directory: Path, stand_ins: bool = False) -> str:
-    """What a command prints. Libraries may say what they like on standard error."""
-    more = [path for path in [os.environ.get("PYTHONPATH")] if path]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(STAND_INS)] if stand_ins else []), *more]),
-        "HF_HUB_OFFLINE": "1",
-        "HOME": str(directory / "home"),
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        "OMP_NUM_THREADS": "2",
-    }
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_every_page_is_listed_and_every_program_says_what_it_prints() -> None:
@@ -76,8 +59,9 @@ def test_a_recipe_leads_to_the_first_loss(page: str, demo: Path, tmp_path: Path)
             for line in source.splitlines():
                 name, *arguments = shlex.split(line)
                 assert name == "flat-tokens"
-                run([sys.executable, "-m", "flat_tokens", *arguments], tmp_path)
+                run(["-m", "flat_tokens", *arguments], tmp_path, **ALONE)
         else:
             (tmp_path / "program.py").write_text(source)
-            stand_ins = "from streaming import" in source and find_spec("torchvision") is None
-            assert run([sys.executable, "program.py"], tmp_path, stand_ins) == printed
+            stand_ins = str(STAND_INS) if "from streaming import" in source and find_spec("torchvision") is None else ""
+            found, _ = run(["program.py"], tmp_path, more=stand_ins, HOME=str(tmp_path / "home"), **ALONE)
+            assert found == printed
