@@ -63,7 +63,7 @@ def answers(url: str) -> bool:
 
 def family(pid: int) -> list[int]:
     """A process and all that it has started, and these, as far as they live."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))

@@ -51,8 +51,8 @@ def write_rows(path: Path, rows: Rows, group: int = 7, codec: str = "zstd") -> P
             data = as_archive(rows, group)
         elif ".warc" in path.suffixes:
             data = b"".join(map(as_record, rows))
-        compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
-        path.write_bytes(compress(data))
+        data = gzip.compress(data) if path.suffix == ".gz" else zstandard.compress(data) if path.suffix == ".zst" else data
+        path.write_bytes(data)
     return path
 
 
@@ -60,7 +60,7 @@ def write_partitioned(directory: Path, rows: Rows, names: Sequence[str], ending:
     """Rows in files below *directory*, one for each set of values of the columns *names*, which its directories give. The rows of
     each file with these, in the files' order.
     """
-    found = {}
+    found: dict[str, Rows] = {}
     for row in rows:
         values = ((name, "__HIVE_DEFAULT_PARTITION__" if row[name] is None else quote(row[name], "")) for name in names)
         found.setdefault("/".join(f"{name}={value}" for name, value in values), []).append(row)
@@ -103,7 +103,7 @@ def as_archive(rows: Rows, group: int) -> bytes:
 
 def as_record(row: dict[str, Any]) -> bytes:
     """A row as a record of WET: its id, text and url."""
-    text = row["text"].encode()
+    text: bytes = row["text"].encode()
     headers = {
         "WARC-Type": "conversion",
         "WARC-Record-ID": row["id"],
@@ -133,7 +133,7 @@ def held(path: str | Path) -> dict[str, list[Held]]:
     """The documents of a version by split, when ``verify`` has found nothing wrong with it."""
     flat_tokens.verify(path, "full")
     dataset = flat_tokens.open(path)
-    found = {}
+    found: dict[str, list[Held]] = {}
     for name, split in dataset.splits.items():
         count = split.seq_count
         arrays = (open_array(dataset.store / f"documents/{name}/{of}", "uint64") for of in ("file", "row"))
@@ -168,7 +168,7 @@ def expected(
     column that decides on the split.
     """
     rule = SplitRule(fraction=fraction, test_fraction=test, seed=seed)
-    found = {name: [] for name in rule.splits}
+    found: dict[str, list[Held]] = {name: [] for name in rule.splits}
     seen = set()
     for file, rows in enumerate(files):
         for number, row in enumerate(rows):
@@ -198,7 +198,7 @@ def documents_of(
     """Row, text, id and columns of each document of a file, or the fault of a row."""
     path.write_bytes(data)
     file = TextFile(str(path), path.name, len(data), text, identity, kept_columns=tuple(columns), **more)
-    found = []
+    found: list[tuple[Any, ...]] = []
     before = 0
     for part in kind.ranges(file, range_bytes):
         assert kind.rows_before(file, part) == before

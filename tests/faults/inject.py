@@ -23,7 +23,7 @@ locks, other processes, and EINTR where Python repeats the call itself (PEP 475)
 
 from __future__ import annotations
 
-import _pyio
+import _pyio  # type: ignore[import-not-found]
 import builtins
 import contextlib
 import errno
@@ -151,7 +151,7 @@ class Watch:
                     setattr(os, name, self._watched(kind, name, getattr(os, name)))
         real_open, real_close = os.open, os.close
 
-        def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
             where = self._below_root(path, dir_fd)
             if where is None:
                 return real_open(path, flags, mode, dir_fd=dir_fd)
@@ -375,7 +375,7 @@ class Child:
                 os.setgid(user)
                 os.setuid(user)
             try:
-                message = (work(), None)
+                message: tuple[Any, str | None] = (work(), None)
             except BaseException:
                 message = (None, traceback.format_exc())
             data = memoryview(pickle.dumps(message))

@@ -117,7 +117,7 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed: make peers")
     read = emulator._read_raw_data
 
-    def read_all(handler: Any) -> bytes | None:
+    def read_all(handler: Any) -> Any:
         data = read(handler)
         if len(data or b"") < int(handler.headers.get("Content-Length") or 0):
             raise ConnectionError("half an upload")

@@ -147,7 +147,7 @@ def receipts(root: Path) -> set[str]:
 
 
 def pointer(root: Path) -> dict[str, Any]:
-    return json.loads((root / "latest.json").read_bytes())
+    return dict(json.loads((root / "latest.json").read_bytes()))
 
 
 class Bomb:

@@ -95,7 +95,7 @@ class Pool:
     def runs(self, *tags: str) -> list[dict[str, Any]]:
         """The newest flow runs with these tags."""
         some = {"sort": "EXPECTED_START_TIME_DESC", "limit": 200, "flow_runs": {"tags": {"all_": list(tags)}}}
-        return self.ask("POST", "/flow_runs/filter", some)
+        return list(self.ask("POST", "/flow_runs/filter", some))
 
     def run_deployment(self, name: str, parameters: dict[str, Any]) -> str:
         """Start a run as the form of the UI does; its id."""
@@ -138,4 +138,4 @@ def finished(build: Process) -> dict[str, Any]:
     """What a build came to that must not fail."""
     out, err = build.communicate(timeout=DEADLINE)
     assert build.returncode == 0, err
-    return json.loads(out)
+    return dict(json.loads(out))
