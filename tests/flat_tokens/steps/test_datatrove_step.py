@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from flat_tokens.steps import open_steps
+from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
 
 pytestmark = pytest.mark.needs("datatrove")
@@ -49,9 +49,7 @@ def by_datatrove(options: dict[str, Any], texts: list[str]) -> tuple[list[str], 
 @pytest.mark.parametrize("options", FILTERS, ids=[f"{k}-{one['filter']}" for k, one in enumerate(FILTERS)])
 def test_documents_are_those_of_datatrove(options: dict[str, Any]) -> None:
     kept, dropped = by_datatrove(options, TEXTS)
-    found = open_steps([{"use": "datatrove", "options": options}])(
-        pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64)
-    )
+    found = taken([{"use": "datatrove", "options": options}], *TEXTS)
     assert found.texts.to_pylist() == kept
     assert 0 < len(kept) < len(TEXTS)
     told = Counter({reason.removeprefix("datatrove."): count for reason, count in found.skipped.items()})
@@ -65,7 +63,7 @@ def test_each_thread_has_a_filter_of_its_own() -> None:
 
     def take(_: int) -> list[bool]:
         barrier.wait()
-        return steps(pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64)).keep.tolist()
+        return taken(steps, *TEXTS).keep.tolist()
 
     with ThreadPoolExecutor(4) as pool:
         assert len({tuple(keep) for keep in pool.map(take, range(4))}) == 1
@@ -106,7 +104,7 @@ def test_kept_columns_are_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "ByLanguage", ByLanguage, raising=False)
     steps = open_steps([{"use": "datatrove", "options": {"filter": "ByLanguage"}}])
     columns = pa.record_batch({"language": ["en", None, "de", "en"]})
-    found = steps(pa.array(["a", "b", "c", "d"], pa.large_string()), np.arange(4, dtype=np.uint64), columns)
+    found = taken(steps, *"abcd", columns=columns)
     assert found.texts.to_pylist() == ["a", "d"]
 
 
@@ -125,15 +123,14 @@ def test_texts_are_those_of_a_formatter_of_each_document(options: dict[str, Any]
     wanted = [getattr(formatters, options["formatter"])(**own).format(text) for text in texts]
     steps = open_steps([{"use": "datatrove", "options": options}])
     for order in (texts, texts[::-1]):
-        found = steps(pa.array(order, pa.large_string()), np.arange(len(order), dtype=np.uint64))
+        found = taken(steps, *order)
         assert found.texts.to_pylist() == (wanted if order is texts else wanted[::-1])
     assert wanted != texts
 
 
 def test_text_is_repaired_where_ftfy_is_installed() -> None:
     pytest.importorskip("ftfy")
-    steps = open_steps([{"use": "datatrove", "options": {"formatter": "FTFYFormatter"}}])
-    found = steps(pa.array(["schÃ¶n", "schön"], pa.large_string()), np.arange(2, dtype=np.uint64))
+    found = taken([{"use": "datatrove", "options": {"formatter": "FTFYFormatter"}}], "schÃ¶n", "schön")
     assert found.texts.to_pylist() == ["schön", "schön"]
     assert found.changed == {"datatrove.changed": 1}
 

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.steps import Stepped, decontaminate, open_steps
+from flat_tokens.steps import decontaminate, open_steps
 from flat_tokens.steps.decontaminate import Decontaminate, QuestionIndex, Questions, merged
 from flat_tokens.text.rows import text_buffers
 from tests.examples import examples
+from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
 
 Q = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
@@ -42,10 +43,6 @@ def step(directory: Path, sets: dict[str, list[str]], **options: Any) -> dict[st
     return {"use": "decontaminate", "options": {"against": against, "sets_url": str(directory), **options}}
 
 
-def taken(asked: dict[str, Any], *texts: str) -> Stepped:
-    return open_steps([asked])(pa.array(texts, pa.large_string()), np.arange(len(texts), dtype=np.uint64))
-
-
 @pytest.mark.parametrize(
     ("text", "is_found"),
     [
@@ -59,29 +56,29 @@ def taken(asked: dict[str, Any], *texts: str) -> Stepped:
     ],
 )
 def test_thirteen_consecutive_words_are_a_match(tmp_path: Path, text: str, is_found: bool) -> None:
-    found = taken(step(tmp_path, {"exam": ["another", Q]}), "x", text, "y")
+    found = taken([step(tmp_path, {"exam": ["another", Q]})], "x", text, "y")
     assert found.keep.tolist() == [True, not is_found, True]
     assert dict(found.skipped) == ({"decontaminate.exam": 1} if is_found else {})
 
 
 def test_words_of_two_documents_are_not_a_match(tmp_path: Path) -> None:
     first, second = " ".join(Q.split()[:7]), " ".join(Q.split()[7:])
-    assert taken(step(tmp_path, {"exam": [Q]}), first, second).keep.all()
-    assert not taken(step(tmp_path, {"exam": [Q]}), f"{first} {second}").keep.any()
+    assert taken([step(tmp_path, {"exam": [Q]})], first, second).keep.all()
+    assert not taken([step(tmp_path, {"exam": [Q]})], f"{first} {second}").keep.any()
 
 
 @pytest.mark.parametrize(("words", "is_found"), [(7, False), (8, True), (12, True)])
 def test_a_short_question_is_looked_for_as_a_whole(tmp_path: Path, words: int, is_found: bool) -> None:
     """From 8 words on. A document with all but one of its words does not have it."""
     question = " ".join(Q.split()[:words])
-    found = taken(step(tmp_path, {"exam": [question]}), f"so {question} and on", question.rpartition(" ")[0])
+    found = taken([step(tmp_path, {"exam": [question]})], f"so {question} and on", question.rpartition(" ")[0])
     assert found.keep.tolist() == [not is_found, True]
-    fewer = taken(step(tmp_path, {"exam": [question]}, min_words=2), f"so {question}")
+    fewer = taken([step(tmp_path, {"exam": [question]}, min_words=2)], f"so {question}")
     assert not fewer.keep.any()
 
 
 def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: Path) -> None:
-    found = taken(step(tmp_path, {"a": ["nothing of it", Q], "b": [Q, f"{Q} {Q}"]}), f"{Q} {Q}", "x", f"{NEAR} {Q}")
+    found = taken([step(tmp_path, {"a": ["nothing of it", Q], "b": [Q, f"{Q} {Q}"]})], f"{Q} {Q}", "x", f"{NEAR} {Q}")
     assert [(match.document, match.name) for match in found.matches] == [
         (0, "decontaminate.a"),
         (0, "decontaminate.b"),
@@ -95,22 +92,22 @@ def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: P
 def test_each_of_many_sets_is_a_reason(tmp_path: Path) -> None:
     """More than a step of somebody else may have."""
     questions = [f"{Q} {i}" for i in range(100)]
-    found = taken(step(tmp_path, {f"set-{i}": [text] for i, text in enumerate(questions)}, ngram=15), *questions)
+    found = taken([step(tmp_path, {f"set-{i}": [text] for i, text in enumerate(questions)}, ngram=15)], *questions)
     assert dict(found.skipped) == {f"decontaminate.set-{i}": 1 for i in range(100)}
 
 
 def test_equal_hashes_of_other_words_are_not_a_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decontaminate, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
-    found = taken(step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]}), NEAR, f"x {Q}", "a b c d e f g i", "z")
+    found = taken([step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]})], NEAR, f"x {Q}", "a b c d e f g i", "z")
     assert found.keep.tolist() == [True, False, True, True]
 
 
 def test_mark_writes_the_names_of_the_sets(tmp_path: Path) -> None:
     asked = step(tmp_path, {"a": [Q], "b": [NEAR], "c": ["some other words than these are in it"]}, action="mark", column="in")
-    found = taken(asked, f"{NEAR} {Q}", "x", Q)
+    found = taken([asked], f"{NEAR} {Q}", "x", Q)
     assert found.keep.all()
     assert found.columns.column("in").to_pylist() == ["a,b", None, "a"]
-    assert taken(asked, "x").kinds == {"in": "text"}
+    assert taken([asked], "x").kinds == {"in": "text"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_mark_writes_the_names_of_the_sets(tmp_path: Path) -> None:
     ],
 )
 def test_span_cuts_the_words_and_their_context_out(tmp_path: Path, context: int, text: str, left: str) -> None:
-    found = taken(step(tmp_path, {"exam": [Q]}, action="span", context=context), "x", text)
+    found = taken([step(tmp_path, {"exam": [Q]}, action="span", context=context)], "x", text)
     assert found.texts.to_pylist() == (["x", left] if left else ["x"])
     assert dict(found.skipped) == ({} if left else {"decontaminate.exam": 1})
     assert len(found.matches) == 1
@@ -162,7 +159,7 @@ def test_sets_that_are_not_here_or_damaged_are_no_documents_fault(tmp_path: Path
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes() + b"x")
     with refusal(r"is not the evaluation set 'exam'\. Run the build again", OSError):
-        taken(asked, "x")
+        taken([asked], "x")
     with refusal("only a build reads them", OSError):
         Decontaminate(against=["a.jsonl"])(pa.record_batch({"text": pa.array(["x"], pa.large_string())}))
 

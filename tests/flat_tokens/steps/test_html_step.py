@@ -7,11 +7,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from flat_tokens.steps import open_steps
+from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
 
 
@@ -34,10 +34,12 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: ours.get(name) or version(name))
 
 
-def taken(pages: list[str], columns: dict[str, list[Any]] | None = None, **options: Any) -> tuple[list[str], dict[str, int], str]:
+def texts_of(
+    pages: list[str], columns: dict[str, list[Any]] | None = None, **options: Any
+) -> tuple[list[str], dict[str, int], str]:
     steps = open_steps([{"use": "html", "name": None, "options": options}])
     batch = pa.record_batch({name: pa.array(values, pa.large_string()) for name, values in (columns or {}).items()})
-    found = steps(pa.array(pages, pa.large_string()), np.arange(len(pages), dtype=np.uint64), batch if columns else None)
+    found = taken(steps, *pages, columns=batch if columns else None)
     return found.texts.to_pylist(), dict(found.skipped), steps.described[0]["version"]
 
 
@@ -45,17 +47,17 @@ def taken(pages: list[str], columns: dict[str, list[Any]] | None = None, **optio
 @pytest.mark.parametrize("package", ["resiliparse", "trafilatura"])
 def test_pages_become_their_text_and_empty_ones_are_left_out(package: str) -> None:
     pages = ["<p>a</p>", "<p></p>", "", "<p>b"]
-    assert taken(pages, package=package) == (["a", "b"], {"html.empty": 2}, f"{package} 1.2")
+    assert texts_of(pages, package=package) == (["a", "b"], {"html.empty": 2}, f"{package} 1.2")
 
 
 @pytest.mark.usefixtures("packages")
 def test_plain_text_stays_and_options_are_the_packages() -> None:
-    assert taken(["<p>a", "<p>b"], {"content_type": ["text/plain", "text/html"]})[0] == ["<p>a", "b"]
-    assert taken(["<p>a"], main_content=False)[0] == ["all: a"]
+    assert texts_of(["<p>a", "<p>b"], {"content_type": ["text/plain", "text/html"]})[0] == ["<p>a", "b"]
+    assert texts_of(["<p>a"], main_content=False)[0] == ["all: a"]
     with refusal("package is 'lxml'; it should be one of resiliparse, trafilatura"):
-        taken([], package="lxml")
+        texts_of([], package="lxml")
     with refusal("main_content is true, or false with resiliparse"):
-        taken([], package="trafilatura", main_content=False)
+        texts_of([], package="trafilatura", main_content=False)
 
 
 @pytest.mark.needs("resiliparse")
@@ -63,7 +65,7 @@ def test_the_package_itself_leaves_navigation_out() -> None:
     body = "<body><nav><a href=/>Home</a></nav><article><p>Salt &amp; wind.</p></article></body>"
     page = f"<html><head><title>T</title></head>{body}</html>"
     texts = [
-        taken([page], package="resiliparse", main_content=only)[0] for only in (True, False)
+        texts_of([page], package="resiliparse", main_content=only)[0] for only in (True, False)
     ]  # steps are kept by their options
     assert texts == [["Salt & wind."], ["Home\n\nSalt & wind."]]
 
@@ -72,4 +74,4 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     for name in ("resiliparse", "resiliparse.extract", "resiliparse.extract.html2text"):
         monkeypatch.setitem(sys.modules, name, None)
     with refusal(r"step html needs the package 'resiliparse'.*pip install resiliparse"):
-        taken(["x"], main_content=True)  # steps are kept by their options
+        texts_of(["x"], main_content=True)  # steps are kept by their options

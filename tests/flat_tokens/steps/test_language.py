@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from flat_tokens.steps import Stepped, open_steps
+from flat_tokens.steps import Stepped
+from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
 
 pytest.importorskip("py3langid")
@@ -23,22 +22,21 @@ TEXTS = [
 ]
 
 
-def taken(**options: Any) -> Stepped:
-    steps = open_steps([{"use": "language", "options": options}])
-    return steps(pa.array(TEXTS, pa.large_string()), np.arange(len(TEXTS), dtype=np.uint64))
+def found_in(*texts: str, **options: Any) -> Stepped:
+    return taken([{"use": "language", "options": options}], *texts)
 
 
 def test_each_document_has_the_language_that_the_package_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its model is unpacked in memory."""
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
-    found = taken()
+    found = found_in(*TEXTS)
     assert found.columns.column("language").to_pylist() == ["en", "de", "fr", None, None]
     assert found.keep.all()
     assert found.kinds == {"language": "text"}
 
 
 def test_others_are_left_out_by_their_language() -> None:
-    found = taken(keep=["en", "fr"], column="tongue", probability="sure")
+    found = found_in(*TEXTS, keep=["en", "fr"], column="tongue", probability="sure")
     assert found.keep.tolist() == [True, False, True, False, False]
     assert dict(found.skipped) == {"language.de": 1, "language.unknown": 2}
     assert found.columns.column("tongue").to_pylist() == ["en", "fr"]
@@ -46,10 +44,8 @@ def test_others_are_left_out_by_their_language() -> None:
 
 
 def test_only_the_beginning_is_looked_at() -> None:
-    texts = pa.array([TEXTS[0] + 40 * TEXTS[1]], pa.large_string())
-    steps = open_steps([{"use": "language", "options": {"max_characters": len(TEXTS[0])}}])
-    found = steps(texts, np.zeros(1, np.uint64)).columns
-    assert found.column("language").to_pylist() == ["en"]
+    found = found_in(TEXTS[0] + 40 * TEXTS[1], max_characters=len(TEXTS[0]))
+    assert found.columns.column("language").to_pylist() == ["en"]
 
 
 @pytest.mark.parametrize(
@@ -64,4 +60,4 @@ def test_only_the_beginning_is_looked_at() -> None:
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with refusal(message):
-        taken(**options)
+        found_in(*TEXTS, **options)

@@ -7,7 +7,7 @@ import importlib.metadata
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.steps
-from flat_tokens.steps import SHIPPED, Outcome, ReadySteps, Stepped, open_steps, shipped
+from flat_tokens.steps import SHIPPED, Outcome, ReadySteps, open_steps, shipped
 from tests.examples import examples
+from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
-
-
-def taken(steps: Sequence[dict[str, Any]] | ReadySteps, *texts: str) -> Stepped:
-    opened = steps if isinstance(steps, ReadySteps) else open_steps(steps)
-    return opened(pa.array(texts, pa.large_string()), np.arange(len(texts), dtype=np.uint64))
 
 
 def asked(use: str, name: str | None = None, **options: Any) -> dict[str, Any]:
