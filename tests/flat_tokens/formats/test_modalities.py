@@ -1,4 +1,4 @@
-"""Modalities: the reference's own files, all four layouts, raw indexes, and files that lie."""
+"""Modalities: the reference's own files, merged files, ends of documents, and indexes that are large or lie."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flat_tokens.formats import open_any
 from flat_tokens.formats.modalities import Modalities, open_pbin
 from flat_tokens.stores.store import Store
 from tests.examples import examples
-from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.flat_tokens.formats.exporting import export, read, sequences_in, splits_of
 from tests.refusal import refusal
 
 GPT2_END = 50_256
@@ -37,12 +37,8 @@ def test_texts_through_gpt2_are_the_references_packed_data(
     export("modalities", splits_of(sequences), tmp_path, options)
     theirs = reference / "modalities" / f"{name}.pbin"
     assert (tmp_path / "train.pbin").read_bytes() == theirs.read_bytes()
-    opened = open_any(theirs, options=options)
-    assert opened.format == "modalities"
-    assert sequences_in(opened.splits["train"], 1000) == sequences
-
-
-# Two documents, [1, 2] and [3], each closed by 9, as the table of the layouts in the module says it.
+    assert open_any(theirs).format == "modalities"
+    assert read(theirs, options, 1000) == {"train": sequences}
 
 
 @examples(40)
@@ -52,11 +48,11 @@ def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences: 
     splits, end = splits_of(sequences), 2
     export("modalities", splits, "memory://unless", Modalities(end_of_text=end))
     closed = [sequence if sequence[-1:] == [end] else [*sequence, end] for sequence in sequences]
-    assert sequences_in(open_any("memory://unless").splits["train"], 3) == closed
-    removed = sequences_in(open_any("memory://unless", options=Modalities(end_of_text=end)).splits["train"], 3)
+    assert read("memory://unless", Modalities(), 3)["train"] == closed
+    removed = read("memory://unless", Modalities(end_of_text=end), 3)["train"]
     assert removed == [sequence[:-1] for sequence in closed]
     export("modalities", splits, "memory://always", Modalities(end_of_text=end, closing="always"))
-    assert sequences_in(open_any("memory://always", options=Modalities(end_of_text=end)).splits["train"], 3) == sequences
+    assert read("memory://always", Modalities(end_of_text=end), 3)["train"] == sequences
 
 
 # Files that lie.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,6 @@ def sequences(path: Path) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str) -> None:
     """Also by formats that pass over their files twice, and by a run that finds them written."""
-    if format in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow", reason=f"{format} files are written by pyarrow")
     request, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
     assert request.token_count == 14
     told = [[], []]
@@ -92,10 +90,7 @@ def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Pat
         wrote.append(part.key)
         return real(splits, part, store, options)
 
-    def patched(function: Any) -> dict[str, Any]:
-        return {**FORMATS, "megatron": type(FORMATS["megatron"])(**{**vars(FORMATS["megatron"]), "write": function})}
-
-    monkeypatch.setattr(exporting, "FORMATS", patched(stopping))
+    monkeypatch.setattr(exporting, "FORMATS", {**FORMATS, "megatron": replace(FORMATS["megatron"], write=stopping)})
     with refusal("No space left", OSError):
         write(export_of(dataset, "megatron", options), str(tmp_path / "out"), threads=1)
     assert len(contents(tmp_path / "out")) == 6
@@ -256,8 +251,6 @@ def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path,
 def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
     dataset: Path, tmp_path: Path, tool: Terminal, format: str
 ) -> None:
-    if format in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow", reason=f"{format} files are read and written by pyarrow")
     export(dataset, tmp_path / "out", format, **given_to(format))
     said = tool.errors("import", tmp_path / "out", tmp_path / "one", "--format", format, status=0)
     if sequences(tmp_path / "one")["train"] == TRAIN:
