@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 
@@ -18,3 +20,10 @@ def change(value: Any, row: Any) -> None:
             change(inner, one)
         else:
             value[key] = one
+
+
+def change_file(path: Path, row: Any) -> None:
+    """Change the JSON in a file."""
+    value = json.loads(path.read_bytes())
+    change(value, row)
+    path.write_text(json.dumps(value))

@@ -29,6 +29,7 @@ from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
+from tests.damage import change_file
 from tests.examples import examples, first_fast
 from tests.flat_tokens.test_reader import ENCODED, NAMES, SEQUENCES
 from tests.made import write_sequences
@@ -387,8 +388,7 @@ def test_a_number_that_no_run_has_seen_is_named(tmp_path: Path, kept: str | None
     if kept is None:
         verify(root, "full")
     for number, complaint in ((4, "but the run of .* knew of number 5"), (7, "but it was number 5 at .*, and no version was")):
-        value = json.loads((root / "latest.json").read_bytes())
-        (root / "latest.json").write_text(json.dumps({**value, "sequence": number}))
+        change_file(root / "latest.json", {"sequence": number})
         assert re.search(f"latest.json is number {number}, {complaint}", refused(root, "full"))
         verify(root, "quick")
 
@@ -601,11 +601,8 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path, key: s
     """A named pipe would block for ever who reads it."""
     publish(tmp_path / "dataset", in_small_objects("mmap"))
     os.mkfifo(tmp_path / "pipe")
-    path = tmp_path / "dataset/manifest.json"
-    manifest = json.loads(path.read_text())
-    key = key.format(tmp_path=tmp_path)
-    manifest["objects"].append({"key": key, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()})
-    path.write_text(json.dumps(manifest))
+    named = {"key": key.format(tmp_path=tmp_path), "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    change_file(tmp_path / "dataset/manifest.json", lambda manifest: manifest["objects"].append(named))
     with refusal(r"manifest.json: is not a manifest that .* is not a name of an object below it"):
         read_manifest(Store.at(tmp_path / "dataset"))
     for level in ("quick", "full"):

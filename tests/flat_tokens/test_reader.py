@@ -25,7 +25,7 @@ from flat_tokens import LayoutName, TokenBatch
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
-from tests.damage import change as change_json
+from tests.damage import change_file
 from tests.examples import NIGHTLY, examples
 from tests.refusal import refusal
 from tests.terminal import Terminal
@@ -339,12 +339,6 @@ def small_memory() -> Iterator[None]:
         tracemalloc.stop()
 
 
-def change(path: Path, by: Any) -> None:
-    metadata = json.loads(path.read_text())
-    change_json(metadata, by)
-    path.write_text(json.dumps(metadata))
-
-
 def sharding(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata["codecs"][0]["configuration"]
 
@@ -439,7 +433,7 @@ V2: dict[str, Any] = {
 def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName, by: Any) -> None:
     write(tmp_path / "dataset", layout=layout)
     array = tmp_path / "dataset/train/encoded_tokens"
-    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
+    change_file(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
     with pytest.raises(ValueError, match=str(array)) as raised:
         flat_tokens.open(tmp_path / "dataset")
     assert len(str(raised.value)) < 600
@@ -495,7 +489,7 @@ def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: Lay
 def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wrong: object) -> None:
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
-    change(path, {"max_token_id": wrong} if layout == "zarr2" else {"attributes": {"max_token_id": wrong}})
+    change_file(path, {"max_token_id": wrong} if layout == "zarr2" else {"attributes": {"max_token_id": wrong}})
     with refusal(f"{tmp_path}/dataset/train: max_token_id is .*, but the format says 0 to 2147483647"):
         flat_tokens.open(tmp_path / "dataset")
 
@@ -510,7 +504,7 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: ob
         if wrong == "missing":
             del metadata["attributes"]["loss_mask"]
 
-    change(tmp_path / "dataset/train/zarr.json", damage)
+    change_file(tmp_path / "dataset/train/zarr.json", damage)
     with refusal(f"{tmp_path}/dataset/train: loss_mask is .*, but where there is one it is true"):
         flat_tokens.open(tmp_path / "dataset")
 
@@ -520,7 +514,7 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: ob
 def test_attributes_that_are_no_object_are_refused(tmp_path: Path, tool: Terminal, node: str, wrong: object) -> None:
     write(tmp_path / "dataset")
     path = tmp_path / "dataset" / node / "zarr.json"
-    change(path, {"attributes": wrong})
+    change_file(path, {"attributes": wrong})
     complaint = f"{path}: its attributes are {wrong!r}, not an object of JSON"
     for reading in (flat_tokens.open, flat_tokens.verify, open_corpus):
         with refusal(re.escape(complaint)):
@@ -543,7 +537,7 @@ def test_a_level_that_is_no_number_is_refused(tmp_path: Path, layout: LayoutName
     def damage(metadata: dict[str, Any]) -> None:
         (metadata["compressor"] if layout == "zarr2" else sharding(metadata)["codecs"][-1]["configuration"])[name] = wrong
 
-    change(path, damage)
+    change_file(path, damage)
     with refusal(re.escape(f"{array}: has {name} {wrong!r} of ")):
         flat_tokens.open(tmp_path / "dataset")
 
@@ -668,7 +662,7 @@ def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path
     write(tmp_path / "dataset", layout=layout)
     rewrite_starts(tmp_path / "dataset", [0, 2**46])
     array = tmp_path / "dataset/train/encoded_tokens"
-    change(array / (".zarray" if layout == "zarr2" else "zarr.json"), {"shape": [2**46]})
+    change_file(array / (".zarray" if layout == "zarr2" else "zarr.json"), {"shape": [2**46]})
     train = flat_tokens.open(tmp_path / "dataset").train
     with refusal(f"{array}: items 0 to {2**46} do not fit into memory", MemoryError):
         train.sequence(0)

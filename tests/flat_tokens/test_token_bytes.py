@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens.manifest import TokenBytes, read_token_bytes
+from flat_tokens.manifest import TokenBytes, read_manifest, read_token_bytes
 from flat_tokens.stores.store import Store
 from flat_tokens.vocabulary import load_vocabulary, token_bytes
 from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
 from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
+from tests.damage import change_file
 from tests.flat_tokens.demo import TOKENIZER
 from tests.flat_tokens.test_vocabulary import rank_file
 from tests.refusal import refusal
@@ -114,9 +115,8 @@ def without(version: Path, copy: Path) -> Path:
     (copy / "token_bytes.json").unlink()
     with refusal(r"token_bytes\.json"):
         flat_tokens.verify(copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["objects"] = [one for one in manifest["objects"] if one["key"] != "token_bytes.json"]
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    kept = [one for one in read_manifest(Store.at(copy))["objects"] if one["key"] != "token_bytes.json"]
+    change_file(copy / "manifest.json", {"objects": kept})
     return copy
 
 
@@ -146,8 +146,7 @@ def test_a_version_of_an_earlier_release_says_how_they_are_had(version: Path, tm
 def test_a_damaged_record_is_refused_by_its_name(version: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(version, copy)
-    record = copy / "token_bytes.json"
-    record.write_text(json.dumps({**json.loads(record.read_bytes()), **changes}))
+    change_file(copy / "token_bytes.json", changes)
     with refusal(rf"token_bytes\.json: does not tell .*{message}"):
         _ = flat_tokens.open(copy).token_bytes
     with refusal("does not tell the bytes of the dataset's tokens"):

@@ -36,7 +36,7 @@ from flat_tokens.formats.parquet import Arrow, Parquet
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of, import_dataset, write
-from tests.damage import change
+from tests.damage import change, change_file
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import EXAMPLE, LARGEST, Sequences, export, sequences_in, splits_of
 from tests.refusal import refusal
@@ -904,9 +904,7 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, name: str, field: str, by
     for secret in ("d/secret", "d/out/secret"):
         (tmp_path / secret).write_bytes(first.read_bytes())
     index = first.with_name("state.json" if name == "arrow" else "index.json")
-    value = json.loads(index.read_text())
-    change(value["shards"][0] if name == "mds" else value, by)
-    index.write_text(json.dumps(value))
+    change_file(index, lambda value: change(value["shards"][0] if name == "mds" else value, by))
     if field == "index":
         with refusal(rf"(?s)\A{index}: .{{0,500}}\Z"):
             open_any(tmp_path / "d/out", name)

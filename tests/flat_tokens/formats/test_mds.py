@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,18 +15,11 @@ from flat_tokens.formats import open_any
 from flat_tokens.formats.compression import compress
 from flat_tokens.formats.litdata import Litdata
 from flat_tokens.formats.mds import Mds
-from tests.damage import change as change_json
+from tests.damage import change_file
 from tests.flat_tokens.formats.exporting import EXAMPLE, LARGEST, export, index_of, read, splits_of
 from tests.refusal import refusal
 
 CODECS = ["zstd", "gz", "br", "bz2", "snappy"]
-
-
-def change(path: Path, by: Any) -> None:
-    """Change an index."""
-    index = index_of(path)
-    change_json(index, by)
-    (path / "index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +64,7 @@ def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path,
     def store(data: bytes, size: dict[str, int]) -> None:
         (folder / "packed").write_bytes(data)
         zipped = {"compression": packer, "zip_data": {"basename": "packed", "bytes": len(data)}}
-        change(folder, {"shards": {0: {**zipped, "raw_data": size}}})
+        change_file(folder / "index.json", {"shards": {0: {**zipped, "raw_data": size}}})
 
     store(pack(plain), {})
     assert read(tmp_path, Mds()) == {"train": EXAMPLE}
@@ -112,7 +104,7 @@ def test_packed_chunks_are_read(tmp_path: Path) -> None:
     chunk, packed = tmp_path / "train/chunk-0-0.bin", tmp_path / "train/chunk-0-0.zstd.bin"
     packed.write_bytes(compress("zstd", chunk.read_bytes()))
     chunk.unlink()
-    change(tmp_path / "train", {"chunks": {0: {"filename": packed.name}}, "config": {"compression": "zstd"}})
+    change_file(tmp_path / "train/index.json", {"chunks": {0: {"filename": packed.name}}, "config": {"compression": "zstd"}})
     assert read(tmp_path, Litdata()) == {"train": EXAMPLE}
     packed.write_bytes(compress("zstd", bytes(50 << 20)))
     with refusal(r"chunk-0-0.zstd.bin: does not decompress to 1256 bytes"):

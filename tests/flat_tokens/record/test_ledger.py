@@ -14,7 +14,7 @@ import pytest
 import flat_tokens
 from flat_tokens import Ledger, Mixture, Schedule
 from flat_tokens.rows.loader import Steps
-from tests.damage import change
+from tests.damage import change_file
 from tests.flat_tokens.rows.rows_by_number import Numbers
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -170,9 +170,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, vie
 def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[str, Any], damage: Any) -> None:
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"], 1)}, 8)
-    content = json.loads(path.read_text())
-    change(content, damage)
-    path.write_text(json.dumps(content))
+    change_file(path, damage)
     with refusal(r"run\.json: is not a ledger that is understood here"):
         Ledger.open(path)
 

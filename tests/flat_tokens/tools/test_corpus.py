@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from flat_tokens import TokenBatch
 from flat_tokens.annotations import UInt32s
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
+from tests.damage import change_file
 from tests.flat_tokens.demo import DEMO, shard_in
 from tests.made import in_memory, write_sequences
 from tests.refusal import refusal
@@ -63,8 +63,7 @@ def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(de
 @pytest.mark.parametrize("item", [["../../x", 1, "0" * 64], ["/x", 1, "0" * 64], ["c/0", -1, "0" * 64], ["c/0"], 5])
 def test_a_receipt_that_names_files_elsewhere_is_refused(copy: Path, item: object) -> None:
     shard = shard_in(copy)
-    receipt = json.loads((shard / "receipt.json").read_text())
-    (shard / "receipt.json").write_text(json.dumps({**receipt, "objects": [*receipt["objects"], item]}))
+    change_file(shard / "receipt.json", lambda receipt: receipt["objects"].append(item))
     with refusal(r"receipt\.json: is not a token shard's receipt"):
         open_corpus(shard)
 

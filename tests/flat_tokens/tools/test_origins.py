@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
+from tests.damage import change_file
 from tests.flat_tokens.demo import DEMO
 from tests.flat_tokens.tools.test_export import MARKED
 from tests.refusal import refusal
@@ -74,6 +74,6 @@ def test_without_room_or_origin_an_export_is_read_all_the_same(
 @pytest.mark.parametrize("wrong", [{"options": {"end_of_text": "x"}}, {"format": "tar"}, {"provenance": []}, {"version": 1}])
 def test_an_origin_that_is_something_else_is_refused_by_name(version: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
     out = exported(version, tmp_path / "out", "parquet")
-    (out / ORIGIN).write_text(json.dumps({**json.loads((out / ORIGIN).read_text()), **wrong}))
+    change_file(out / ORIGIN, wrong)
     with refusal(r"origin\.json: is not the origin of an export"):
         open_corpus(out)

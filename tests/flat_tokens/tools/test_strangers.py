@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
+from tests.damage import change_file
 from tests.flat_tokens.demo import build_lines
 from tests.made import write_sequences
 from tests.processes import serving
@@ -58,20 +58,14 @@ def dataset(tmp_path: Path) -> Path:
 def change(output: Path, what: Callable[[dict[str, Any]], object]) -> None:
     """Change the provenance in the manifest."""
     (path,) = output.glob("versions/*/manifest.json")
-    manifest = json.loads(path.read_text())
-    what(manifest["provenance"])
-    before, after = (hashlib.sha256(data).hexdigest() for data in (path.read_bytes(), json.dumps(manifest).encode()))
-    path.write_text(json.dumps(manifest))
-    pointer = output / "latest.json"
-    pointer.write_text(pointer.read_text().replace(before, after))
+    change_file(path, lambda manifest: what(manifest["provenance"]))
+    change_file(output / "latest.json", {"manifest_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
 def record(output: Path, **settings: Any) -> None:
     """Change the configuration in the record of the run."""
     (path,) = output.glob("runs/*.json")
-    run = json.loads(path.read_text())
-    run["config"].update(settings)
-    path.write_text(json.dumps(run))
+    change_file(path, lambda run: run["config"].update(settings))
 
 
 def commands(output: Path) -> list[list[str]]:

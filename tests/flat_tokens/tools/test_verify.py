@@ -14,7 +14,10 @@ import pytest
 import flat_tokens
 import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
+from flat_tokens.manifest import read_manifest
+from flat_tokens.stores.store import Store
 from flat_tokens.tools.verify import SampledPart, choose, sample
+from tests.damage import change_file
 from tests.flat_tokens.demo import TOKENIZER, build_lines, shard_in
 from tests.terminal import Terminal
 
@@ -112,11 +115,10 @@ def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Pa
     version = WHERE["version"](copy)
     shutil.rmtree(version / "documents/train/row")
     shutil.copytree(version / "documents/validation/row", version / "documents/train/row")
-    manifest = json.loads((version / "manifest.json").read_text())
-    keep = [item for item in manifest["objects"] if not item["key"].startswith("documents/train/row")]
-    store = flat_tokens.stores.store.Store.at(version)
+    store = Store.at(version)
+    keep = [item for item in read_manifest(store)["objects"] if not item["key"].startswith("documents/train/row")]
     keep += [store.digest(f"documents/train/row/{key}").described() for key in ("c/0", "zarr.json")]
-    (version / "manifest.json").write_text(json.dumps({**manifest, "objects": keep}))
+    change_file(version / "manifest.json", {"objects": keep})
     said = tool.json("verify", version, status=1)
     assert "documents/train: has {" in said["faults"][0]
 
@@ -177,13 +179,13 @@ def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path: Path, t
 def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, trusting: Terminal) -> None:
     """Rows that were mixed up, in a dataset whose digests all agree."""
     version = WHERE["version"](copy)
-    manifest = json.loads((version / "manifest.json").read_text())
-    for item in manifest["objects"]:
+    objects = read_manifest(Store.at(version))["objects"]
+    for item in objects:
         if item["key"].startswith("documents/train/row"):
             other = item["key"].replace("/row/", "/file/")
             shutil.copy(version / other, version / item["key"])
-            item |= flat_tokens.stores.store.Store.at(version).digest(item["key"]).described()
-    (version / "manifest.json").write_text(json.dumps(manifest))
+            item |= Store.at(version).digest(item["key"]).described()
+    change_file(version / "manifest.json", {"objects": objects})
     said = trusting.json("verify", version, "--sample", "1/1", "--documents", "5", "--tokenizer", TOKENIZER, status=1)
     assert any("is another document, by its key" in fault for fault in said["faults"])
 
