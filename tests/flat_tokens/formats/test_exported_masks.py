@@ -118,6 +118,9 @@ def test_a_mask_survives_a_round_trip(
             assert np.array_equal(np.concatenate([part.loss_mask for part in parts]), masked.loss_mask)
 
 
+IDS = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
+
+
 def table(path: Path, **columns: Any) -> Path:
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.table(columns), path)
@@ -133,8 +136,8 @@ def mask_of(path: Path, options: dict[str, Any] | None = None) -> list[int] | No
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 @pytest.mark.parametrize("lists", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large_list", "fixed"])
 def test_labels_of_any_width_are_read(tmp_path: Path, kind: Any, lists: Any) -> None:
-    ids, labels = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32())), pa.array([[-100, 6], [7, -100]], lists(kind))
-    assert mask_of(table(tmp_path / "a.parquet", input_ids=ids, labels=labels)) == [0, 1, 1, 0]
+    labels = pa.array([[-100, 6], [7, -100]], lists(kind))
+    assert mask_of(table(tmp_path / "a.parquet", input_ids=IDS, labels=labels)) == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +154,7 @@ def test_labels_of_any_width_are_read(tmp_path: Path, kind: Any, lists: Any) -> 
 )
 def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, complaint: str) -> None:
     """With the file and the row; they can be passed over."""
-    ids = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
-    path = table(tmp_path / "a.parquet", input_ids=ids, labels=pa.array(labels, pa.list_(pa.int64())))
+    path = table(tmp_path / "a.parquet", input_ids=IDS, labels=pa.array(labels, pa.list_(pa.int64())))
     with refusal(f"{path}: {complaint}"):
         mask_of(path)
     with refusal(complaint):
@@ -166,9 +168,8 @@ def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, compla
     "labels", [pa.array([1, 0]), pa.array(["a", "b"]), pa.array([[0.5, 1.0], [1.0, 2.0]])], ids=["int", "text", "floats"]
 )
 def test_a_label_of_a_row_is_no_mask(tmp_path: Path, labels: Any) -> None:
-    ids = pa.array([[5, 6], [7, 8]], pa.list_(pa.int32()))
-    assert mask_of(table(tmp_path / "a.parquet", input_ids=ids, labels=labels)) is None
-    assert mask_of(table(tmp_path / "b.parquet", other=ids, labels=ids), {"column": "labels"}) is None
+    assert mask_of(table(tmp_path / "a.parquet", input_ids=IDS, labels=labels)) is None
+    assert mask_of(table(tmp_path / "b.parquet", other=IDS, labels=IDS), {"column": "labels"}) is None
 
 
 MASKS: list[tuple[dict[str, Any], list[list[int]], list[int] | None]] = [

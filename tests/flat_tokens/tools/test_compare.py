@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def compared(home: Path, *names: str, **settings: Any) -> dict[str, Any]:
+def compared(home: Path, *names: str | Path, **settings: Any) -> dict[str, Any]:
     return tool.compare([open_corpus(home / name) for name in names], **settings)
 
 
@@ -130,10 +130,10 @@ def test_versions_of_other_documents_are_refused_with_the_difference(home: Path,
     with Threads(2) as runner:
         derive(DeriveRequest.model_validate(request), runner)
     with refusal(r"not of the same documents and splits: \d+ are in the first alone, such as train"):
-        tool.compare([open_corpus(home / "demo"), open_corpus(tmp_path / "half")])
+        compared(home, "demo", tmp_path / "half")
     other = build_dataset(tmp_path / "split", **settings_of(home, tokenizer="bytes", split_seed=1))
     with refusal("are in another split"):
-        tool.compare([open_corpus(home / "demo"), open_corpus(other)])
+        compared(home, "demo", other)
 
 
 def test_versions_of_the_same_ids_with_other_texts_are_refused(home: Path, tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_versions_of_the_same_ids_with_other_texts_are_refused(home: Path, tmp_p
     path.write_text(path.read_text().replace("wind", "winds"))
     other = build_dataset(tmp_path / "changed", **changed)
     with refusal(r"not of the same texts: source 'web' has [\d,]+ bytes in one and"):
-        tool.compare([open_corpus(home / "demo"), open_corpus(other)])
+        compared(home, "demo", other)
     with refusal("have other tokens, though the tokenizer is the same"):
-        tool.compare([open_corpus(home / "bytes"), open_corpus(other)])
+        compared(home, "bytes", other)
 
 
 def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
         compared(home, "demo", "bytes", by=["domain"])
     write_sequences(tmp_path / "plain", [[1, 2]])
     with refusal("has no record of the bytes of its tokens"):
-        tool.compare([open_corpus(home / "demo"), open_corpus(tmp_path / "plain")])
+        compared(home, "demo", tmp_path / "plain")
 
 
 def test_a_column_with_too_many_values_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,18 +34,19 @@ TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 
 BYTES = load_vocabulary("bytes")
 
 
+TABLE = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
+
+
 def parquet(path: Path) -> None:
     pq.write_table(pa.table({"id": np.arange(len(TEXTS)), "text": TEXTS}), path, row_group_size=3)
 
 
 def arrow(path: Path) -> None:
-    table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
-    write_arrow(path, table, 3, stream=True)
+    write_arrow(path, TABLE, 3, stream=True)
 
 
 def feather(path: Path) -> None:
-    table = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
-    write_arrow(path, table, 3)
+    write_arrow(path, TABLE, 3)
 
 
 def lines() -> bytes:
