@@ -49,6 +49,7 @@ def test_trace_and_inspect_find_an_exports_documents_again(version: Path, tmp_pa
 def test_one_split_and_a_directory_of_an_export_have_its_origin(version: Path, tmp_path: Path, tool: Terminal) -> None:
     out = exported(version, tmp_path / "held-out", "mds", "--split", "validation")
     assert traced(out, tool, "validation", 3) == {**traced(out / "validation", tool, "validation", 3), "path": str(out)}
+    assert not (out / "train").exists()
     assert not (out / ".export/documents/train").exists()
 
 
