@@ -78,11 +78,6 @@ def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receip
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
 
 
-def test_bad_input_fails_the_run_with_its_own_message(tmp_path: Path) -> None:
-    with refusal("has no column 'body'"):
-        build_dataset(config(tmp_path / "out", sources=[{"path": str(DEMO / "stories.parquet"), "text_column": "body"}]))
-
-
 def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tmp_path: Path) -> None:
     """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
     parameters = {"config": config(tmp_path / "out").model_dump(mode="json", exclude_unset=True)}

@@ -69,7 +69,7 @@ def test_commands_export_and_import(datasets: tuple[Path, Path], tmp_path: Path,
     assert (status, said.startswith(f"exported to {files}: jaxformer, ")) == (0, True)
     told = ("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")
     assert terminal.json(*told)["was_done"]
-    assert "is a flat-tokens dataset already" in terminal.errors("import", a, back)
+    assert "is a flat-tokens dataset already. python -m flows relayout" in terminal.errors("import", a, back)
     result = terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")
     assert (result["format"], result["totals"]["train"]["seq_count"]) == ("jaxformer", 2)
     assert [doc.ids for doc in read_docs(back)["train"]] == [(1, 2), (3,)]

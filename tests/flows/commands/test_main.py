@@ -202,14 +202,6 @@ def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_failure_is_one_line_with_the_next_step(config: Path, terminal: Terminal) -> None:
-    errors = terminal.errors("build", config, "--set", "source.text_column=body", status=1)
-    assert errors.strip() == (
-        "flat-tokens-service build: stories.parquet has no column 'body'; it has 'id', 'text', 'language', 'title'."
-        " Set source.text_column."
-    )
-
-
 def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(
     config: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

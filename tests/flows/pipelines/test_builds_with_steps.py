@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import flat_tokens
 import flat_tokens.steps
 from flat_tokens.steps import Outcome
-from flows.commands.build import plan_text, read_config
+from flows.commands.build import plan_text
 from flows.commands.build import summary as told_summary
 from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
@@ -121,25 +120,6 @@ def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(
         build_here(told)
     found = build_here({**told, "documents": {**told["documents"], "on_bad": "skip"}}).totals["documents"]
     assert (found["written"], found["skipped"]) == (len(texts) - 1, {skipped: 1})
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        ([{"use": "shout"}], "documents.steps: there is no step 'shout'"),
-        ([{"use": "length", "least": 3}], "documents.steps: step 'length'"),
-        ([{"min_bytes": 3}], "documents.steps.0.use is missing"),
-        ([{"use": "datatrove", "filter": "FastTextClassifierFilter", "model_url": "https://u:p@x.org/a"}], "carries credentials"),
-    ],
-)
-def test_unknown_steps_and_options_are_refused_with_the_configuration(
-    tmp_path: Path, steps: list[dict[str, Any]], told: str
-) -> None:
-    config = tmp_path / "x.yaml"
-    config.write_text(json.dumps(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), steps)))
-    with refusal(re.escape(told)):
-        read_config(config, [])
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,29 +223,6 @@ def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set() -> N
     assert plain.reading() == Source(path="in", messages_column="m", messages={"role": "r"}).reading()
 
 
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"messages": {"role": "from"}}, "has messages, which is for messages; give its messages_column, too"),
-        ({"messages_column": "m", "messages": {"role": "content"}}, "role and content are both 'content'"),
-        ({"messages_column": "m", "messages": {"rôle": "from"}}, "Extra inputs are not permitted"),
-        ({"messages_column": "m", "messages": {"role": ""}}, "at least 1 character"),
-        ({"tools_column": "t"}, "has tools_column, which is for messages; give its messages_column, too"),
-        ({"count": ("content",)}, "has count, which is for messages; give its messages_column, too"),
-        ({"messages_column": "m", "count": ("calls",)}, "Input should be 'content', 'tool_calls' or 'thinking'"),
-        ({"messages_column": "m", "tools_column": "m"}, "messages_column and tools_column are both 'm'"),
-        ({"completion_column": "a"}, "has a completion_column; give its prompt_column, too"),
-        ({"prompt_column": "q"}, "has a prompt_column; give its completion_column, too"),
-        ({"prompt_column": "q", "completion_column": "q"}, "are both 'q'"),
-        ({"prompt_column": "q", "completion_column": "a", "text_column": "t"}, "has text_column and prompt_column"),
-        ({"roles": ("user",)}, "has roles, which is for messages; give its messages_column, too"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(more: dict[str, Any], told: str) -> None:
-    with refusal(told):
-        Source(path="in", **more)
-
-
 WORDS = [
     "a",
     "Z ",

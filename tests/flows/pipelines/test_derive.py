@@ -233,6 +233,8 @@ def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path: Path) -> 
     with refusal("is within the dataset"):
         run("merge", [tmp_path / "a"], tmp_path / "a/latest/more")
     assert not (tmp_path / "a/latest/more").exists()
+    with refusal("there is no source 'news'; there are web"):
+        run({"operation": "subset", "sources": ["news"]}, [tmp_path / "a"], tmp_path / "out")
     with refusal("shuffle takes one dataset, not 2"):
         run("shuffle", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
 
@@ -349,25 +351,6 @@ def test_a_split_is_dropped(tmp_path: Path) -> None:
     assert read_docs(tmp_path / "one") == {"train": train[1:], "validation": []}
     assert read_docs(tmp_path / "two") == {"train": [], "validation": validation}
     assert result.totals["documents"]["skipped"] == {"split": 3}
-
-
-@pytest.mark.parametrize(
-    ("told", "problem"),
-    [
-        ({}, "a subset needs a filter"),
-        ({"seed": 5, "split": "train"}, "a subset needs a filter"),
-        ({"fraction": 0.5, "count": 3}, "a fraction or a count, not both"),
-        ({"fraction": 1.5}, "less than or equal to 1"),
-        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is above max_tokens 4"),
-        ({"key_list": "a", "id_list": "b"}, "by keys or by ids, not both"),
-        ({"split": "train", "drop": "train"}, "split and drop are both train"),
-        ({"sources": ["news"]}, "there is no source 'news'; there are web"),
-    ],
-)
-def test_filters_that_cannot_be_meant_are_refused(tmp_path: Path, told: dict[str, Any], problem: str) -> None:
-    publish_docs(tmp_path / "a", docs_of([1]))
-    with refusal(problem):
-        run({"operation": "subset", **told}, [tmp_path / "a"], tmp_path / "out")
 
 
 # Shuffle

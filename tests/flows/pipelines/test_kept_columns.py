@@ -22,7 +22,6 @@ import tasks.assemble.write
 import tasks.derive.inputs
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
-from tasks.config import Source
 from tests.faults.support import build_here, derive_here, same_bytes, settings_of, shards_stay
 from tests.refusal import refusal
 from tests.sources import Rows, as_text, held, write_rows
@@ -246,10 +245,6 @@ def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
     nested = write_rows(tmp_path / "nested.jsonl", [{"id": "1", "text": "a", "tags": ["x"]}])
     with refusal(r"nested.jsonl: column 'tags' holds values of type list"):
         build_here(settings(tmp_path / "out", nested, keep=["tags"]))
-    with refusal("'key' is what every document has already"):
-        Source(path="in", keep_columns=("url", "key"))
-    with refusal("'url' is named twice"):
-        Source(path="in", keep_columns=("url", "url"))
 
 
 def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:

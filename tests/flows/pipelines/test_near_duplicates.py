@@ -16,6 +16,7 @@ import tasks.tokenize.segments
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import percent
+from flows.pipelines.build import BuildResult
 from flows.pipelines.forget import forget
 from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
@@ -70,6 +71,14 @@ def naive(*files: list[str]) -> list[list[tuple[int, int]]]:
 ONE, OTHER = texts_of(30, 1), texts_of(8, 2)
 OTHER = [*OTHER, ONE[3], ONE[7].upper()]
 """Two files, the second with copies of documents of the first."""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuildResult]:
+    """A version of both by each action. Nothing changes them."""
+    here = tmp_path_factory.mktemp("near")
+    paths = put(here / "a.jsonl", ONE), put(here / "b.jsonl", OTHER)
+    return {action: build_here(told(here / action, *paths, action=action)) for action in ("drop", "keep")}
 
 
 @pytest.fixture
@@ -197,26 +206,9 @@ def test_gates_see_the_share(tmp_path: Path, paths: tuple[Path, Path]) -> None:
         build_here(told(tmp_path / "out", *paths, publish={"gates": [gate]}))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"documents": {"near_duplicates": {"threshold": 0.3}}}, "greater than or equal to 0.5"),
-        ({"split": {"by": "cluster"}}, "split.by is 'cluster', which is neither key nor text"),
-        ({"documents": {"near_duplicates": {"action": "keep"}}, "keep": ["cluster"]}, "gives the column 'cluster'"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    keep = settings.pop("keep", None)
-    config = told(tmp_path / "out", tmp_path / "a.jsonl", **settings)
-    config["sources"][0]["keep_columns"] = keep
-    with refusal(message):
-        BuildConfig.model_validate(config)
-
-
 @pytest.mark.parametrize("action", ["drop", "keep"])
-def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[Path, Path], action: str) -> None:
-    result = build_here(told(tmp_path / "out", *paths, action=action))
-    rows = flat_tokens.open(result.path).documents.read_all().to_pylist()
+def test_the_table_says_of_which_document_each_is(published: dict[str, BuildResult], action: str) -> None:
+    rows = flat_tokens.open(published[action].path).documents.read_all().to_pylist()
     place = {row["key"]: ("ab".index(row["source"]), row["row"]) for row in rows}
     pairs = {place[row["key"]]: place[row["of"]] for row in rows if row["of"] is not None}
     key = {at: key for key, at in place.items()}
@@ -225,10 +217,10 @@ def test_the_table_says_of_which_document_each_is(tmp_path: Path, paths: tuple[P
     assert all((row["of"] is None) or 0.6 < row["similarity"] <= 1 for row in rows)
 
 
-def test_the_report_shows_pairs_side_by_side(tmp_path: Path, paths: tuple[Path, Path], tool: Terminal) -> None:
-    result = build_here(told(tmp_path / "out", *paths))
-    page = tmp_path / "report.html"
-    found = tool.json("stats", result.path, "--html", page, "--source", tmp_path)["near_duplicates"]
+def test_the_report_shows_pairs_side_by_side(tmp_path: Path, published: dict[str, BuildResult], tool: Terminal) -> None:
+    result, page = published["drop"], tmp_path / "report.html"
+    sources = Path(result.path).parents[2]
+    found = tool.json("stats", result.path, "--html", page, "--source", sources)["near_duplicates"]
     skipped = result.totals["documents"]["skipped"]["near_duplicate"]
     assert found["near_duplicates"] == sum(row["near_duplicates"] for row in found["by_source"]) == skipped
     assert found["clusters"] == sum(one["clusters"] for one in found["sizes"]) == len(naive(ONE, OTHER))

@@ -167,28 +167,6 @@ def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
     assert "Beside the three splits" in card
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            {"split": {"by": "url"}},
-            "split.by is 'url', which is neither key nor text, nor a column that a source keeps. Kept are",
-        ),
-        ({"validation_fraction": 0.9}, "validation_fraction 0.9 and test_fraction 0.2 are more than 1 together"),
-    ],
-)
-def test_a_rule_that_there_cannot_be_is_refused(tmp_path: Path, more: Row, message: str) -> None:
-    with refusal(message):
-        BuildConfig.model_validate(told(tmp_path / "out", tmp_path / "a.jsonl", **more))
-
-
-def test_files_of_a_validation_split_leave_nothing_to_draw(tmp_path: Path) -> None:
-    settings = told(tmp_path / "out", tmp_path / "a.jsonl", validation_fraction=0)
-    settings["sources"][0]["validation_split"] = "validation"
-    with refusal(r"no document is drawn, but test_fraction is 0\.2"):
-        BuildConfig.model_validate(settings)
-
-
 def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     """5 of one file, 5.0 of another and "5" of CSV go to one split."""
     paths = [
