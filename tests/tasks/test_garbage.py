@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,11 +30,8 @@ from tests.tasks.conftest import IN_A_STORE, ON_DISK, Build
 NOW = Policy(keep_versions=1, grace_days=0)
 
 
-def kinds(collected: GarbageReport) -> dict[str, int]:
-    found = {}
-    for item in collected.garbage:
-        found[item.kind] = found.get(item.kind, 0) + 1
-    return found
+def kinds(collected: GarbageReport) -> Counter[str]:
+    return Counter(item.kind for item in collected.garbage)
 
 
 def versions(root: Store) -> list[str]:

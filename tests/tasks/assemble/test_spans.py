@@ -194,31 +194,23 @@ def datasets(draw: st.DrawFn) -> list[Shard]:
     return draw(st.lists(shard, max_size=6))
 
 
-@examples(30)
-@given(
-    shards=datasets(),
-    fraction=st.sampled_from([0, 0.3, 0.5, 1]),
-    seed=st.integers(0, 2**63 - 1),
-    layout=st.sampled_from(sorted(SMALL)),
-    span_tokens=st.sampled_from([1, 8, 20, 1 << 26]),
-    span_documents=st.sampled_from([1, 4, 9, 1 << 20]),
-    block=st.sampled_from([1, 3, 8, 1 << 10]),
-    slices_of_a_block=st.sampled_from([0, 1, 8]),
-    sparse=st.sampled_from([None, 2, 8, 1 << 20]),
-    small_bytes=st.sampled_from([0, 60, 1 << 20]),
+SIZES = st.fixed_dictionaries(
+    {
+        "tasks.assemble.write.SPAN_TOKENS": st.sampled_from([1, 8, 20, 1 << 26]),
+        "tasks.assemble.write.SPAN_DOCUMENTS": st.sampled_from([1, 4, 9, 1 << 20]),
+        "tasks.parts.documents.FROM_STORE": st.tuples(
+            st.sampled_from([1, 3, 8, 1 << 10]), st.sampled_from([None, 2, 8, 1 << 20])
+        ).map(lambda of: Reads(*of)),
+        "tasks.parts.documents.MAX_SLICES_OF_A_BLOCK": st.sampled_from([0, 1, 8]),
+        "tasks.parts.stored.WHOLE_BYTES": st.sampled_from([0, 60, 1 << 20]),
+    }
 )
+
+
+@examples(30)
+@given(datasets(), st.sampled_from([0, 0.3, 0.5, 1]), st.integers(0, 2**63 - 1), st.sampled_from(sorted(SMALL)), SIZES)
 def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
-    place: Workspace,
-    shards: list[Shard],
-    fraction: float,
-    seed: int,
-    layout: LayoutName,
-    span_tokens: int,
-    span_documents: int,
-    block: int,
-    slices_of_a_block: int,
-    sparse: int | None,
-    small_bytes: int,
+    place: Workspace, shards: list[Shard], fraction: float, seed: int, layout: LayoutName, sizes: dict[str, Any]
 ) -> None:
     """Whatever the shards, the spans' and blocks' sizes, what is read whole, and the order in which spans are written: every
     object is written once, and all of them together are what a list would hold.
@@ -226,11 +218,8 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", span_documents)
-        patch.setattr(tasks.parts.documents, "FROM_STORE", Reads(block, sparse))
-        patch.setattr(tasks.parts.stored, "WHOLE_BYTES", small_bytes)
-        patch.setattr(tasks.parts.documents, "MAX_SLICES_OF_A_BLOCK", slices_of_a_block)
+        for name, size in sizes.items():
+            patch.setattr(name, size)
         target = target_of(place, rule, layout)
         spans = spans_of(store_shards(shards, place), target)
         written = write_all(spans, target)
@@ -333,30 +322,6 @@ def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, Writte
 
 def objects_of(place: Workspace, version: str = "v") -> list[str]:
     return sorted(key for key, _ in (place.root / "versions" / version).listing())
-
-
-@examples(30)
-@given(
-    shards=datasets(),
-    fraction=st.sampled_from([0, 0.3, 1]),
-    layout=st.sampled_from(sorted(SMALL)),
-    span_tokens=st.sampled_from([1, 20, 1 << 26]),
-    backlog=st.sampled_from([-1, 0, 2, 100]),
-)
-def test_what_is_written_while_parts_arrive_is_what_tasks_write(
-    place: Workspace, shards: list[Shard], fraction: float, layout: LayoutName, span_tokens: int, backlog: int
-) -> None:
-    """However far behind a thread may be before spans are left to the tasks."""
-    rule = SplitRule(fraction=fraction, seed=1)
-    place.root.remove("")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.write, "BACKLOG", backlog)
-        parts, target = store_shards(shards, place), target_of(place, rule, layout)
-        found = assembled(parts, target_of(place, rule, layout, "assembled"))
-        expected = [(span, write_span(span, target)) for span in spans_of(parts, target)]
-    assert found == expected
-    assert objects_of(place, "assembled") == objects_of(place)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import tasks.output.leases
 from flat_tokens.stores.store import Store
 from tasks.output.leases import building, collecting, expired_leases, in_use, sharing
+from tests.tasks.conftest import IN_A_STORE
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,8 +92,8 @@ def test_downloads_that_another_output_uses_are_in_use(tmp_path: Path) -> None:
     assert in_use(Store.at(tmp_path / "out")) is None
 
 
-def test_a_lease_that_nobody_renews_expires(scratch: Path) -> None:
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
+@IN_A_STORE
+def test_a_lease_that_nobody_renews_expires(root: Store, scratch: Path) -> None:
     for name, minutes in (("build-dead", 30), ("build-alive", 3)):
         at = datetime.now(UTC) - timedelta(minutes=minutes)
         root.put(f"_running/{name}.json", json.dumps({"at": at.isoformat()}).encode())
@@ -103,10 +103,10 @@ def test_a_lease_that_nobody_renews_expires(scratch: Path) -> None:
     assert in_use(root) is None
 
 
+@IN_A_STORE
 @pytest.mark.skipif(not tasks.output.leases._processes(), reason="needs /proc")
-def test_the_lease_of_a_process_of_this_machine_ends_with_it(scratch: Path) -> None:
+def test_the_lease_of_a_process_of_this_machine_ends_with_it(root: Store, scratch: Path) -> None:
     """A build after a killed collection waits for nobody. Of processes elsewhere nothing is known, whatever their numbers."""
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     with collecting(root):
@@ -123,17 +123,17 @@ def test_the_lease_of_a_process_of_this_machine_ends_with_it(scratch: Path) -> N
         pass
 
 
+@IN_A_STORE
 @pytest.mark.parametrize("content", [b"{", b"{}", b'{"at": 3}', b'{"at": "yesterday"}', b'{"at": "2026-01-01T00:00:00"}'])
-def test_a_lease_that_cannot_be_read_is_respected(content: bytes) -> None:
+def test_a_lease_that_cannot_be_read_is_respected(root: Store, content: bytes) -> None:
     """Nor one whose time has no zone."""
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
     root.put("_running/build-odd.json", content)
     assert "build-odd" in str(in_use(root))
 
 
-def test_a_lease_is_renewed_while_the_build_runs(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@IN_A_STORE
+def test_a_lease_is_renewed_while_the_build_runs(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.output.leases, "RENEW_SECONDS", 0.01)
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
     renewed = threading.Event()
     real, writes = Store.put, []
 
@@ -150,11 +150,11 @@ def test_a_lease_is_renewed_while_the_build_runs(scratch: Path, monkeypatch: pyt
     assert list(root.listing()) == []
 
 
+@IN_A_STORE
 def test_a_lease_that_cannot_be_removed_hides_nothing(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The store is gone: what went wrong is told, not that; and where nothing went wrong, nothing did."""
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
 
     def refuse(path: str, **_: object) -> None:
         raise PermissionError("read only from now on")

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import threading
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tasks.output.swap import look, swap
 from tests.faults.stores import BUCKETS
 from tests.processes import in_threads
 from tests.refusal import refusal
+from tests.tasks.conftest import IN_A_STORE
 
 
 def versions(root: Store, *names: str) -> Store:
@@ -137,8 +137,8 @@ def check_racing_publications(url: str) -> None:
     assert read_pointer(Store.at(url)).sequence == 1
 
 
-def test_a_write_that_fails_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
+@IN_A_STORE
+def test_a_write_that_fails_is_an_error_and_no_refusal(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail(path: str, data: bytes, **options: Any) -> None:
         raise OSError("no space")
@@ -148,8 +148,8 @@ def test_a_write_that_fails_is_an_error_and_no_refusal(monkeypatch: pytest.Monke
         swap(root, "latest.json", look(root, "latest.json"), b"mine")
 
 
-def test_a_store_that_knows_no_conditions_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Store.at(f"memory://{uuid.uuid4().hex}")
+@IN_A_STORE
+def test_a_store_that_knows_no_conditions_is_written_without(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = root.fs.pipe_file
 
@@ -162,9 +162,10 @@ def test_a_store_that_knows_no_conditions_is_written_without(monkeypatch: pytest
     check_swaps(root)
 
 
-def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that() -> None:
+@IN_A_STORE
+def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that(root: Store) -> None:
     """Without a lock for all machines: the pointer goes back, and the rerun is told what to do."""
-    root = versions(Store.at(f"memory://{uuid.uuid4().hex}"), "one", "two")
+    versions(root, "one", "two")
     publish(root, "one", 0)
 
     def collected(pointer: Pointer) -> Pointer:

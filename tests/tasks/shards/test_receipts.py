@@ -39,14 +39,22 @@ def with_file(**changes: Any) -> Slice:
     return changed(PART, file=FILE._replace(**changes))
 
 
+def with_recipe(**changes: Any) -> Recipe:
+    return RECIPE.model_copy(update=changes)
+
+
 def with_source(**changes: Any) -> Recipe:
-    return RECIPE.model_copy(update={"sources": (SOURCE.model_copy(update=changes),)})
+    return with_recipe(sources=(SOURCE.model_copy(update=changes),))
 
 
 def with_steps(*steps: dict[str, Any]) -> Recipe:
     documents = DocumentPolicy.model_validate({"steps": steps})
     facts = {"documents": documents, "steps": documents.opened().described}
-    return Recipe.model_validate({**{name: getattr(RECIPE, name) for name in Recipe.model_fields}, **facts})
+    return checked(RECIPE, **facts)
+
+
+def checked(recipe: Recipe, **changes: Any) -> Recipe:
+    return Recipe.model_validate({**{name: getattr(recipe, name) for name in Recipe.model_fields}, **changes})
 
 
 @pytest.mark.parametrize(
@@ -64,12 +72,12 @@ def with_steps(*steps: dict[str, Any]) -> Recipe:
         (PART, with_source(delimiter=";")),
         (PART, with_source(quotes="none")),
         (with_file(line_ends="crlf"), RECIPE),
-        (PART, RECIPE.model_copy(update={"tokenizer_digest": "ce" * 32})),
-        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="skip")})),
-        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(on_bad="replace")})),
-        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(empty="skip")})),
-        (PART, RECIPE.model_copy(update={"documents": DocumentPolicy(max_bytes=1000)})),
-        (PART, RECIPE.model_copy(update={"engine": "reference"})),
+        (PART, with_recipe(tokenizer_digest="ce" * 32)),
+        (PART, with_recipe(documents=DocumentPolicy(on_bad="skip"))),
+        (PART, with_recipe(documents=DocumentPolicy(on_bad="replace"))),
+        (PART, with_recipe(documents=DocumentPolicy(empty="skip"))),
+        (PART, with_recipe(documents=DocumentPolicy(max_bytes=1000))),
+        (PART, with_recipe(engine="reference")),
         (PART, with_steps({"use": "length", "min_bytes": 1})),
     ],
 )
@@ -96,7 +104,7 @@ def test_steps_are_an_ingredient_of_slices_and_segments(steps: list[dict[str, An
     assert newer.key(PART) != one.key(PART)
     assert newer.of_segments(PART) != one.of_segments(PART)
     with refusal("there are 1 steps, and versions of 0"):
-        Recipe.model_validate({**{name: getattr(one, name) for name in Recipe.model_fields}, "steps": ()})
+        checked(one, steps=())
 
 
 def test_keys_without_steps_are_what_they_were() -> None:
@@ -123,7 +131,7 @@ def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch
         (PART, with_source(name="two", path="/moved", format="parquet")),
         (PART, with_source(validation_split="test")),
         (PART, RECIPE.model_copy(update={"tokenizer": TokenizerConfig(name="the same by another name", engine="reference")})),
-        (PART, RECIPE.model_copy(update={"fast": True})),
+        (PART, with_recipe(fast=True)),
     ],
 )
 def test_nothing_else_is_an_ingredient(part: Slice, recipe: Recipe) -> None:

@@ -76,11 +76,6 @@ def prepared(source: Source, place: Workspace, slice_bytes: int, **policy: Any) 
     return slices, recipe
 
 
-def made(source: Source, place: Workspace, slice_bytes: int, **policy: Any) -> list[TokenShard]:
-    slices, recipe = prepared(source, place, slice_bytes, **policy)
-    return [make_shard(part, recipe, place) for part in slices]
-
-
 def held(shards: list[TokenShard], place: Workspace) -> Held:
     """What the shards hold, decoded and checked."""
     all_held, first_row = Held([], [], []), 0
@@ -99,12 +94,6 @@ def held(shards: list[TokenShard], place: Workspace) -> Held:
 def facts(shard: TokenShard | None) -> dict[str, Any] | None:
     """A shard as its receipt has it: there a tuple is a list."""
     return None if shard is None else shard.model_dump(mode="json")
-
-
-def fresh(directory: Path) -> Path:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory
 
 
 @pytest.fixture
@@ -149,54 +138,23 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
     assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
 
-def test_objects_of_the_receipt_are_the_files_that_there_are(slices: tuple[Slice, Recipe, Workspace]) -> None:
-    shard = make_shard(*slices)
-    found = tree(Path(slices[2].root.path(CACHE)) / shard.key)
-    found.pop("receipt.json")
-    assert {stored.key: stored.size for stored in shard.objects} == {name: len(data) for name, data in found.items()}
-
-
-def leave_alone(target: Path) -> None:
-    """Another process has just stored the same."""
-
-
-def lose_receipt(target: Path) -> None:
-    (target / "receipt.json").unlink()
-
-
-def lose_object(target: Path) -> None:
-    lose_receipt(target)
-    (target / "zarr.json").unlink()
-
-
-def spoil_object(target: Path) -> None:
-    lose_receipt(target)
-    (target / "documents/key/zarr.json").write_bytes(b"{}")
-
-
-def become_file(target: Path) -> None:
-    shutil.rmtree(target)
-    target.write_bytes(b"in the way")
-
-
-def become_empty(target: Path) -> None:
-    shutil.rmtree(target)
-    target.mkdir()
+GONE = {"receipt.json": None}
 
 
 @pytest.mark.parametrize(
-    ("happen", "moved_to"),
+    ("happens", "moved_to"),
     [
-        (leave_alone, None),
-        (lose_receipt, None),
-        (become_empty, None),
-        (lose_object, STAGING),
-        (spoil_object, STAGING),
-        (become_file, QUARANTINE),
+        # files of the shard, or all of it, that are gone, or others
+        ({}, None),  # another process has just stored the same
+        (GONE, None),
+        ({"": None}, None),
+        ({**GONE, "zarr.json": None}, STAGING),
+        ({**GONE, "documents/key/zarr.json": b"{}"}, STAGING),
+        ({"": b"in the way"}, QUARANTINE),
     ],
 )
 def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
-    slices: tuple[Slice, Recipe, Workspace], happen: Callable[[Path], None], moved_to: str | None
+    slices: tuple[Slice, Recipe, Workspace], happens: dict[str, bytes | None], moved_to: str | None
 ) -> None:
     """A shard without a receipt is not damaged, and goes with the staging: nobody counts on it."""
     part, recipe, place = slices
@@ -204,7 +162,13 @@ def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
     shard = make_shard(part, recipe, place)
     before = tree(Path(root.path(CACHE)))
     draft = tokenize_slice(part, recipe, place)
-    happen(Path(root.path(f"{CACHE}/{shard.key}")))
+    for name, content in happens.items():
+        path = Path(root.path(f"{CACHE}/{shard.key}"), name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        elif not name:
+            path.mkdir()
     assert write_shard(draft, place) == shard
     assert tree(Path(root.path(CACHE))) == before
     assert facts(load_shard(root, shard.key)) == facts(shard)

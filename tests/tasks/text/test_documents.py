@@ -29,6 +29,7 @@ from tasks.text.files import stamp
 from tests.examples import NIGHTLY, first_fast
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
+from tests.tasks.text.test_slices import source_file as unstamped
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,8 +43,7 @@ class Outcome(NamedTuple):
 
 def source_file(path: Path, kind: FileFormat) -> SourceFile:
     """A file as it is now: whatever changes it is seen."""
-    facts = {"location": str(path), "stamp": stamp(str(path))}
-    return SourceFile(0, path.name, path.stat().st_size, "0" * 64, kind, **facts)
+    return unstamped(path, kind)._replace(stamp=stamp(str(path)))
 
 
 def slice_of(path: Path, kind: FileFormat) -> Slice:
@@ -73,16 +73,6 @@ def in_a_child(script: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-@pytest.fixture
-def slowly(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on, JSON lines are looked at one by one."""
-
-    def switch() -> None:
-        monkeypatch.setattr(jsonl, "_parse_fast", lambda *arguments: (None, arguments[-1]))
-
-    return switch
 
 
 JSON_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -163,7 +153,6 @@ LINES = st.one_of(
 def test_the_fast_parser_reads_what_the_slow_one_reads(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    slowly: Callable[[], None],
     lines: list[bytes],
     with_ids: bool,
     on_bad: str,
@@ -173,23 +162,16 @@ def test_the_fast_parser_reads_what_the_slow_one_reads(
     data = b"\n".join(lines)[cut:]
     settings = {"id_column": "id"} if with_ids else {}
     quickly = read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings)
-    with monkeypatch.context():
-        slowly()
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "_parse_fast", lambda *arguments: (None, arguments[-1]))  # lines are looked at one by one
         assert read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings) == quickly
-        monkeypatch.undo()
 
 
 def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do lines of source code, with as many brackets as they have: within texts they are no nesting."""
     monkeypatch.setattr(jsonl, "_parse_lines", None)
-    data = b'{"text":"a","more":null}\r\n{"text":"} or null","more":[{"x":1}]}\n{"more":1,"text":"\\n"}'
-    assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == ["a", "} or null", "\n"]
-
-
-def test_brackets_within_texts_are_no_nesting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of source code take the fast parser, with as many brackets as they have."""
-    monkeypatch.setattr(jsonl, "_parse_lines", None)
-    texts = ['"' + "[" * 5000, "\\" + " {" * 5000, '\\"\\\\"' + "[[" * 5000, "{[" * 500]
-    data = b"".join(as_line({"text": text}, True, True) + b"\n" for text in texts)
+    texts = ['"' + "[" * 5000, "\\" + " {" * 5000, '\\"\\\\"' + "[[" * 5000, "{[" * 500, "} or null", "\n"]
+    data = b"".join(as_line({"more": [{"x": None}], "text": text}, True, True) + b"\r\n" for text in texts)
     assert [text for text, _, _ in read_bytes(tmp_path / "a.jsonl", data, "jsonl").documents] == texts
 
 
@@ -379,31 +361,30 @@ def views() -> pa.Array:
     return pa.Array.from_buffers(pa.string_view(), MANY, [None, pa.py_buffer(view * MANY), pa.py_buffer(LONG.encode())])
 
 
-SMALL_IN_THE_FILE: dict[str, Callable[[Path], Path]] = {
-    "dictionary": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0), store_schema=False),
-    "dictionary behind short texts": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(600), store_schema=False),
-    "dictionary by its type too": lambda path: write_parquet(path / "a.parquet", of_a_dictionary(0)),
-    "dictionary in other pages": lambda path: write_parquet(
-        path / "a.parquet", of_a_dictionary(10), store_schema=False, data_page_version="2.0", compression="zstd"
+SMALL_IN_THE_FILE = {
+    # texts, and how Parquet stores them; without that it is Arrow
+    "dictionary": (of_a_dictionary(0), {"store_schema": False}),
+    "dictionary behind short texts": (of_a_dictionary(600), {"store_schema": False}),
+    "dictionary by its type too": (of_a_dictionary(0), {}),
+    "dictionary in other pages": (
+        of_a_dictionary(10),
+        {"store_schema": False, "data_page_version": "2.0", "compression": "zstd"},
     ),
-    "what the text before has": lambda path: write_parquet(
-        path / "a.parquet", [LONG] * MANY, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY"
-    ),
-    "packed pages": lambda path: write_parquet(
-        path / "a.parquet", [LONG] * MANY, use_dictionary=False, compression="zstd", write_batch_size=20
-    ),
-    "Arrow dictionary": lambda path: write_arrow(path / "a.arrow", of_a_dictionary(0)),
-    "Arrow views": lambda path: write_arrow(path / "a.arrow", views()),
+    "what the text before has": ([LONG] * MANY, {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+    "packed pages": ([LONG] * MANY, {"use_dictionary": False, "compression": "zstd", "write_batch_size": 20}),
+    "Arrow dictionary": (of_a_dictionary(0), None),
+    "Arrow views": (views(), None),
 }
 
 
 @pytest.mark.parametrize("with_ids", [False, pytest.param(True, marks=NIGHTLY)])
-@pytest.mark.parametrize("make", first_fast(SMALL_IN_THE_FILE.values(), every=3), ids=SMALL_IN_THE_FILE)
-def test_a_small_file_that_stands_for_much_text_takes_little_memory(
-    tmp_path: Path, make: Callable[[Path], Path], with_ids: bool
-) -> None:
+@pytest.mark.parametrize("made", first_fast(SMALL_IN_THE_FILE.values(), every=3), ids=SMALL_IN_THE_FILE)
+def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path: Path, made: Any, with_ids: bool) -> None:
     """A hundred megabytes of text from some hundred kilobytes, by a reader that is allowed eight megabytes at a time."""
-    path = make(tmp_path)
+    texts, options = made
+    path = (
+        write_arrow(tmp_path / "a.arrow", texts) if options is None else write_parquet(tmp_path / "a.parquet", texts, **options)
+    )
     assert path.stat().st_size < 2_000_000
     id_column = "" if not with_ids else "text" if path.suffix == ".arrow" else "other"
     documents, size, largest, peak = json.loads(in_a_child(IN_LITTLE_MEMORY, str(path), id_column))

@@ -4,7 +4,6 @@ and texts for each of them.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -316,7 +315,3 @@ def texts(member: Member, characters: int, seed: int = 0) -> list[str]:
         found.append(text)
         left -= len(text) + 1
     return found
-
-
-def write(member: Member) -> str:
-    return json.dumps(member.definition)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -128,17 +129,14 @@ def ids_of(tokenizer: Path, text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("template", "text", "counted"),
     [
-        (
-            CHATML,
-            "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\nIt is 4, é 😀<|im_end|>\n"
-            "<|im_start|>user\n thanks <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
-            ["It is 4, é 😀<|im_end|>", "<|im_end|>"],
-        ),
-        (
-            CHATML_MARKED,
-            "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\nIt is 4, é 😀<|im_end|>\n"
-            "<|im_start|>user\n thanks <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
-            ["It is 4, é 😀<|im_end|>", "<|im_end|>"],
+        *(
+            (
+                template,
+                "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\nIt is 4, é 😀<|im_end|>\n"
+                "<|im_start|>user\n thanks <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
+                ["It is 4, é 😀<|im_end|>", "<|im_end|>"],
+            )
+            for template in (CHATML, CHATML_MARKED)
         ),
         (
             LLAMA,
@@ -147,15 +145,13 @@ def ids_of(tokenizer: Path, text: str) -> list[int]:
             "<|start_header_id|>user<|end_header_id|>\n\nthanks<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<|eot_id|>",
             ["It is 4, é 😀<|eot_id|>", "<|eot_id|>"],
         ),
-        (
-            MISTRAL,
-            "<s>[INST] What is 2+2? [/INST] It is 4, é 😀</s>[INST]  thanks  [/INST] </s>",
-            [" It is 4, é 😀</s>", " </s>"],
-        ),
-        (
-            MISTRAL.replace("{% generation %}", "").replace("{% endgeneration %}", ""),
-            "<s>[INST] What is 2+2? [/INST] It is 4, é 😀</s>[INST]  thanks  [/INST] </s>",
-            [" It is 4, é 😀</s>", " </s>"],
+        *(
+            (
+                template,
+                "<s>[INST] What is 2+2? [/INST] It is 4, é 😀</s>[INST]  thanks  [/INST] </s>",
+                [" It is 4, é 😀</s>", " </s>"],
+            )
+            for template in (MISTRAL, re.sub("{% (end)?generation %}", "", MISTRAL))
         ),
     ],
     ids=["chatml", "chatml marked", "llama", "mistral marked", "mistral"],

@@ -45,8 +45,8 @@ from tests.tasks.tokenize.test_tokenizers import load
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
 
 
-@pytest.fixture
-def every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """All documents go through both engines."""
     monkeypatch.setattr(tasks.tokenize.engines, "SAMPLED_ONE_IN", 1)
 
@@ -85,8 +85,9 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)
 
 
-def test_one_document_of_ten_thousand_is_chosen_by_its_key() -> None:
+def test_one_document_of_ten_thousand_is_chosen_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ones in whatever batch they are."""
+    monkeypatch.undo()
     keys = np.random.default_rng(1).integers(0, 1 << 64, 1_000_000, np.uint64, endpoint=False)
     chosen = sampled(keys)
     assert 60 < len(chosen) < 140
@@ -94,7 +95,6 @@ def test_one_document_of_ten_thousand_is_chosen_by_its_key() -> None:
     assert sampled(np.arange(1000, dtype=np.uint64)[:0]) == []
 
 
-@pytest.mark.usefixtures("every_document")
 def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path: Path) -> None:
     one = engine(lambda: wrong_about("yes"))
     assert len(tokens(one, "no", "neither", tmp_path=tmp_path).ids) == 9
@@ -106,7 +106,6 @@ def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_pa
         tokens(one, "no", "neither", "yes", "no", tmp_path=tmp_path)
 
 
-@pytest.mark.usefixtures("every_document")
 def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
     def without_last(texts: pa.LargeStringArray) -> Tokens:
         found = reference(texts)
@@ -116,7 +115,6 @@ def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
         tokens(engine(lambda: without_last), "ab", "ab", tmp_path=tmp_path)
 
 
-@pytest.mark.usefixtures("every_document")
 def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
     """Not what the engine would give the document alone."""
     calls = []
@@ -130,7 +128,6 @@ def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
     assert calls == [2]
 
 
-@pytest.mark.usefixtures("every_document")
 @pytest.mark.parametrize(("at", "is_found"), [(500, True), (1500, False)])
 def test_of_a_long_document_the_beginning_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, is_found: bool
@@ -145,7 +142,6 @@ def test_of_a_long_document_the_beginning_is_compared(
         tokens(one, text, tmp_path=tmp_path)
 
 
-@pytest.mark.usefixtures("every_document")
 def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
     """Each document is two texts of the engine."""
     text = with_completions(large_string_array("ask"), large_string_array("yes")).cast(pa.large_string())[0].as_py()
@@ -155,7 +151,6 @@ def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
         tokens(Completions(engine(lambda: wrong_about("yes"))), text, tmp_path=tmp_path)
 
 
-@pytest.mark.usefixtures("every_document")
 def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path) -> None:
     def refuse(texts: pa.LargeStringArray) -> Tokens:
         raise UnencodableError("too much")
@@ -164,7 +159,6 @@ def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path)
     assert len(tokens(one, "ab", tmp_path=tmp_path).ids) == 2
 
 
-@pytest.mark.usefixtures("every_document")
 def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
     calls = []
 

@@ -187,16 +187,11 @@ def test_ids_may_have_gaps_and_go_up_to_what_the_format_holds(tmp_path: Path) ->
     assert not may_use_fast_engine(tokenizer, "auto", [])
 
 
-def broken(tokenizer: Tokenizer, spoil: Callable[[Tokens], Tokens]) -> Tokenizer:
+def broken(spoil: Callable[[Tokens], Tokens]) -> Tokenizer:
     """A tokenizer whose fast engine gives something else than the reference."""
-    return Tokenizer(
-        name="broken",
-        digest=f"broken {id(spoil)}",
-        highest_id=tokenizer.highest_id,
-        reference=tokenizer.reference,
-        make_fast=lambda: lambda texts: spoil(tokenizer.reference(texts)),
-        decode=tokenizer.decode,
-    )
+    tokenizer = load("bytes")
+    facts = {"name": "broken", "digest": f"broken {id(spoil)}"}
+    return dataclasses.replace(tokenizer, **facts, make_fast=lambda: lambda texts: spoil(tokenizer.reference(texts)))
 
 
 def wrong_id(tokens: Tokens) -> Tokens:
@@ -221,7 +216,7 @@ def fails(tokens: Tokens) -> Tokens:
 def test_a_fast_engine_that_differs_is_not_used_and_a_warning_says_so(
     spoil: Callable[[Tokens], Tokens], caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = broken(load("bytes"), spoil)
+    tokenizer = broken(spoil)
     assert may_use_fast_engine(tokenizer, "auto", ["a sample"]) is False
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -303,7 +298,7 @@ def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
     def spoil(tokens: Tokens) -> Tokens:
         return Tokens(np.where(tokens.ids == ord("Q") + 1, np.uint32(0), tokens.ids), tokens.offsets)
 
-    tokenizer = broken(load("bytes"), spoil)
+    tokenizer = broken(spoil)
     texts = [text for text in awkward_texts() if "Q" not in text]
     assert first_difference(texts, fast(tokenizer), tokenizer.reference) is None
     assert first_difference([*texts, "a Q"], fast(tokenizer), tokenizer.reference) == "a Q"
@@ -314,7 +309,7 @@ def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = broken(load("bytes"), lambda tokens: tokens)
+    tokenizer = broken(lambda tokens: tokens)
     assert may_use_fast_engine(tokenizer, "auto", [])
     assert not may_use_fast_engine(tokenizer, "reference", [])
     assert not may_use_fast_engine(load("bytes"), "auto", [])  # it has none
@@ -329,7 +324,7 @@ def counting(made: list[int]) -> Tokenizer:
         made.append(threading.get_ident())
         return tokenizer.reference
 
-    return Tokenizer("counting", f"counting {id(made)}", 256, tokenizer.reference, make_fast, tokenizer.decode)
+    return dataclasses.replace(tokenizer, name="counting", digest=f"counting {id(made)}", make_fast=make_fast)
 
 
 def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:

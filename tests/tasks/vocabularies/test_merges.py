@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -70,12 +70,9 @@ def test_the_first_merges_of_a_small_text_by_hand() -> None:
     assert merges.tokens[256:] == ["aa", "aab"]
 
 
-def test_merges_are_those_of_a_naive_trainer() -> None:
-    assert learn(TEXTS, request_of(280)) == naive(TEXTS, 280)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("abcé ", max_size=30), max_size=6), st.integers(257, 300))
+@example(TEXTS, 280)
 def test_merges_are_those_of_a_naive_trainer_whatever_the_text(texts: list[str], size: int) -> None:
     assert learn(texts, request_of(size)) == naive(texts, size)
 
@@ -111,14 +108,6 @@ def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path
     found = token_bytes(str(path))
     assert found.is_exact
     assert found.lengths[298:].tolist() == [0, 0]
-
-
-def test_the_fast_engine_says_why_it_does_not_take_another_pattern(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(definition_of(learn(TEXTS, request_of(270)), SIMPLE, ()))
-    tokenizer = load_tokenizer(TokenizerConfig(name=str(path)))
-    assert tokenizer.make_fast is None or tokenizer.why_slow
-    assert "pre-tokenizer" in str(tokenizer.why_slow) or "pattern" in str(tokenizer.why_slow)
 
 
 def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path: Path) -> None:
