@@ -20,7 +20,7 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
 from tasks.output.paths import version_store
-from tasks.output.pointer import Candidate, change, read_history, read_pointer
+from tasks.output.pointer import Candidate, read_history, read_pointer
 from tasks.output.swap import Seen
 from tasks.output.versions import approve, hold, list_versions, reject, roll_back
 from tests.keys import key_file
@@ -34,15 +34,8 @@ class At:
 
     def __init__(self, root: Store, build: Build) -> None:
         self.root = root
-        self.first, self.latest, self.waits = (build("a", "b", split_seed=seed) for seed in range(3))
-        now = read_pointer(self.root)
-        facts = {
-            "version": self.latest,
-            "former": now.former[:1],
-            "manifest_sha256": manifest_digest(version_store(self.root, self.latest)),
-        }
-        change(self.root, lambda _: now.model_copy(update=facts))
-        self.hold()
+        self.first, self.latest = (build("a", "b", split_seed=seed) for seed in range(2))
+        self.waits = build("a", "b", split_seed=2, publish={"gates": [{"of": "documents", "at_least": 5, "action": "hold"}]})
 
     def hold(self, version: str | None = None, since: int | None = None, **other: Any) -> Candidate:
         version, now = version or self.waits, read_pointer(self.root)

@@ -57,32 +57,38 @@ def checked(recipe: Recipe, **changes: Any) -> Recipe:
     return Recipe.model_validate({**{name: getattr(recipe, name) for name in Recipe.model_fields}, **changes})
 
 
+def key_of(of: Any) -> str:
+    """The key of another slice, of one by another recipe, or of both."""
+    part, recipe = of if type(of) is tuple else (of, RECIPE) if isinstance(of, Slice) else (PART, of)
+    return recipe.key(part)
+
+
 @pytest.mark.parametrize(
-    ("part", "recipe"),
+    "of",
     [
-        (with_file(sha256="ac" * 32), RECIPE),
-        (with_file(format="arrow"), RECIPE),
-        (changed(PART, start=1), RECIPE),
-        (changed(PART, stop=6), RECIPE),
-        (changed(PART, rows=(0, 10)), RECIPE),
-        (changed(PART, rows=(10, 20)), RECIPE),
-        (PART, with_source(text_column="body")),
-        (PART, with_source(id_column="id")),
-        (PART, with_source(document_separator="\n")),
-        (PART, with_source(delimiter=";")),
-        (PART, with_source(quotes="none")),
-        (with_file(line_ends="crlf"), RECIPE),
-        (PART, with_recipe(tokenizer_digest="ce" * 32)),
-        (PART, with_recipe(documents=DocumentPolicy(on_bad="skip"))),
-        (PART, with_recipe(documents=DocumentPolicy(on_bad="replace"))),
-        (PART, with_recipe(documents=DocumentPolicy(empty="skip"))),
-        (PART, with_recipe(documents=DocumentPolicy(max_bytes=1000))),
-        (PART, with_recipe(engine="reference")),
-        (PART, with_steps({"use": "length", "min_bytes": 1})),
+        with_file(sha256="ac" * 32),
+        with_file(format="arrow"),
+        changed(PART, start=1),
+        changed(PART, stop=6),
+        changed(PART, rows=(0, 10)),
+        changed(PART, rows=(10, 20)),
+        with_source(text_column="body"),
+        with_source(id_column="id"),
+        with_source(document_separator="\n"),
+        with_source(delimiter=";"),
+        with_source(quotes="none"),
+        with_file(line_ends="crlf"),
+        with_recipe(tokenizer_digest="ce" * 32),
+        with_recipe(documents=DocumentPolicy(on_bad="skip")),
+        with_recipe(documents=DocumentPolicy(on_bad="replace")),
+        with_recipe(documents=DocumentPolicy(empty="skip")),
+        with_recipe(documents=DocumentPolicy(max_bytes=1000)),
+        with_recipe(engine="reference"),
+        with_steps({"use": "length", "min_bytes": 1}),
     ],
 )
-def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(part: Slice, recipe: Recipe) -> None:
-    assert recipe.key(part) != RECIPE.key(PART)
+def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(of: Any) -> None:
+    assert key_of(of) != RECIPE.key(PART)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +126,23 @@ def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("part", "recipe"),
+    "of",
     [
-        (with_file(name="b.parquet"), RECIPE),
-        (with_file(location="/elsewhere/a.parquet"), RECIPE),
-        (with_file(stamp=(1, 2, 3, 4)), RECIPE),
-        (with_file(split="validation"), RECIPE),
+        with_file(name="b.parquet"),
+        with_file(location="/elsewhere/a.parquet"),
+        with_file(stamp=(1, 2, 3, 4)),
+        with_file(split="validation"),
         (with_file(source=1), RECIPE.model_copy(update={"sources": (with_source(text_column="x").sources[0], SOURCE)})),
-        (changed(PART, text_bytes=999), RECIPE),
-        (PART, with_source(name="two", path="/moved", format="parquet")),
-        (PART, with_source(validation_split="test")),
+        changed(PART, text_bytes=999),
+        with_source(name="two", path="/moved", format="parquet"),
+        with_source(validation_split="test"),
         (PART, RECIPE.model_copy(update={"tokenizer": TokenizerConfig(name="the same by another name", engine="reference")})),
-        (PART, with_recipe(fast=True)),
+        with_recipe(fast=True),
     ],
 )
-def test_nothing_else_is_an_ingredient(part: Slice, recipe: Recipe) -> None:
+def test_nothing_else_is_an_ingredient(of: Any) -> None:
     """No path, name, time, engine or split."""
-    assert recipe.key(part) == RECIPE.key(PART)
+    assert key_of(of) == RECIPE.key(PART)
 
 
 def shard_of(key_inputs: dict[str, Any], **changes: Any) -> TokenShard:

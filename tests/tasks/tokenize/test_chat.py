@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -92,31 +93,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class Spoken:
-    """What became of one conversation."""
+class Spoken(NamedTuple):
+    """What became of one conversation, and the texts of runs of tokens that count."""
 
-    def __init__(self, encoder: Conversations, tokenizer: Path, messages: Messages) -> None:
-        found = encoder(large_string_array(json.dumps(messages, ensure_ascii=False)))
-        self.ids, self.mask = found.ids.tolist(), found.mask.tolist()
-        self._tokenizer = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-
-    @property
-    def counted(self) -> list[str]:
-        """The texts of runs of tokens that count."""
-        runs, before = [], 0
-        for token, counts in zip(self.ids, self.mask, strict=True):
-            if counts:
-                runs += [] if before else [[]]
-                runs[-1].append(token)
-            before = counts
-        return [self._tokenizer.decode(run, skip_special_tokens=False) for run in runs]
+    ids: list[int]
+    mask: list[int]
+    counted: list[str]
 
 
 @pytest.fixture(scope="module")
 def speak(tokenizer: Path) -> Callable[..., Spoken]:
+    plain = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+
     def spoken(messages: Messages, template: str, **chat: Any) -> Spoken:
         encoder = Conversations(Chat(template=template, tokens=TOKENS, **chat), TokenizerConfig(name=str(tokenizer)))
-        return Spoken(encoder, tokenizer, messages)
+        found = encoder(large_string_array(json.dumps(messages, ensure_ascii=False)))
+        ids, mask = found.ids.tolist(), found.mask.tolist()
+        runs = [[i for i, _ in run] for counts, run in groupby(zip(ids, mask, strict=True), lambda one: one[1]) if counts]
+        return Spoken(ids, mask, [plain.decode(run, skip_special_tokens=False) for run in runs])
 
     return spoken
 

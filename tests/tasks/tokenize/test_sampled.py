@@ -17,9 +17,7 @@ import flat_tokens
 import tasks.tokenize.engines
 import tasks.tokenize.tokenizers
 from flat_tokens.text.rows import keys_of, with_completions
-from flows.pipelines.build import build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig, DocumentPolicy, Source
+from tasks.config import DocumentPolicy, Source
 from tasks.models import SourceFile
 from tasks.output.paths import CACHE, RECEIPT
 from tasks.rows import KEY, ROW, as_rows
@@ -37,9 +35,10 @@ from tasks.tokenize.engines import (
     sampled,
     tokens_of,
 )
+from tests.faults.support import build_here
 from tests.refusal import refusal
 from tests.slices import range_of_slice
-from tests.sources import write_rows
+from tests.sources import held, write_rows
 from tests.tasks.tokenize.test_tokenizers import load
 
 DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
@@ -192,30 +191,19 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, m
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps(json.loads(DEMO.read_text()), indent=3))
     texts = [f"a zebra, number {i}" for i in range(300)]
+    texts[:100] = [f"none {i}" for i in range(100)]  # so that the trial does not see it
     for i in range(3):
-        rows = texts[i * 100 : i * 100 + 100]
-        write_rows(tmp_path / "in" / f"{i}.jsonl", [{"text": text} for text in rows])
-    # The first documents are without it, so that the trial does not see it.
-    write_rows(tmp_path / "in/0.jsonl", [{"text": f"none {i}"} for i in range(100)])
+        write_rows(tmp_path / "in" / f"{i}.jsonl", [{"text": text} for text in texts[i * 100 : i * 100 + 100]])
 
-    def built(engine: str) -> Any:
-        config = {
-            "output": str(tmp_path / "out"),
-            "sources": [{"name": "s", "path": str(tmp_path / "in")}],
-            "tokenizer": {"name": str(tokenizer), "engine": engine},
-            "validation_fraction": 0,
-            "slice_bytes": 3000,
-        }
-        with Threads(1) as runner:
-            return build(BuildConfig.model_validate(config), runner)
+    def built(engine: str) -> str:
+        source, chosen = {"name": "s", "path": str(tmp_path / "in")}, {"name": str(tokenizer), "engine": engine}
+        facts = {"validation_fraction": 0, "slice_bytes": 3000}
+        return build_here({"output": str(tmp_path / "out"), "source": source, "tokenizer": chosen, **facts}, 1).path
 
     with refusal(r"2.jsonl, line 1 \(row 0\): the fast engine does not give the tokens of .*tokenizer.json", EnginesDifferError):
         built("auto")
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(str(tmp_path / "out"))
     assert list((tmp_path / "out" / CACHE).glob(f"*/{RECEIPT}"))
-    made = built("reference")
-    train = flat_tokens.open(made.path).train
-    loaded = load(tokenizer)
-    for i in range(100, 300):
-        assert loaded.decode(train.sequence(i).tolist()) == texts[i]
+    train, loaded = held(built("reference"))["train"], load(tokenizer)
+    assert [loaded.decode(one.ids) for one in train] == texts
