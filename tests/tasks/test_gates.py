@@ -59,7 +59,6 @@ def test_a_gate_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: 
         ({"of": "documents", "source": "wbe", "at_least": 1}, "publish.gates.0: there is no source 'wbe'. Did you mean 'web'?"),
         ({"of": "distinct", "column": "ulr", "at_least": 1}, "there is no column 'ulr'. Did you mean 'url'?"),
         ({"of": "skipped_share", "step": "lenght", "at_most": 0}, "there is no step 'lenght'. Did you mean 'length'?"),
-        ({"of": "documents", "at_lest": 1}, "unknown key 'publish.gates.0.at_lest'. Did you mean 'at_least'?"),
     ],
 )
 def test_a_gate_of_what_there_is_not_is_refused_with_the_nearest_name(gate: dict[str, Any], fault: str) -> None:
