@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numcodecs
 import numpy as np
@@ -13,10 +12,8 @@ from numcodecs.zstd import Zstd
 
 from flat_tokens.arrays import blocks, codecs
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.arrays.stored import StoredArray
-from flat_tokens.stores.store import Store
-from flat_tokens.writer import ArrayWriter
+from tests.flat_tokens.arrays.test_arrays import write
+from tests.flat_tokens.arrays.test_maps import gathered
 from tests.refusal import refusal
 
 SPEC = replace(LAYOUTS["compact"].encoded_tokens, object_length=1024, chunk_length=256, block_length=64)
@@ -38,18 +35,6 @@ def mixed_items(spec: ArraySpec) -> np.ndarray:
     for zeros in range(60):
         items[COUNT // 2 + 64 * zeros :][:zeros] = 0
     return items
-
-
-def write(root: Path, spec: ArraySpec, items: np.ndarray) -> StoredArray:
-    with ArrayWriter(Store.at(root), "array", spec) as writer:
-        writer.append(items)
-    return open_array(Store.at(root) / "array", spec.dtype)
-
-
-def gathered(array: StoredArray, starts: np.ndarray, length: int) -> Any:
-    out = np.empty(len(starts) * length, array.numpy_dtype)
-    array.gather(starts, np.full(len(starts), length), out, np.arange(len(starts)) * length)
-    return out.reshape(-1, length)
 
 
 @pytest.mark.parametrize("length", [1, 32, 64, 200])

@@ -46,7 +46,7 @@ def written(root: Path, kind: str, items: np.ndarray[Any, Any]) -> StoredArray:
 
 
 def gathered(array: StoredArray, starts: np.ndarray[Any, Any], length: int = 3) -> np.ndarray[Any, Any]:
-    out = np.empty((len(starts), length), np.uint32)
+    out = np.empty((len(starts), length), array.numpy_dtype)
     array.gather(starts, np.full(len(starts), length), out.reshape(-1), np.arange(len(starts)) * length)
     return out
 
