@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import bz2
 import zlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Literal
 
+import numpy as np
 import zstandard
 
+from flat_tokens.annotations import UInt8s
 from flat_tokens.arrays.codecs import inflate
 from flat_tokens.extras import pa
+from flat_tokens.stores.store import Store
 
 Codec = Literal["zstd", "gz", "br", "bz2", "snappy"]
 LEVELS: dict[Codec, int | None] = {"zstd": 3, "gz": 6, "br": 5, "bz2": 9, "snappy": None}
@@ -73,3 +78,47 @@ def _snappy_size(stored: bytes) -> int:
         if byte < 0x80:
             return size
     raise ValueError("it is cut off")
+
+
+@dataclass(frozen=True, eq=False)  # what is kept is of one opening of a file: it may change
+class IndexedBytes:
+    """The bytes of a file that has *size* of them by its index, read in ranges. *codec*: it is packed by that as a whole, into
+    *packed_size* bytes if the index says how many.
+    """
+
+    store: Store
+    key: str
+    size: int
+    codec: Codec | None = None
+    packed_size: int | None = None
+
+    @property
+    def path(self) -> str:
+        return self.store.path(self.key)
+
+    def read(self, start: int, stop: int) -> UInt8s:
+        """Bytes ``start:stop``, unpacked: uint8[stop - start]. ValueError if the file is not the one of its index."""
+        size = self.stored_size
+        packed = self.codec is not None
+        data = _unpacked(self)[start:stop] if packed else self.store.read_range(self.key, start, min(stop, size))
+        if len(data) != stop - start:
+            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
+        return np.frombuffer(data, np.uint8)
+
+    @cached_property
+    def stored_size(self) -> int:
+        size, expected = self.store.size(self.key), self.size if self.codec is None else self.packed_size
+        if expected not in (None, size):
+            raise ValueError(f"{self.path}: has {size} bytes, but the index says {expected}. Fetch or write it again.")
+        return size
+
+
+@lru_cache(maxsize=1)
+def _unpacked(file: IndexedBytes) -> memoryview:
+    assert file.codec is not None
+    if max(file.size, file.stored_size) > MAX_WHOLE_BYTES:
+        raise ValueError(f"{file.path}: is larger than packed files may be ({MAX_WHOLE_BYTES} bytes). Unpack it.")
+    try:
+        return decompress(file.codec, file.store.read(file.key), file.size)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error

@@ -22,9 +22,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
 import posixpath
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import PurePosixPath
@@ -33,12 +36,12 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, g
 
 import numpy as np
 
-from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, IntPair, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, IntPair, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
 from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens, ahead, checked_entries, checked_stop
-from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, read_json
+from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, is_below, read_json
 
 EXPORT_RECORD = ".export/export.json"
 """The record of a finished export, next to its files."""
@@ -136,6 +139,7 @@ class Options:
                 raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
 
 
+T = TypeVar("T")
 O = TypeVar("O")  # noqa: E741 - the options of a format
 
 
@@ -194,19 +198,70 @@ def has_test(files: Files) -> bool:
         return False
 
 
-def indices(files: Files, name: str) -> list[str]:
-    """The files of that name, without those below another one, which lists their files as well."""
-    keys = [key for key in files.keys if posixpath.basename(key) == name]
+INDEX = "index.json"
+"""The list of a split's files, next to them."""
+MAX_INDEX_BYTES = 32 << 20
+
+
+def indices(files: Files) -> list[str]:
+    """Each INDEX, without those below another one, which lists their files as well."""
+    keys = [key for key in files.keys if posixpath.basename(key) == INDEX]
     above = {PurePosixPath(key).parent for key in keys}
     return [key for key in keys if above.isdisjoint(PurePosixPath(key).parent.parents)]
 
 
-def split_of_index(files: Files, key: str) -> SplitName:
-    """The split of an index, from the name of its directory."""
-    directory = posixpath.dirname(key)
-    # The user chose the name of the root directory: only a whole word in it names a split.
-    name = directory or posixpath.basename(files.store.root)
-    return split_of(name, has_test(files)) if directory or name in VALIDATION_WORDS else "train"
+def by_index(files: Files, opened: Callable[[str], list[T]]) -> dict[SplitName, list[T]]:
+    """What *opened* has of each INDEX, by its split, which the name of its directory says."""
+    found: dict[SplitName, list[T]] = {}
+    for key in indices(files):
+        directory = posixpath.dirname(key)
+        # The user chose the name of the root directory: only a whole word in it names a split.
+        name = directory or posixpath.basename(files.store.root)
+        split = split_of(name, has_test(files)) if directory or name in VALIDATION_WORDS else "train"
+        found.setdefault(split, []).extend(opened(key))
+    return found
+
+
+@contextmanager
+def reading_index(store: Store, key: str) -> Iterator[JsonObject]:
+    """An INDEX. ValueError, naming it, if it is not valid, or the block finds that it is not."""
+    index = read_json(store, key, MAX_INDEX_BYTES, "an index")
+    with index_errors(store.path(key)):
+        yield index
+
+
+@contextmanager
+def index_errors(path: str) -> Iterator[None]:
+    """Turn errors about an index into ValueError with its *path*."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def name_in_index(name: Any) -> str:
+    """The name of a file in an index. ValueError if it is not next to it, or below."""
+    if not is_below(name):
+        raise ValueError(f"lists {reprlib.repr(name)}, which is not a file's name next to it")
+    return str(name)
+
+
+def put_indices(
+    store: Store,
+    files: Sequence[ExportFile],
+    written: Sequence[StoredObject],
+    described: Callable[[ExportFile, StoredObject], JsonObject],
+    index_of: Callable[[list[JsonObject]], JsonObject],
+) -> list[StoredObject]:
+    """Write the INDEX of each split: of what is *described* of its files."""
+    found: dict[SplitName, list[JsonObject]] = {}
+    for file, item in zip(files, written, strict=True):
+        found.setdefault(file.split, []).append(described(file, item))
+    return [
+        store.put(f"{split}/{INDEX}", json.dumps(index_of(entries), sort_keys=True).encode()) for split, entries in found.items()
+    ]
 
 
 def by_split(

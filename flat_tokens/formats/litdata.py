@@ -7,20 +7,20 @@ documents of a chunk end to end and cuts them into blocks.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from flat_tokens.annotations import DType, JsonObject, UInt32s, UInt64s
 from flat_tokens.formats import contract
-from flat_tokens.formats.compression import MAX_WHOLE_BYTES, decompress
+from flat_tokens.formats.compression import Codec, IndexedBytes
 from flat_tokens.formats.contract import (
+    INDEX,
     ExportFile,
     Files,
     Format,
@@ -29,15 +29,16 @@ from flat_tokens.formats.contract import (
     Joined,
     Readable,
     Splits,
+    name_in_index,
+    put_indices,
+    reading_index,
     token_ids,
 )
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
 from flat_tokens.rows.split import FlatTokens
-from flat_tokens.stores.store import Store, StoredObject, is_below, read_json
+from flat_tokens.stores.store import Store, StoredObject
 
-INDEX = "index.json"
-MAX_INDEX_BYTES = 32 << 20
 MAX_CHUNK_BYTES = 2**32
 """Offsets are 32 bits wide."""
 INT32 = np.dtype("<i4")
@@ -86,7 +87,7 @@ def plan(splits: Splits, options: Litdata) -> list[ExportFile]:
 def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> list[StoredObject]:
     documents = IndexedDocuments.of(splits, file, options)
     count = file.stop - file.start
-    head = 4 * (count + 2)
+    head = _head_bytes(count)
     with store.create(file.key) as writer:
         writer.write(np.array([count, head], "<u4"))
         for _, ends in documents.bounds(head, INT32.itemsize):
@@ -97,13 +98,12 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Litdata) -> l
 
 def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Litdata) -> list[StoredObject]:
     """Each split's index."""
-    chunks: dict[str, list[JsonObject]] = {}
-    for file, item in zip(plan(splits, options), written, strict=True):
-        count = file.stop - file.start
-        tokens = (item.size - 4 * (count + 2)) // INT32.itemsize
-        name = posixpath.basename(item.key)
-        facts = {"chunk_bytes": item.size, "chunk_size": count, "dim": tokens, "filename": name}
-        chunks.setdefault(file.split, []).append(facts)
+
+    def described(file: ExportFile, item: StoredObject) -> JsonObject:
+        count, name = file.stop - file.start, posixpath.basename(item.key)
+        tokens = (item.size - _head_bytes(count)) // INT32.itemsize
+        return {"chunk_bytes": item.size, "chunk_size": count, "dim": tokens, "filename": name}
+
     config = {
         "chunk_bytes": options.size_limit,
         "chunk_size": None,
@@ -113,32 +113,26 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
         "encryption": None,
         "item_loader": "TokensLoader",
     }
-    indices = {split: json.dumps({"chunks": found, "config": config}, sort_keys=True) for split, found in chunks.items()}
-    return [store.put(f"{split}/{INDEX}", index.encode()) for split, index in indices.items()]
+    return put_indices(store, plan(splits, options), written, described, lambda chunks: {"chunks": chunks, "config": config})
 
 
 def recognise(files: Files) -> bool:
     """Whether there is an index of chunks of tensors."""
-    keys = contract.indices(files, INDEX)
+    keys = contract.indices(files)
     ends = (files.store.read_range(key, max(files.store.size(key) - (1 << 16), 0), files.store.size(key)) for key in keys)
     return any(b'"data_format"' in end and b'"no_header_' in end for end in ends)
 
 
 def open_chunks(files: Files, options: Litdata) -> Mapping[SplitName, Readable]:
     """The splits of a directory with an ``index.json``, or with one in each of its directories."""
-    keys, found = contract.indices(files, INDEX), dict[SplitName, list[Readable]]()
-    if not keys:
+    if not (found := contract.by_index(files, lambda key: _chunks(files.store, key, options))):
         raise ValueError(f"{files.url}: has no {INDEX}. An export writes it when it is finished.")
-    for key in keys:
-        found.setdefault(contract.split_of_index(files, key), []).extend(_chunks(files.store, key, options))
     return {split: Joined(tuple(chunks)) for split, chunks in found.items()}
 
 
 def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
     """The chunks that an index lists. ValueError, naming the index, if it is not one of tokens."""
-    path, directory = store.path(key), store / posixpath.dirname(key)
-    index = read_json(store, key, MAX_INDEX_BYTES, "an index")
-    try:
+    with reading_index(store, key) as index:
         config, chunks = index["config"], index["chunks"]
         compression, loader = config["compression"], config.get("item_loader", "TokensLoader")
         if config.get("encryption"):
@@ -151,12 +145,8 @@ def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:
             )
         if not isinstance(chunks, list):
             raise ValueError(f"has chunks that are not a list, but {reprlib.repr(chunks)}")
-        dtype = _token_type(config["data_format"])
-        return [_chunk(directory, chunk, dtype, compression is not None, options) for chunk in chunks]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        dtype, directory = _token_type(config["data_format"]), store / posixpath.dirname(key)
+        return [_chunk(directory, chunk, dtype, compression, options) for chunk in chunks]
 
 
 def _token_type(kinds: Any) -> DType:
@@ -169,84 +159,60 @@ def _token_type(kinds: Any) -> DType:
     return np.dtype(found)
 
 
-def _chunk(store: Store, entry: Any, dtype: DType, packed: bool, options: Litdata) -> IndexedFile:
+def _chunk(store: Store, entry: Any, dtype: DType, codec: Codec | None, options: Litdata) -> IndexedFile:
     """The chunk of an index's *entry*."""
-    name, count, tokens = entry["filename"], entry["chunk_size"], entry["dim"]
-    if not is_below(name):
-        raise ValueError(f"lists {reprlib.repr(name)}, which is not a file's name next to it")
+    name, count, tokens = name_in_index(entry["filename"]), entry["chunk_size"], entry["dim"]
     are_numbers = all(type(number) is int and 0 <= number < MAX_CHUNK_BYTES for number in (count, tokens))
     if not are_numbers or (tokens and not count):
         raise ValueError(f"lists {name} with {reprlib.repr(count)} items of {reprlib.repr(tokens)} tokens")
-    chunk = Chunk(store, name, count, tokens * dtype.itemsize, dtype, packed)
+    chunk = Chunk(IndexedBytes(store, name, _head_bytes(count) + tokens * dtype.itemsize, codec), count, tokens, dtype)
     return IndexedFile(chunk, count, chunk.entries, options.end_of_text)
 
 
-@dataclass(frozen=True, eq=False)  # caches are for one opening of a chunk: the file may change
-class Chunk:
-    """The tokens of a chunk of *count* items, of *held* bytes together."""
+def _head_bytes(count: int) -> int:
+    """Bytes before the first of *count* items."""
+    return 4 * (count + 2)
 
-    store: Store
-    key: str
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The tokens of a chunk of *count* items, *length* in all."""
+
+    file: IndexedBytes
     count: int
-    held: int
+    length: int
     dtype: DType
-    packed: bool
 
     @property
     def path(self) -> str:
-        return self.store.path(self.key)
-
-    @property
-    def length(self) -> int:
-        """Number of tokens in all items."""
-        return self.held // self.dtype.itemsize
+        return self.file.path
 
     def entries(self, first: int, last: int) -> UInt64s:
         """``seq_starts[first : last + 1]`` of the chunk. ValueError if its offsets are not in order."""
         head, width = self._head, self.dtype.itemsize
-        offsets = np.frombuffer(self._read(4 * (first + 1), 4 * (last + 2)), "<u4").astype(np.int64) - head
-        if (offsets[1:] < offsets[:-1]).any() or offsets[0] < 0 or offsets[-1] > self.held or (offsets % width).any():
+        offsets = self.file.read(4 * (first + 1), 4 * (last + 2)).view("<u4").astype(np.int64) - head
+        if (offsets[1:] < offsets[:-1]).any() or offsets[0] < 0 or offsets[-1] > self.length * width or (offsets % width).any():
             raise ValueError(f"{self.path}: items {first} to {last} are not in order, in whole tokens")
         return (offsets // width).astype(np.uint64)
 
     def tokens(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop`` of the chunk: uint32[stop - start]."""
         width = self.dtype.itemsize
-        data = self._read(self._head + start * width, self._head + stop * width)
-        return token_ids(np.frombuffer(data, self.dtype), self.path)
+        data = self.file.read(self._head + start * width, self._head + stop * width)
+        return token_ids(data.view(self.dtype), self.path)
 
     @cached_property
     def _head(self) -> int:
         """Bytes before the first item. ValueError if the chunk is not the one of the index."""
-        head = 4 * (self.count + 2)
-        if not self.packed and (size := self.store.size(self.key)) != head + self.held:
-            raise ValueError(f"{self.path}: has {size} bytes, but by the index {head + self.held}. Fetch or write it again.")
-        count, first = np.frombuffer(self._read(0, 8), "<u4").tolist()
-        last = int.from_bytes(self._read(head - 4, head), "little")
-        if (count, first, last) != (self.count, head, head + self.held):
+        head, size = _head_bytes(self.count), self.file.size
+        count, first = self.file.read(0, 8).view("<u4").tolist()
+        last = int(self.file.read(head - 4, head).view("<u4")[0])
+        if (count, first, last) != (self.count, head, size):
             raise ValueError(
-                f"{self.path}: has {count} items in bytes {first} to {last}, but by the index {self.count} in {head} to "
-                f"{head + self.held}. The two are not of one dataset."
+                f"{self.path}: has {count} items in bytes {first} to {last}, but by the index {self.count} in {head} to {size}. "
+                "The two are not of one dataset."
             )
         return head
-
-    def _read(self, start: int, stop: int) -> bytes | memoryview:
-        """Bytes ``start:stop`` of the chunk, unpacked."""
-        data = _unpacked(self)[start:stop] if self.packed else self.store.read_range(self.key, start, stop)
-        if len(data) != stop - start:
-            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
-        return data
-
-
-@lru_cache(maxsize=1)
-def _unpacked(chunk: Chunk) -> memoryview:
-    size = 4 * (chunk.count + 2) + chunk.held
-    if max(size, chunk.store.size(chunk.key)) > MAX_WHOLE_BYTES:
-        raise ValueError(f"{chunk.path}: is larger than packed chunks may be ({MAX_WHOLE_BYTES} bytes). Unpack it.")
-    try:
-        return decompress("zstd", chunk.store.read(chunk.key), size)
-    except ValueError as error:
-        raise ValueError(f"{chunk.path}: {error}") from error
 
 
 LITDATA: Format[Any] = Format(

@@ -24,8 +24,9 @@ import numpy as np
 
 from flat_tokens.annotations import AnyArray, Bools, DType, Int32s, Int64Pair, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.formats import contract
-from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, Codec, compress, decompress
+from flat_tokens.formats.compression import LEVELS, MAX_WHOLE_BYTES, IndexedBytes, compress
 from flat_tokens.formats.contract import (
+    INDEX,
     ExportFile,
     Files,
     Format,
@@ -34,6 +35,10 @@ from flat_tokens.formats.contract import (
     Joined,
     Readable,
     Splits,
+    index_errors,
+    name_in_index,
+    put_indices,
+    reading_index,
     split_of,
     token_ids,
 )
@@ -41,7 +46,7 @@ from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stre
 from flat_tokens.manifest import SplitName
 from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens
 from flat_tokens.rows.views import running_sums
-from flat_tokens.stores.store import Store, StoredObject, is_below, json_object, read_json
+from flat_tokens.stores.store import Store, StoredObject, json_object
 
 INT32 = np.dtype("<i4")
 MAX_SHARD_BYTES = 2**32
@@ -110,18 +115,13 @@ class Samples(NamedTuple):
 class Shard:
     """The tokens of all samples of a shard."""
 
-    store: Store
-    key: str
+    file: IndexedBytes
     layout: MdsLayout
     sample_count: int
-    size: int
-    """In bytes, unpacked."""
-    packed: tuple[Codec, str, int] | None
-    """Codec, key and size of the packed shard."""
 
     @property
     def path(self) -> str:
-        return self.store.path(self.packed[1] if self.packed else self.key)
+        return self.file.path
 
     @cached_property
     def length(self) -> int:
@@ -144,11 +144,11 @@ class Shard:
             width = dtype.itemsize
             end = min(stop, int(samples.entries[last]))
             if last == first + 1:  # perhaps a very large one
-                self._check_heads(samples, first, last, self.read(low, int(samples.begins[first])))
+                self._check_heads(samples, first, last, self.file.read(low, int(samples.begins[first])))
                 begin = int(samples.begins[first]) + (start - int(samples.entries[first])) * width
-                found = self.read(begin, begin + (end - start) * width)
+                found = self.file.read(begin, begin + (end - start) * width)
             else:
-                data = self.read(low, int(samples.offsets[last]))
+                data = self.file.read(low, int(samples.offsets[last]))
                 self._check_heads(samples, first, last, data)
                 found = self._between(samples, first, last, data, width)[(start - int(samples.entries[first])) * width :]
             out[start - begun : end - begun] = token_ids(found[: (end - start) * width].view(dtype), self.path)
@@ -189,15 +189,6 @@ class Shard:
         found: UInt8s = data[np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)]
         return found
 
-    def read(self, start: int, stop: int) -> UInt8s:
-        """Bytes ``start:stop`` of the shard, unpacked."""
-        if self.packed is not None:
-            return _unpacked(self)[start:stop]
-        data = self.store.read_range(self.key, start, stop)
-        if len(data) != stop - start:
-            raise ValueError(f"{self.path}: ends before byte {stop}. The file is truncated: fetch or write it again.")
-        return np.frombuffer(data, np.uint8)
-
 
 def _integers(data: UInt8s, at: Int64s, width: int) -> Int64s:
     """The integers of *width* bytes at these positions."""
@@ -208,18 +199,16 @@ def _integers(data: UInt8s, at: Int64s, width: int) -> Int64s:
 @lru_cache(maxsize=4)
 def _samples_of(shard: Shard) -> Samples:
     """The places of a shard's samples, from its offsets. ValueError if they are not in order within the shard."""
-    layout, count, path = shard.layout, shard.sample_count, shard.path
-    if shard.packed is None and (size := shard.store.size(shard.key)) != shard.size:
-        raise ValueError(f"{path}: has {size} bytes, but the index says {shard.size}. Fetch or write it again.")
-    if (ends := 4 * (count + 2)) > shard.size:
-        raise ValueError(f"{path}: has {shard.size} bytes, which do not hold {count} samples")
-    head = shard.read(0, ends).view("<u4")
+    layout, count, path, size = shard.layout, shard.sample_count, shard.path, shard.file.size
+    if (ends := 4 * (count + 2)) > size:
+        raise ValueError(f"{path}: has {size} bytes, which do not hold {count} samples")
+    head = shard.file.read(0, ends).view("<u4")
     offsets = head[1:].astype(np.int64)
     if head[0] != count:
         raise ValueError(f"{path}: has {head[0]} samples, but the index says {count}")
     sizes = np.diff(offsets)
-    if offsets[0] < ends or offsets[-1] != shard.size or (sizes < layout.fixed_bytes).any():
-        raise ValueError(f"{path}: its offsets do not run from {ends} to {shard.size}, each leaving room for a sample")
+    if offsets[0] < ends or offsets[-1] != size or (sizes < layout.fixed_bytes).any():
+        raise ValueError(f"{path}: its offsets do not run from {ends} to {size}, each leaving room for a sample")
     variable = layout.variable
     if variable == [layout.at]:
         stored = (sizes - layout.fixed_bytes)[:, None]
@@ -269,7 +258,7 @@ def _read_heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> UIn
     while first < len(heads):
         last = max(int(np.searchsorted(offsets, offsets[first] + BYTES_AT_A_TIME, side="right")) - 1, first + 1)
         low, high = (begins[first], begins[first] + size) if last == first + 1 else (offsets[first], offsets[last])
-        data = shard.read(int(low), int(high))
+        data = shard.file.read(int(low), int(high))
         if (wrong := np.flatnonzero(begins[first:last] + size > offsets[first + 1 : last + 1])).size:
             raise ValueError(f"{shard.path}: sample {first + wrong[0]} is shorter than its columns")
         heads[first:last] = data[(begins[first:last] - low)[:, None] + np.arange(size)]
@@ -277,25 +266,9 @@ def _read_heads(shard: Shard, offsets: Int64s, begins: Int64s, size: int) -> UIn
     return heads
 
 
-@lru_cache(maxsize=1)
-def _unpacked(shard: Shard) -> UInt8s:
-    assert shard.packed is not None
-    codec, key, expected = shard.packed
-    if max(shard.size, expected) > MAX_WHOLE_BYTES:
-        raise ValueError(f"{shard.path}: is larger than packed shards may be ({MAX_WHOLE_BYTES} bytes). Unpack it.")
-    if (size := shard.store.size(key)) != expected:
-        raise ValueError(f"{shard.path}: has {size} bytes, but the index says {expected}. Fetch or write it again.")
-    try:
-        return np.frombuffer(decompress(codec, shard.store.read(key), shard.size), np.uint8)
-    except ValueError as error:
-        raise ValueError(f"{shard.path}: {error}") from error
-
-
-INDEX = "index.json"
 HEAD_BYTES = 9
 """Of a sample: the array's size (4), dimensions (1) and shape (up to 4)."""
 MAX_SAMPLES = 1 << 24
-MAX_INDEX_BYTES = 32 << 20
 MAX_CONFIG_BYTES = 1 << 20
 COLUMNS = ("tokens", "input_ids")
 TYPES = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -501,8 +474,8 @@ def _heads(lengths: Int64s) -> tuple[UInt8s, Bools]:
 
 def finish(splits: Splits, written: Sequence[StoredObject], store: Store, options: Mds) -> list[StoredObject]:
     """Each split's index."""
-    shards: dict[str, list[JsonObject]] = {}
-    for file, item in zip(plan(splits, options), written, strict=True):
+
+    def described(file: ExportFile, item: StoredObject) -> JsonObject:
         name = posixpath.basename(item.key)
         stored = {"basename": name, "bytes": item.size, "hashes": {"sha256": item.digest}}
         raw, packed = stored, None
@@ -511,32 +484,28 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
             lengths, _ = _contents(splits, file, options)
             size = _first_sample(file, _shard_head(0, options)) + sum(int(_stored_bytes(some).sum()) for some in lengths())
             raw, packed = {"basename": posixpath.splitext(name)[0], "bytes": size, "hashes": {}}, stored
-        shard = {**_config(options), "raw_data": raw, "samples": file.stop - file.start, "zip_data": packed}
-        shards.setdefault(file.split, []).append(shard)
-    return [store.put(f"{split}/{INDEX}", _json({"shards": found, "version": 2})) for split, found in shards.items()]
+        return {**_config(options), "raw_data": raw, "samples": file.stop - file.start, "zip_data": packed}
+
+    return put_indices(store, plan(splits, options), written, described, lambda shards: {"shards": shards, "version": 2})
 
 
 def recognise(files: Files) -> bool:
     if len(files.keys) == 1 and posixpath.basename(files.keys[0]) != INDEX:
         return _own_config(files.store, files.keys[0]) is not None
-    heads = (files.store.read_range(key, 0, 1 << 16) for key in contract.indices(files, INDEX))
+    heads = (files.store.read_range(key, 0, 1 << 16) for key in contract.indices(files))
     return any(b'"shards"' in head and re.search(rb'"format"\s*:\s*"mds"|"shards"\s*:\s*\[\s*\]', head) for head in heads)
 
 
 def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
     """The splits of a directory with an ``index.json``, or with one in each of its directories, or of a single shard."""
-    found: dict[SplitName, list[Shard]] = {}
-    indices = contract.indices(files, INDEX)
-    for key in indices:
-        shards = found.setdefault(contract.split_of_index(files, key), [])
-        for shard in _index(files.store, key):
-            shards.append(_shard(files.store / posixpath.dirname(key), shard, files.store.path(key), options))
-    if not indices:
+    found = contract.by_index(files, lambda key: _shards(files.store, key, options))
+    if not found and not contract.indices(files):
         if len(files.keys) > 1 or (config := _own_config(files.store, files.keys[0])) is None:
             raise ValueError(
                 f"{files.url}: has no {INDEX}, and is not an MDS shard itself. An export writes it when it is finished."
             )
-        found[split_of(files.keys[0])] = [_shard(files.store, config, files.url, options)]
+        with index_errors(files.url):
+            found[split_of(files.keys[0])] = [_shard(files.store, config, options)]
     return {split: _reader(tuple(shards), options) for split, shards in found.items()}
 
 
@@ -546,13 +515,12 @@ def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
     return Joined(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
 
 
-def _index(store: Store, key: str) -> list[Any]:
-    """The entries of an index. ValueError if it is not valid."""
-    path = store.path(key)
-    index = read_json(store, key, MAX_INDEX_BYTES, "an index")
-    if index.get("version") != 2 or not isinstance(shards := index.get("shards"), list):
-        raise ValueError(f"{path}: is of version {reprlib.repr(index.get('version'))}; an index of version 2 with shards is read")
-    return shards
+def _shards(store: Store, key: str, options: Mds) -> list[Shard]:
+    """The shards that an index lists. ValueError, naming it, if it is not valid."""
+    with reading_index(store, key) as index:
+        if index.get("version") != 2 or not isinstance(shards := index.get("shards"), list):
+            raise ValueError(f"is of version {reprlib.repr(index.get('version'))}; an index of version 2 with shards is read")
+        return [_shard(store / posixpath.dirname(key), shard, options) for shard in shards]
 
 
 def _own_config(store: Store, key: str) -> JsonObject | None:
@@ -570,33 +538,28 @@ def _own_config(store: Store, key: str) -> JsonObject | None:
     return {**config, "raw_data": data, "samples": count, "zip_data": None} if config.get("format") == "mds" else None
 
 
-def _shard(store: Store, entry: Any, path: str, options: Mds) -> Shard:
-    """The shard of an index's *entry*. ValueError, naming the index by its *path*, if the entry is not valid."""
-    try:
-        if entry["format"] != "mds" or entry["version"] != 2:
-            raise ValueError(f"lists a shard of format {reprlib.repr(entry['format'])}, version {reprlib.repr(entry['version'])}")
-        layout = _layout(entry["column_names"], entry["column_encodings"], entry["column_sizes"], options)
-        count, (key, size) = entry["samples"], _data(entry["raw_data"])
-        if type(count) is not int or not 0 <= count <= MAX_SAMPLES:
-            raise ValueError(f"lists a shard of {reprlib.repr(count)} samples; up to {MAX_SAMPLES} are read")
-        packed = None
-        if entry["zip_data"] is not None and not store.exists(key):
-            codec = str(entry["compression"]).partition(":")[0]
-            if codec not in LEVELS:
-                raise ValueError(f"lists shards packed by {reprlib.repr(codec)}; {', '.join(LEVELS)} are read. Unpack them.")
-            packed = next(known for known in LEVELS if known == codec), *_data(entry["zip_data"])
-        return Shard(store, key, layout, count, size, packed)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: is not complete ({reprlib.repr(error)})") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+def _shard(store: Store, entry: Any, options: Mds) -> Shard:
+    """The shard of an index's *entry*. ValueError if the entry is not valid."""
+    if entry["format"] != "mds" or entry["version"] != 2:
+        raise ValueError(f"lists a shard of format {reprlib.repr(entry['format'])}, version {reprlib.repr(entry['version'])}")
+    layout = _layout(entry["column_names"], entry["column_encodings"], entry["column_sizes"], options)
+    count, (key, size) = entry["samples"], _data(entry["raw_data"])
+    if type(count) is not int or not 0 <= count <= MAX_SAMPLES:
+        raise ValueError(f"lists a shard of {reprlib.repr(count)} samples; up to {MAX_SAMPLES} are read")
+    if entry["zip_data"] is None or store.exists(key):
+        return Shard(IndexedBytes(store, key, size), layout, count)
+    codec = next((known for known in LEVELS if known == str(entry["compression"]).partition(":")[0]), None)
+    if codec is None:
+        raise ValueError(
+            f"lists shards packed by {reprlib.repr(entry['compression'])}; {', '.join(LEVELS)} are read. Unpack them."
+        )
+    packed, packed_size = _data(entry["zip_data"])
+    return Shard(IndexedBytes(store, packed, size, codec, packed_size), layout, count)
 
 
 def _data(entry: Any) -> tuple[str, int]:
     """Key and size of a file, which is where the index does or below."""
-    name, size = entry["basename"], entry["bytes"]
-    if not is_below(name):
-        raise ValueError(f"lists {reprlib.repr(name)}, which is not a file's name next to it")
+    name, size = name_in_index(entry["basename"]), entry["bytes"]
     if type(size) is not int or not 0 <= size < MAX_SHARD_BYTES:
         raise ValueError(f"lists {name} with {reprlib.repr(size)} bytes, but shards end at {MAX_SHARD_BYTES - 1}")
     return name, size
