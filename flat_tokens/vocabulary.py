@@ -20,7 +20,7 @@ import operator
 import os
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -735,15 +735,8 @@ def load_vocabulary(name_or_path: str, *, pattern: str | None = None, revision: 
     file decodes but does not encode. Raises as ``resolve`` does.
     """
     definition = resolve(os.path.expanduser(name_or_path), pattern=pattern, revision=revision)
-    if isinstance(definition, ByteValues):
-        parts: tuple[dict[int, bytes], Encode | None] = {value + 1: bytes([value]) for value in range(256)}, _encode_bytes
-    elif isinstance(definition, Ranks):
-        parts = _of_ranks(definition)
-    elif isinstance(definition, SentencePieceModel):
-        parts = _of_pieces(definition)
-    else:
-        parts = _of_tokenizer_json(definition)
-    return Vocabulary.of(definition.name, definition.digest, *parts)
+    known = known_of(definition)
+    return Vocabulary.of(definition.name, definition.digest, known.pieces, known.encode)
 
 
 def token_bytes(name_or_path: str, *, pattern: str | None = None, revision: str | None = None) -> TokenBytes:
@@ -752,77 +745,67 @@ def token_bytes(name_or_path: str, *, pattern: str | None = None, revision: str 
 
 
 def token_bytes_of(definition: Definition) -> TokenBytes:
-    """The bytes of each id of a tokenizer. No bytes are made of them: it takes milliseconds."""
-    is_exact = True
+    """The bytes of each id of a tokenizer. It takes milliseconds."""
+    pieces, special, is_exact, _ = known_of(definition)
+    lengths = np.zeros(max(pieces, default=0) + 1, np.int32)
+    lengths[np.fromiter(pieces, np.int64, len(pieces))] = np.fromiter(map(len, pieces.values()), np.int32, len(pieces))
+    lengths[list(special)] = 0
+    return TokenBytes(lengths, definition.digest or "", is_exact)
+
+
+class KnownTokens(NamedTuple):
+    """What a definition says of its tokens. ``pieces``: the bytes of each id. ``special``: the ids that are in no text.
+    ``is_exact``: the tokens of a text have its bytes, all of them and no others. ``encode``: text to ids, None without a way.
+    """
+
+    pieces: dict[int, bytes]
+    special: Collection[int]
+    is_exact: bool
+    encode: Encode | None
+
+
+def known_of(definition: Definition) -> KnownTokens:
+    """What a definition says of its tokens. No library that encodes is loaded before it does."""
     if isinstance(definition, ByteValues):
-        lengths: dict[int, int] = {value + 1: 1 for value in range(256)}
-    elif isinstance(definition, Ranks):
-        lengths = {rank: len(token) for token, rank in definition.ranks.items()} | dict.fromkeys(definition.special.values(), 0)
-    elif isinstance(definition, SentencePieceModel):
-        found, is_exact = definition.pieces, False  # a lone space of the text becomes a space, and a space may be added
-        without = (PieceKind.CONTROL, PieceKind.UNKNOWN)
-        lengths = {i: 0 if kind in without else len(found.bytes_of(i)) for i, kind in enumerate(found.kinds)}
-    else:
-        lengths, is_exact = _lengths_of_json(definition)
-    of_ids = np.zeros(max(lengths, default=0) + 1, np.int32)
-    of_ids[np.fromiter(lengths, np.int64, len(lengths))] = np.fromiter(lengths.values(), np.int32, len(lengths))
-    return TokenBytes(of_ids, definition.digest or "", is_exact)
+        return KnownTokens({value + 1: bytes([value]) for value in range(256)}, (), True, _encode_bytes)
+    if isinstance(definition, TokenizerJson):
+        return _known_of_json(definition)
+    ids: Callable[[str], list[int]]
+    if isinstance(definition, Ranks):
+        special = {i: text.encode() for text, i in definition.special.items()}
+        ids = lambda text: definition.encoding.encode_ordinary(text)  # noqa: E731  # the encoding is made when it is used
+        encode = None if definition.pattern is None else _as_array(ids)
+        return KnownTokens({i: token for token, i in definition.ranks.items()} | special, special, True, encode)
+    found = definition.pieces
+    names = [i for i, kind in enumerate(found.kinds) if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN)]
+    ids = lambda text: definition.processor.encode(text, out_type=int)  # noqa: E731  # see above
+    # A lone space of the text becomes a space, and a space may be added.
+    return KnownTokens({i: found.bytes_of(i) for i in range(len(found.pieces))}, names, False, _as_array(ids))
 
 
-def _lengths_of_json(of: TokenizerJson) -> tuple[dict[int, int], bool]:
-    """Bytes of each id, and whether the tokens of a text have its bytes, all of them and no others."""
-    definition, vocabulary = of.definition, of.tokenizer.get_vocab(with_added_tokens=True)
-    added = {token["content"]: bool(token.get("special")) for token in of.added_tokens}
-    pre_tokenizers, bytes_of = list(steps_of(definition.get("pre_tokenizer"))), _bytes_of_tokens(definition)
-    alphabet = set(byte_level_alphabet())
-    is_byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizers)
-    plain = vocabulary.keys() - added.keys()
-    # After a byte-level pre-tokenizer, each character of a token is a byte.
-    if is_byte_level and alphabet.issuperset(set().union(*plain)):
-        lengths = {vocabulary[token]: len(token) for token in plain}
-    else:
-        lengths = {vocabulary[token]: len(bytes_of(token)) for token in plain}
-    lengths |= {
-        vocabulary[token]: 0 if special else len(token.encode()) for token, special in added.items() if token in vocabulary
-    }
-    adds_space = any(part.get("add_prefix_space") for part in pre_tokenizers)
-    splits = all(part.get("behavior", "Isolated") != "Removed" or part.get("invert") for part in pre_tokenizers)
-    is_exact = is_byte_level and not definition.get("normalizer") and not adds_space and splits and alphabet <= plain
-    return lengths, is_exact
+def _as_array(ids: Callable[[str], list[int]]) -> Encode:
+    return lambda text: np.array(ids(text), np.uint32)
 
 
 def _encode_bytes(text: str) -> UInt32s:
     return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)
 
 
-def _of_ranks(definition: Ranks) -> tuple[dict[int, bytes], Encode | None]:
-    def encode(text: str) -> UInt32s:
-        return np.array(definition.encoding.encode_ordinary(text), np.uint32)
-
-    special = {i: text.encode() for text, i in definition.special.items()}
-    return {i: token for token, i in definition.ranks.items()} | special, encode if definition.encoding else None
-
-
-def _of_pieces(definition: SentencePieceModel) -> tuple[dict[int, bytes], Encode]:
-    def encode(text: str) -> UInt32s:
-        return np.array(definition.processor.encode(text, out_type=int), np.uint32)
-
-    return {i: definition.pieces.bytes_of(i) for i in range(len(definition.pieces.pieces))}, encode
-
-
-def _of_tokenizer_json(definition: TokenizerJson) -> tuple[dict[int, bytes], Encode]:
-    tokenizer = definition.tokenizer
-    added = {token["content"] for token in definition.added_tokens}
-    bytes_of = _bytes_of_tokens(definition.definition)
-    pieces = {
-        int(i): token.encode() if token in added else bytes_of(token)
-        for token, i in tokenizer.get_vocab(with_added_tokens=True).items()
-    }
-
-    def encode(text: str) -> UInt32s:
-        return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
-
-    return pieces, encode
+def _known_of_json(of: TokenizerJson) -> KnownTokens:
+    definition, vocabulary = of.definition, of.tokenizer.get_vocab(with_added_tokens=True)
+    added, bytes_of = {token["content"] for token in of.added_tokens}, _bytes_of_tokens(definition)
+    special = [
+        vocabulary[token["content"]] for token in of.added_tokens if token.get("special") and token["content"] in vocabulary
+    ]
+    pieces = {int(i): token.encode() if token in added else bytes_of(token) for token, i in vocabulary.items()}
+    pre_tokenizers = list(steps_of(definition.get("pre_tokenizer")))
+    is_byte_level = any(part.get("type") == "ByteLevel" for part in pre_tokenizers)
+    adds_space = any(part.get("add_prefix_space") for part in pre_tokenizers)
+    splits = all(part.get("behavior", "Isolated") != "Removed" or part.get("invert") for part in pre_tokenizers)
+    has_bytes = all(token in vocabulary and token not in added for token in byte_level_alphabet())
+    is_exact = is_byte_level and not definition.get("normalizer") and not adds_space and splits and has_bytes
+    tokenizer = of.tokenizer
+    return KnownTokens(pieces, special, is_exact, _as_array(lambda text: tokenizer.encode(text, add_special_tokens=False).ids))
 
 
 def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
@@ -831,8 +814,11 @@ def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds | {part.get("type") for part in steps_of(definition.get("pre_tokenizer"))}:
         values = {character: value for value, character in enumerate(byte_level_alphabet())}
-        return lambda token: b"".join(
-            bytes([values[character]]) if character in values else character.encode() for character in token
+        known = frozenset(values)
+        return lambda token: (
+            bytes(map(values.__getitem__, token))
+            if known.issuperset(token)
+            else b"".join(bytes([values[one]]) if one in known else one.encode() for one in token)
         )
     if "WordPiece" in kinds:
         prefix = next(str(decoder.get("prefix", "##")) for decoder in decoders if decoder.get("type") == "WordPiece")
