@@ -152,7 +152,7 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
     text_at, id_at = [header.index(name) for name in file.text_columns], header.index(file.id_column) if file.id_column else None
     kept_at = [header.index(name) for name in file.kept_here]
     collected = Collected(file)
-    size, seen = 0, start
+    seen = start
     for row in found:
         if isinstance(row, str):
             collected.faults.append((end, "malformed", row))
@@ -163,14 +163,11 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
             parts = {name: pa.array([text], pa.large_binary()) for name, text in zip(file.text_columns, texts, strict=True)}
             kept = [row[i].encode("utf-8", "surrogateescape") for i in kept_at]
             collected.add(end, file.texts(parts)[0].as_py() if len(texts) > 1 else texts[0], identity, kept)
-            size += sum(len(row[i]) for i in text_at)
+            collected.size += sum(len(row[i]) for i in text_at)
         end += 1
         seen += len(row) if isinstance(row, str) else sum(map(len, row)) + len(row)  # what stands between them too
-        if collected.is_full(size):
-            yield collected.rows(end, seen)
-            collected, size = Collected(file), 0
-    if len(collected):
-        yield collected.rows(end, seen)
+        yield from collected.batch(end, seen)
+    yield from collected.batch(end, seen, is_last=True)
 
 
 def _delimiter(file: TextFile) -> str:

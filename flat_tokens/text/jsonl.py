@@ -25,6 +25,7 @@ from flat_tokens.text.rows import (
     ESCAPED_NUL,
     NUL,
     SURROGATE,
+    BadRowError,
     Collected,
     Range,
     Rows,
@@ -324,16 +325,25 @@ def _number(written: str) -> float | Decimal:
 
 def _parse_line(line: bytes, file: TextFile) -> _Line:
     try:
-        value = json.loads(line.decode("utf-8", "lone-surrogate"), parse_float=_number)
+        return row_of(object_in(line, "the line"), file)
+    except BadRowError as error:
+        return _Line(fault=error.fault)
+
+
+def object_in(data: bytes, what: str) -> JsonObject:
+    """The object of JSON in *data*, which is *what*. BadRowError if it is something else."""
+    try:
+        value = json.loads(data.decode("utf-8", "lone-surrogate"), parse_float=_number)
     except RecursionError:
-        return _Line(fault=("malformed", "the line is JSON nested too deep"))
+        raise BadRowError("malformed", f"{what} is JSON nested too deep") from None
     except ValueError as error:
-        # The decoder counts lines within the text that it was given, which is one line.
-        why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        return _Line(fault=("malformed", f"the line is not JSON ({why})"))
+        # The decoder counts lines within the text that it was given, which mostly is one line.
+        is_one_line = isinstance(error, json.JSONDecodeError) and error.lineno == 1
+        why = f"{error.msg} at column {error.colno}" if is_one_line else error  # type: ignore[attr-defined]
+        raise BadRowError("malformed", f"{what} is not JSON ({why})") from error
     if not isinstance(value, dict):
-        return _Line(fault=("wrong_type", f"the line is a JSON {_json_type(value)}, not an object"))
-    return row_of(value, file)
+        raise BadRowError("wrong_type", f"{what} is a JSON {_json_type(value)}, not an object")
+    return value
 
 
 def row_of(value: JsonObject, file: TextFile) -> _Line:

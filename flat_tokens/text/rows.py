@@ -151,21 +151,35 @@ class Rows(NamedTuple):
         return cls(texts, ids, np.arange(start, end), end, seen, columns=columns)
 
 
+class BadRowError(ValueError):
+    """A row that cannot be read. ``fault``: its reason and the detail."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.fault = reason, detail
+
+
 class Collected:
-    """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, values of kept columns, and faults."""
+    """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, values of kept columns, and faults. ``size``: the
+    bytes of text, as far as the reader counts them.
+    """
 
     def __init__(self, file: TextFile) -> None:
         self._file = file
         self._found: list[tuple[int, bytes | None, bytes | None]] = []
         self._kept: list[Sequence[Any]] = []
         self.faults: list[tuple[int, str, str]] = []
+        self.size = 0
 
     def __len__(self) -> int:
         return len(self._found) + len(self.faults)
 
-    def is_full(self, size: int) -> bool:
-        """Whether a batch of rows with *size* bytes of text ends with them."""
-        return size >= (self._file.batch_bytes or limits.BATCH_BYTES) or len(self) >= limits.BATCH_ROWS
+    def batch(self, end: int, seen: int, *, is_last: bool = False) -> Iterator[Rows]:
+        """The rows so far, if they are as many as a batch has, or the last ones and any. They are forgotten then."""
+        size = self._file.batch_bytes or limits.BATCH_BYTES
+        if len(self) and (is_last or self.size >= size or len(self) >= limits.BATCH_ROWS):
+            yield self.rows(end, seen)
+            self.__init__(self._file)  # type: ignore[misc]
 
     def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
         """Add a row. *kept*: the value of each kept column of the file: None, a truth, a number, or text, which may be UTF-8

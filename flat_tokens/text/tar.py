@@ -7,7 +7,6 @@ Names of members are text. Nothing is opened by them, and links and devices are 
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -17,7 +16,7 @@ from flat_tokens.options import digits
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.foreign import packed_as, refuse_foreign
 from flat_tokens.text.plain import BOM
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long
+from flat_tokens.text.rows import BadRowError, Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long
 
 BLOCK = 512
 MAGIC_AT, MAGIC = 257, b"ustar"
@@ -193,47 +192,35 @@ def _lines(file: TextFile, opened: BinaryIO, member: Member) -> Range:
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
-    collected, size, end, seen = Collected(file), 0, 0, 0
+    collected, end, seen = Collected(file), 0, 0
     with file.open() as opened:
         for row in _neighbours(file, opened, part.start, part.stop):
             lines = row.of(LINES)
-            if lines is not None or collected.is_full(size):
-                if len(collected):
-                    yield collected.rows(end, seen)
-                collected, size = Collected(file), 0
+            yield from collected.batch(end, seen, is_last=lines is not None)
             if lines is not None:
                 before = end
                 for rows in jsonl.read(file, _lines(file, opened, lines)):
                     yield rows.behind(before, seen)
                     end = before + rows.end
             else:
-                size += _add(collected, file, opened, row, end)
+                _add(collected, file, opened, row, end)
                 end += 1
             seen = row.stop - part.start
-    if len(collected):
-        yield collected.rows(end, seen)
+    yield from collected.batch(end, seen, is_last=True)
 
 
-def _add(collected: Collected, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> int:
-    """Add the row of members; the bytes of these."""
+def _add(collected: Collected, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> None:
+    """Add the row of members."""
     try:
-        value = _value_of(file, opened, members)
-    except _BadRowError as error:
+        found = jsonl.row_of(_value_of(file, opened, members), file)
+    except BadRowError as error:
         collected.faults.append((row, *error.fault))
-        return 0
-    found = jsonl.row_of(value, file)
+        return
+    collected.size += sum(one.stop - one.start for one in members.members)
     if found.fault is None:
         collected.add(row, found.text, found.identity, found.kept)
     else:
         collected.faults.append((row, *found.fault))
-    return sum(one.stop - one.start for one in members.members)
-
-
-class _BadRowError(ValueError):
-    """A row that cannot be read. ``fault``: its reason and the detail."""
-
-    def __init__(self, *fault: str) -> None:
-        self.fault: tuple[str, str] = (fault[0], fault[1])
 
 
 def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObject:
@@ -242,15 +229,7 @@ def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObje
     if (member := members.of(OBJECTS)) is not None:
         name = f"{member.stem}.{member.ending}"
         data = _content(file, opened, member, limits.longest_line(file.max_bytes))
-        try:
-            found = json.loads(data.removeprefix(BOM).decode("utf-8", "lone-surrogate"))
-        except RecursionError:
-            raise _BadRowError("malformed", f"{name!r} is JSON nested too deep") from None
-        except ValueError as error:
-            raise _BadRowError("malformed", f"{name!r} is not JSON ({error})") from error
-        if not isinstance(found, dict):
-            raise _BadRowError("wrong_type", f"{name!r} is JSON, but not an object")
-        value = found
+        value = jsonl.object_in(data.removeprefix(BOM), repr(name))
     if (member := members.of(TEXTS)) is not None:
         data = _content(file, opened, member, file.max_bytes)
         _check_content(file, member, data[:HEAD_BYTES])
@@ -265,7 +244,7 @@ def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObje
 def _content(file: TextFile, opened: BinaryIO, member: Member, most: int) -> bytes:
     size = member.stop - member.start
     if size > most:
-        raise _BadRowError("too_long", too_long(size, file.max_bytes))
+        raise BadRowError("too_long", too_long(size, file.max_bytes))
     opened.seek(member.start)
     data = opened.read(size)
     if len(data) < size:
@@ -287,7 +266,7 @@ def _first_keys(file: TextFile, wanted: set[str]) -> dict[str, None] | None:
             else:
                 try:
                     value = _value_of(file, opened, row)
-                except _BadRowError:
+                except BadRowError:
                     continue
                 keys |= jsonl.keys_of_row(value, wanted)
             if keys.keys() >= wanted or number >= ROWS_LOOKED_AT:

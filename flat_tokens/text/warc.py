@@ -132,20 +132,20 @@ class _WarcReader:
         self.file = file
         self.stored = self.unpacked = 0
 
-    def add(self, collected: Collected, record: Record) -> int:
-        """Add the document of a record, if it has one; the bytes of its text."""
+    def add(self, collected: Collected, record: Record) -> None:
+        """Add the document of a record, if it has one."""
         headers, length, file = record.headers, record.length, self.file
         kind = (headers.get("WARC-Type") or "").lower()
         if kind not in KINDS:
-            return 0
+            return
         if kind == "continuation" or "WARC-Segment-Number" in headers:
             why = "the page is in segments, a record each, which are not put together"
             collected.faults.append((record.number, "malformed", why))
-            return 0
+            return
         is_text = kind == "conversion"
         if length > (file.max_bytes if is_text else limits.longest_line(file.max_bytes)):
             collected.faults.append((record.number, "too_long", too_long(length, file.max_bytes)))
-            return 0
+            return
         data = record.content.read(length)
         if len(data) < length:
             raise OSError(f"it ends within the record at byte {record.start:,}")
@@ -156,9 +156,9 @@ class _WarcReader:
                 page = self._page(data, headers, kind)
             except ValueError as error:
                 collected.faults.append((record.number, "malformed", f"the {kind} cannot be read ({error})"))
-                return 0
+                return
             if page is None:
-                return 0
+                return
             data, content = page
 
         def value(name: str) -> bytes | None:
@@ -170,7 +170,7 @@ class _WarcReader:
 
         identity = value(file.id_column) if file.id_column else None
         collected.add(record.number, data, identity, [value(name) for name in file.kept_here])
-        return len(data)
+        collected.size += len(data)
 
     def _page(self, data: bytes, headers: fastwarc.HeaderMap, kind: str) -> tuple[bytes, dict[str, str | None]] | None:
         """The text of a response or a resource in UTF-8, and the columns of its content; None where it is another kind of
@@ -238,15 +238,13 @@ class _WarcReader:
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
-    collected, size, end, seen = Collected(file), 0, 0, 0
+    collected, end, seen = Collected(file), 0, 0
     reading = _WarcReader(file)
     for record in _records(file, part.start, part.stop):
         end, seen = record.number + 1, record.start + record.length - part.start
-        size += reading.add(collected, record)
+        reading.add(collected, record)
         limits.check_expansion(reading.unpacked, reading.stored, file.max_expansion, file.name)
-        if collected.is_full(size):
-            yield collected.rows(end, seen)
-            collected, size = Collected(file), 0
+        yield from collected.batch(end, seen)
     if end:
         yield collected.rows(end, seen)
 
