@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flat_tokens.annotations import AnyArray
+from flat_tokens.annotations import AnyArray, IntPair
 
 ALIKE = 0.76
 """Names are alike from this ratio of difflib on: gpt5 is not gpt2."""
@@ -37,6 +37,21 @@ def digits(text: object) -> int | None:
     said = text.decode("latin-1") if isinstance(text, bytes) else str(text)
     found = int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
     return found if found is not None and found < 1 << 63 else None
+
+
+def varint(data: bytes, at: int) -> IntPair:
+    """The number that is written at a place in groups of seven bits, the lowest first, below 2**70; and the place after it.
+    ValueError if it is longer, or the data ends before it does.
+    """
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1
+    value = shift = 0
+    for place in range(at, min(at + 10, len(data))):
+        value |= (data[place] & 0x7F) << shift
+        if data[place] < 0x80:
+            return value, place + 1
+        shift += 7
+    raise ValueError(f"byte {at} begins no number")
 
 
 def at_least(minimum: int, name: str, value: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flat_tokens.annotations import IntPair
 from flat_tokens.extras import pa
+from flat_tokens.options import varint
 
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, DICTIONARIES, DELTA_LENGTHS = 0, (2, 8), 6
@@ -160,7 +161,7 @@ def _page_header(file: SupportsRead, start: int) -> tuple[dict[int, Any], int]:
         data = file.read(size)
         try:
             return _struct(data, 0)
-        except IndexError:
+        except (IndexError, ValueError):  # it may go on, or is damaged
             if len(data) < size:
                 break
     raise ValueError("a page header of it is damaged")
@@ -175,7 +176,7 @@ _DEEPEST = 8
 def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """The struct at *at*, and where it ends."""
     if depth > _DEEPEST:
-        raise ValueError("a page header of it is damaged")
+        raise ValueError("it is nested too deep")
     found: dict[int, Any] = {}
     field = 0
     while kind := data[at] & 15:
@@ -196,7 +197,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind in (_I16, _I32, _I64):
         return _zigzag(data, at)
     if kind == _BINARY:
-        length, at = _varint(data, at)
+        length, at = varint(data, at)
         data[at + length - 1]  # IndexError where it goes on
         return None, at + length
     if kind == _STRUCT:
@@ -205,20 +206,9 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return data[at], at + 1
     if kind == _DOUBLE:
         return None, at + 8
-    raise ValueError("a page header of it is damaged")  # lists, sets and maps are in none
-
-
-def _varint(data: bytes, at: int) -> IntPair:
-    value = shift = 0
-    while data[at] & 128:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if shift > 63:
-            raise ValueError("a page header of it is damaged")
-    return value | data[at] << shift, at + 1
+    raise ValueError(f"kind {kind}")  # lists, sets and maps are in none
 
 
 def _zigzag(data: bytes, at: int) -> IntPair:
-    value, at = _varint(data, at)
+    value, at = varint(data, at)
     return (value >> 1) ^ -(value & 1), at

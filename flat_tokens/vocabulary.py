@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt8s, UInt32s, UInts
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt8s, UInt32s, UInts
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.manifest import TokenBytes
-from flat_tokens.options import nearest
+from flat_tokens.options import nearest, varint
 from flat_tokens.stores.local import kind_of, real_path
 from flat_tokens.stores.reading import open_plain
 
@@ -181,14 +181,14 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, size = 0, len(data)
     while at < size:
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         kind = tag & 7
         if kind == VARINT:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
             yield tag >> 3, value
             continue
         if kind == BYTES:
-            length, at = _varint(data, at)
+            length, at = varint(data, at)
         elif kind in WIDTHS:
             length = WIDTHS[kind]
         else:
@@ -197,19 +197,6 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError(f"it ends {length - (size - at)} bytes before its field at byte {at} does")
         yield tag >> 3, data[at : at + length]
         at += length
-
-
-def _varint(data: bytes, at: int) -> IntPair:
-    """The number at a place, and the place after it."""
-    if at < len(data) and data[at] < 0x80:
-        return data[at], at + 1
-    value = shift = 0
-    for k in range(at, min(at + 10, len(data))):
-        value |= (data[k] & 0x7F) << shift
-        if data[k] < 0x80:
-            return value, k + 1
-        shift += 7
-    raise ValueError(f"byte {at} begins no number")
 
 
 UNKNOWN = "\ufffd".encode()

@@ -14,6 +14,7 @@ import zstandard
 from flat_tokens.annotations import UInt8s
 from flat_tokens.arrays.codecs import inflate
 from flat_tokens.extras import pa
+from flat_tokens.options import varint
 from flat_tokens.stores.store import Store
 
 Codec = Literal["zstd", "gz", "br", "bz2", "snappy"]
@@ -57,7 +58,7 @@ def decompress(codec: Codec, stored: bytes, size: int) -> memoryview:
                 is_whole = True
             case "snappy":
                 # pyarrow leaves the rest of its output untouched where a file is shorter.
-                if (claimed := _snappy_size(stored)) != size:
+                if (claimed := varint(stored, 0)[0]) != size:
                     raise ValueError(f"it says {claimed}")
                 data = pa.Codec("snappy").decompress(stored, size, asbytes=True)
                 is_whole = True
@@ -68,16 +69,6 @@ def decompress(codec: Codec, stored: bytes, size: int) -> memoryview:
         if str(error).startswith("does not decompress"):
             raise
         raise ValueError(f"does not decompress to {size} bytes ({error})") from error
-
-
-def _snappy_size(stored: bytes) -> int:
-    """The decompressed size at the beginning of a snappy buffer, in groups of seven bits, the lowest first."""
-    size = 0
-    for i, byte in enumerate(stored[:5]):
-        size |= (byte & 0x7F) << 7 * i
-        if byte < 0x80:
-            return size
-    raise ValueError("it is cut off")
 
 
 @dataclass(frozen=True, eq=False)  # what is kept is of one opening of a file: it may change

@@ -139,6 +139,32 @@ class Options:
                 raise ValueError(f"{name} is {value!r}, but it is a whole number above 0")
 
 
+@dataclass(frozen=True)
+class DocumentOptions(Options):
+    """Options of files of whole documents. ``end_of_text``: closes every document on the way out, and is removed from its end on
+    the way in; None leaves the tokens as they are. ``vocabulary_size``: decides the bytes of a token; without it, the highest id
+    there is does. ``tokens_per_file``: several files of about this many tokens a split.
+    """
+
+    end_of_text: int | None = None
+    vocabulary_size: int | None = None
+    tokens_per_file: int | None = None
+
+    def size(self, splits: Splits) -> int:
+        """The size of a vocabulary that holds all ids, or the one that is set. ValueError if that is too small."""
+        highest = max(self.end_of_text or 0, 0, *(split.max_token_id for split in splits.values() if split.token_count))
+        if self.vocabulary_size is not None and highest >= self.vocabulary_size:
+            raise ValueError(
+                f"vocabulary_size is {self.vocabulary_size}, but max_token_id or end_of_text is {highest}. Set the size of the "
+                "tokenizer's vocabulary, special tokens included."
+            )
+        return self.vocabulary_size or highest + 1
+
+    def narrow_dtype(self, splits: Splits) -> DType:
+        """The type of the tokens, as datatrove and OLMo-core take it: two bytes for up to 65,536 ids, else four."""
+        return np.dtype("<u2" if self.size(splits) <= 1 << 16 else "<u4")
+
+
 T = TypeVar("T")
 O = TypeVar("O")  # noqa: E741 - the options of a format
 
@@ -561,22 +587,6 @@ def _checked_mask(mask: StoredItems, start: int, stop: int) -> UInt8s:
     if (wrong := np.flatnonzero(found > 1)).size:
         raise ValueError(f"{mask.path}: has {found[wrong[0]]} for token {start + wrong[0]}, but a token counts, 1, or not, 0")
     return found.copy()
-
-
-def vocabulary_size(splits: Splits, size: int | None, end_of_text: int | None) -> int:
-    """The size of a vocabulary that holds all ids, or *size* if it is given. ValueError if *size* is too small."""
-    highest = max(end_of_text or 0, 0, *(split.max_token_id for split in splits.values() if split.token_count))
-    if size is not None and highest >= size:
-        raise ValueError(
-            f"vocabulary_size is {size}, but max_token_id or end_of_text is {highest}. Set the size of the tokenizer's "
-            "vocabulary, special tokens included."
-        )
-    return highest + 1 if size is None else size
-
-
-def narrow_dtype(splits: Splits, size: int | None, end_of_text: int | None) -> DType:
-    """The type of the tokens, as datatrove and OLMo-core take it from a vocabulary: two bytes for up to 65,536 ids, else four."""
-    return np.dtype("<u2" if vocabulary_size(splits, size, end_of_text) <= 1 << 16 else "<u4")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from flat_tokens.formats.contract import (
     Splits,
     StoredItems,
     mask_beside,
-    narrow_dtype,
 )
 from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
@@ -34,7 +33,7 @@ LOSS = ".loss"
 
 
 @dataclass(frozen=True)
-class Datatrove(contract.Options):
+class Datatrove(contract.DocumentOptions):
     """How ``.ds`` files are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
@@ -43,9 +42,6 @@ class Datatrove(contract.Options):
     metadata.
     """
 
-    end_of_text: int | None = None
-    vocabulary_size: int | None = None
-    tokens_per_file: int | None = None
     tokenizer: str = "unknown"
 
     def __post_init__(self) -> None:
@@ -56,12 +52,12 @@ class Datatrove(contract.Options):
 
 def plan(splits: Splits, options: Datatrove) -> list[ExportFile]:
     """A directory a split: datatrove's own readers take all files of a directory."""
-    narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
+    options.narrow_dtype(splits)
     return contract.plan_files(splits, options.tokens_per_file, "{split}/{i:05d}_{split}.ds")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Datatrove) -> list[StoredObject]:
-    dtype = narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
+    dtype = options.narrow_dtype(splits)
     documents = IndexedDocuments.of(splits, file, options)
     with store.create(file.key) as tokens_writer:
         documents.write_tokens(tokens_writer, dtype)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
-from flat_tokens.formats.contract import ExportFile, Format, IndexedDocuments, IndexedFile, Splits, StoredItems, vocabulary_size
+from flat_tokens.formats.contract import ExportFile, Format, IndexedDocuments, IndexedFile, Splits, StoredItems
 from flat_tokens.rows.split import STARTS_AT_A_TIME
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -27,7 +27,7 @@ MAX_LENGTH = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Megatron(contract.Options):
+class Megatron(contract.DocumentOptions):
     """How indexed datasets are written and read.
 
     ``end_of_text``: closes every document on the way out, as ``--append-eod`` does, and is removed from its end on the way
@@ -36,15 +36,12 @@ class Megatron(contract.Options):
     ``sequence``: what becomes a sequence on the way in; a document of a foreign dataset may have several sequences.
     """
 
-    end_of_text: int | None = None
-    vocabulary_size: int | None = None
-    tokens_per_file: int | None = None
     sequence: Literal["document", "sequence"] = "document"
 
 
 def token_type(splits: Splits, options: Megatron) -> int:
     """The code of the tokens' type in the index."""
-    return 8 if vocabulary_size(splits, options.vocabulary_size, options.end_of_text) < SMALL_VOCABULARY else 4
+    return 8 if options.size(splits) < SMALL_VOCABULARY else 4
 
 
 def plan(splits: Splits, options: Megatron) -> list[ExportFile]:

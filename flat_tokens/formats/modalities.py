@@ -35,7 +35,6 @@ from flat_tokens.formats.contract import (
     IndexedFile,
     Splits,
     StoredItems,
-    vocabulary_size,
 )
 from flat_tokens.formats.pickled import read_pairs, write_pairs
 from flat_tokens.stores.store import Store, StoredObject
@@ -46,7 +45,7 @@ Generation = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True)
-class Modalities(contract.Options):
+class Modalities(contract.DocumentOptions):
     """How ``.pbin`` files are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
@@ -58,18 +57,15 @@ class Modalities(contract.Options):
     not read.
     """
 
-    end_of_text: int | None = None
     closing: Closing = "unless_present"
     generation: Generation = 3
-    vocabulary_size: int | None = None
-    tokens_per_file: int | None = None
     ignore_offsets: bool = False
     max_index_bytes: int = 512 << 20
 
 
 def token_dtype(splits: Splits, options: Modalities) -> DType:
     """The type of the tokens in the file. ValueError if an id is not in the vocabulary."""
-    size = vocabulary_size(splits, options.vocabulary_size, options.end_of_text)
+    size = options.size(splits)
     width = 4 if options.generation == 0 else 1 if size <= 1 << 8 else 2 if size <= 1 << 16 else 4
     return np.dtype(f"{'>' if options.generation < 2 else '<'}u{width}")
 

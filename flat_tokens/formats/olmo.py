@@ -35,7 +35,6 @@ from flat_tokens.formats.contract import (
     Splits,
     StoredItems,
     mask_beside,
-    narrow_dtype,
 )
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.manifest import dataset_of, manifest_of
@@ -55,7 +54,7 @@ MORE_COLUMNS = re.compile(rb"^([0-9]{1,18},[0-9]{1,18}),[^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Olmo(contract.Options):
+class Olmo(contract.DocumentOptions):
     """How token files of OLMo-core are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
@@ -64,21 +63,18 @@ class Olmo(contract.Options):
     ``provenance``: lines of the metadata go on as Dolma's: the document's key, its source file's name, its row there, from 1.
     """
 
-    end_of_text: int | None = None
-    vocabulary_size: int | None = None
-    tokens_per_file: int | None = None
     provenance: bool = False
 
 
 def plan(splits: Splits, options: Olmo) -> list[ExportFile]:
-    narrow_dtype(splits, options.vocabulary_size, options.end_of_text)
+    options.narrow_dtype(splits)
     return contract.plan_files(splits, options.tokens_per_file, "{split}/part-{i:05d}.npy")
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list[StoredObject]:
     documents = IndexedDocuments.of(splits, file, options)
     with store.create(file.key) as tokens_writer:
-        documents.write_tokens(tokens_writer, narrow_dtype(splits, options.vocabulary_size, options.end_of_text))
+        documents.write_tokens(tokens_writer, options.narrow_dtype(splits))
     done = 0
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)  # gzip, without a time in its header
     with store.create(file.key.removesuffix(TOKENS) + METADATA) as writer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -275,25 +275,19 @@ def _parts(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
     """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
     if isinstance(view, PackedDocumentsView):
         return _parts_of_a_pack(view, number)
-    assert isinstance(view, PackedView | DocumentsView | BlocksView)
-    if isinstance(view, DocumentsView):
-        start, stop = (int(entry) for entry in split.seq_starts.read(number, number + 2))
-        first, stop = number, min(stop, start + view.max_length)
-    else:
-        start = int(view.starts[number]) if isinstance(view, BlocksView) else number * (view.length - view.overlap)
-        first, stop = sequence_of(split, start)[0], start + view.length
-    # Apart from empty ones, a row has at most as many sequences as tokens.
-    begun = split.seq_starts.read(first, min(first + stop - start + 1, split.seq_count + 1)).astype(np.int64)
-    while begun[-1] < stop:
-        more = split.seq_starts.read(first + len(begun), min(first + 2 * len(begun), split.seq_count + 1))
-        begun = np.append(begun, more.astype(np.int64))
+    (start,), (length,) = (values.tolist() for values in view.token_ranges(np.array([number])))
+    if not length:
+        return []
+    stop = start + length
+    first, last = (sequence_of(split, token)[0] for token in (start, stop - 1))
+    begun = split.seq_starts.read(first, last + 2).tolist()
     return [
         {
             "sequence": first + k,
             "row_tokens": [max(low, start) - start, min(high, stop) - start],
             "sequence_tokens": [max(low, start) - low, min(high, stop) - low],
         }
-        for k, (low, high) in enumerate(zip(begun[:-1].tolist(), begun[1:].tolist(), strict=True))
+        for k, (low, high) in enumerate(pairwise(begun))
         if max(low, start) < min(high, stop)
     ]
 
