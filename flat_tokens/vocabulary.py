@@ -741,7 +741,7 @@ def token_bytes_of(definition: Definition) -> TokenBytes:
 
 
 class KnownTokens(NamedTuple):
-    """What a definition says of its tokens. ``pieces``: the bytes of each id. ``special``: the ids that are in no text.
+    """The tokens of a definition. ``pieces``: the bytes of each id. ``special``: the ids that are in no text.
     ``is_exact``: the tokens of a text have its bytes, all of them and no others. ``encode``: text to ids, None without a way.
     """
 
@@ -752,7 +752,7 @@ class KnownTokens(NamedTuple):
 
 
 def known_of(definition: Definition) -> KnownTokens:
-    """What a definition says of its tokens. No library that encodes is loaded before it does."""
+    """The tokens of a definition. No library that encodes is loaded before it does."""
     if isinstance(definition, ByteValues):
         return KnownTokens({value + 1: bytes([value]) for value in range(256)}, (), True, _encode_bytes)
     if isinstance(definition, TokenizerJson):

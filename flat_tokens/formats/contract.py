@@ -237,7 +237,7 @@ def indices(files: Files) -> list[str]:
 
 
 def by_index(files: Files, opened: Callable[[str], list[T]]) -> dict[SplitName, list[T]]:
-    """What *opened* has of each INDEX, by its split, which the name of its directory says."""
+    """The files that *opened* finds in each INDEX, by its split, which the name of its directory says."""
     found: dict[SplitName, list[T]] = {}
     for key in indices(files):
         directory = posixpath.dirname(key)
@@ -281,7 +281,7 @@ def put_indices(
     described: Callable[[ExportFile, StoredObject], JsonObject],
     index_of: Callable[[list[JsonObject]], JsonObject],
 ) -> list[StoredObject]:
-    """Write the INDEX of each split: of what is *described* of its files."""
+    """Write the INDEX of each split, made of its files as they are *described*."""
     found: dict[SplitName, list[JsonObject]] = {}
     for file, item in zip(files, written, strict=True):
         found.setdefault(file.split, []).append(described(file, item))

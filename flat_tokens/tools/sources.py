@@ -1,4 +1,5 @@
-"""The documents that sequences were made of: finding their source files again, and reading single rows of them.
+"""The documents that sequences were made of: finding their source files again, reading single rows of them, and tokenizing
+some again, to compare.
 
 A build records a file's name below its source, its size and its digest. The user says where it may be now, for whoever made a
 dataset must not choose what is read here; the document's key says whether a row is the document.
@@ -10,7 +11,8 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -18,18 +20,22 @@ from urllib.parse import quote
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, JsonObject
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
 from flat_tokens.manifest import CACHE
+from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
+from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import followed, lent
 from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
-from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, to_large
+from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, prompt_and_completion, to_large
+from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus, CorpusFile, CorpusSource, run_of
+from flat_tokens.vocabulary import Vocabulary
 
 UNRECORDED = "there is no record of where sequences come from"
 
@@ -218,20 +224,30 @@ def read_rows(place: str, file: CorpusFile, source: CorpusSource, rows: Iterable
     wanted, settings, kind = np.unique(np.fromiter(rows, np.int64)), source.settings, "a source file"
     if not len(wanted):
         return {}
+
+    def said(name: str) -> str | None:
+        """A setting that is text; None if it is empty."""
+        return str(settings.get(name) or "") or None
+
     with ExitStack() as stack:
         try:
             most = int(settings.get("max_expansion") or limits.MAX_EXPANSION)
             path, size = _unpacked(place, file.name, most, stack)
-            column, identity = str(settings.get("text_column", "text")), settings.get("id_column")
-            messages, completion = settings.get("messages_column"), settings.get("completion_column")
-            column = str(messages or settings.get("prompt_column") or column)
-            separator = str(settings.get("document_separator") or "").encode()
-            text = TextFile(path, file.name, size, column, identity and str(identity), separator, max_expansion=most)
-            text = text._replace(completion_column=completion and str(completion), has_messages=messages is not None)
-            tools = settings.get("tools_column")
-            text = text._replace(tools_column=str(tools) if tools is not None else None)
-            text = text._replace(
-                delimiter=settings.get("delimiter"), quotes=settings.get("quotes"), crlf=file.line_ends is not None
+            column = said("messages_column") or said("prompt_column") or said("text_column") or "text"
+            text = TextFile(
+                path,
+                file.name,
+                size,
+                column,
+                said("id_column"),
+                (said("document_separator") or "").encode(),
+                max_expansion=most,
+                completion_column=said("completion_column"),
+                has_messages=said("messages_column") is not None,
+                tools_column=said("tools_column"),
+                crlf=file.line_ends is not None,
+                delimiter=settings.get("delimiter"),
+                quotes=settings.get("quotes"),
             )
             with text.open() as opened:
                 kind = detect_format(opened.read(HEAD_BYTES), file.name, settings.get("format", "auto"))
@@ -278,3 +294,135 @@ def digest_is(place: str, sha256: str) -> bool:
     """Whether a file has the content with this digest; a build's own copies are named after it."""
     name = posixpath.basename(place)
     return name.partition(".")[0] == sha256 or Store.at(posixpath.dirname(place) or ".").digest(name, "sha256").digest == sha256
+
+
+MOST_WORK = 1 << 32
+"""Instructions of the patterns that a stranger's dataset names: some 20 seconds."""
+MOST_STEPS, MOST_PATTERN_BYTES = 100, 10_000
+"""Steps of a source that a stranger's dataset names, and bytes of each pattern."""
+COMPILING = 512
+"""A pattern is compiled in about the time in which it is matched with this many bytes."""
+
+
+class SampledPart(NamedTuple):
+    """Part *number*, counted from 1, of a dataset in *parts* parts."""
+
+    number: int
+    parts: int
+
+    def share(self, length: int) -> IntPair:
+        """The part of *length* items: ``start:stop``. All parts together are all items."""
+        return length * (self.number - 1) // self.parts, length * self.number // self.parts
+
+
+def retokenize(
+    corpus: Corpus, vocabulary: Vocabulary | None, problem: str | None, locator: Locator, sample: SampledPart, documents: int
+) -> tuple[int, Counter[str], list[str]]:
+    """Tokenize *documents* documents of each split of a part again, from their sources, and compare. *problem*: why there is no
+    vocabulary. How many gave the same tokens; how many could not be
+    compared, by reason; and a sentence for each that gave others.
+    """
+    encode = None if vocabulary is None else vocabulary.encode
+    if vocabulary is not None and encode is None:
+        problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
+    same, work, not_reachable, faults = 0, 0, Counter[str](), list[str]()
+    for name, split in corpus.splits.items():
+        chosen = choose(sample, split.seq_count, documents).tolist()
+        found = places_of(corpus, name, chosen)
+        if found is None:
+            not_reachable[UNRECORDED] += len(chosen)
+            continue
+        if encode is None:
+            not_reachable[problem or "there is no record of the tokenizer; name it with --tokenizer"] += len(chosen)
+            continue
+        places = dict(zip(chosen, found, strict=True))
+        for file, sequences, path, texts, unread in texts_of(corpus, places, locator):
+            if file is None or path is None or unread is not None:
+                # Files that are not found are one reason, whatever their names.
+                reason = "their source files are not found; say where with --source" if file and not path else str(unread)
+                not_reachable[reason] += len(sequences)
+                continue
+            settings = corpus.sources[file.source].settings
+            if settings.get("messages_column"):
+                not_reachable["conversations are tokenized by builds alone"] += len(sequences)
+                continue
+            steps, unusable, work = _steps_of(settings, locator.trusted, texts.values(), work)
+            if steps is None:
+                not_reachable[unusable] += len(sequences)
+                continue
+            wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
+            texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
+            wrong |= left_out
+            joined = settings.get("completion_column") is not None
+            parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
+            others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
+            wrong |= dict.fromkeys(others, "gives other tokens")
+            same += len(sequences) - len(wrong)
+            if wrong and not digest_is(path, file.sha256):  # a changed file is not a proof of a fault
+                not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
+            else:
+                at = ((i, f"{name} sequence {i}: {file.name}, row {places[i].row}") for i in sequences if i in wrong)
+                faults += [f"{where}, {wrong[i]}" for i, where in at]
+    return same, not_reachable, faults
+
+
+def _steps_of(
+    settings: JsonFacts, trusted: bool, texts: Collection[str] = (), work: int = 0
+) -> tuple[ReadySteps | None, str, int]:
+    """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
+    before; it is returned with those of this one.
+    """
+    described = settings.get("steps") or ()
+    try:
+        foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
+        if len(described) > MOST_STEPS and not trusted:
+            return (
+                None,
+                f"the manifest has {terminal.plural(len(described), 'step')}, which take long: --trust-records takes them",
+                work,
+            )
+        if foreign and not trusted:
+            return (
+                None,
+                f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records",
+                work,
+            )
+        if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
+            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read", work
+        if not trusted:
+            patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
+            if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
+                return None, f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it", work
+            work += sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts))
+            if work > MOST_WORK:
+                return None, "a pattern in the manifest would take long: --trust-records waits for it", work
+        return open_steps(described), "", work
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return None, f"its steps cannot be taken again: {error}", work
+
+
+def _pattern_of(options: JsonFacts) -> str:
+    keep = options.get("keep")
+    return str(options.get("drop") if keep is None else keep)
+
+
+def _behind(
+    steps: ReadySteps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Texts of sequences after the steps, which see *kept* columns; and what is wrong with those that do not come through."""
+    if not steps.described or not texts:
+        return dict(texts), {}
+    numbers = list(texts)
+    keys = np.array([places[i].key for i in numbers], np.uint64)
+    found = steps(pa.array([texts[i] for i in numbers], pa.large_string()), keys, kept)
+    stayed = [i for i, stays in zip(numbers, found.keep, strict=True) if stays]
+    gone = {*numbers} - {*stayed}
+    wrong = dict.fromkeys(gone, f"does not come through its steps ({', '.join(found.skipped) or 'failed'})")
+    return dict(zip(stayed, found.texts.to_pylist(), strict=True)), wrong
+
+
+def choose(sample: SampledPart, seq_count: int, documents: int) -> Int64s:
+    """Sequences of a part, one from each of equal ranges: int64[up to *documents*]. The same ones each time."""
+    start, stop = sample.share(seq_count)
+    edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)
+    return np.random.default_rng([sample.number, sample.parts]).integers(edges[:-1], edges[1:]) if len(edges) > 1 else edges[:0]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import posixpath
 from argparse import ArgumentTypeError, Namespace
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import numpy as np
-
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject
+from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
@@ -23,21 +20,17 @@ from flat_tokens.checker import (
     check_signed,
     check_split,
 )
-from flat_tokens.extras import pa
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS, FORMATS, Files, Readable
 from flat_tokens.manifest import BYTES_RECORD, MANIFEST, POINTER, RECEIPT, latest_of
 from flat_tokens.reader import resolve
 from flat_tokens.rows.split import FlatTokens
-from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
-from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, read_json, stored_object
-from flat_tokens.text.rows import prompt_and_completion
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.remains import check_forgotten
-from flat_tokens.tools.sources import UNRECORDED, Locator, Place, digest_is, kept_of, places_of, texts_of
+from flat_tokens.tools.sources import Locator, SampledPart, retokenize
 
 SUMMARY = "check objects, structure and tokens"
 EXAMPLES = """\
@@ -48,25 +41,6 @@ examples:
   flat-tokens verify out/web --sample 3/30     the third of thirty parts: its digests and tokens, and 64 of its documents
                                                tokenized again from the source, where that can be reached
 """
-
-
-MOST_WORK = 1 << 32
-"""Instructions of the patterns that a stranger's dataset names: some 20 seconds."""
-MOST_STEPS, MOST_PATTERN_BYTES = 100, 10_000
-"""Steps of a source that a stranger's dataset names, and bytes of each pattern."""
-COMPILING = 512
-"""A pattern is compiled in about the time in which it is matched with this many bytes."""
-
-
-class SampledPart(NamedTuple):
-    """Part *number*, counted from 1, of a dataset in *parts* parts."""
-
-    number: int
-    parts: int
-
-    def share(self, length: int) -> IntPair:
-        """The part of *length* items: ``start:stop``. All parts together are all items."""
-        return length * (self.number - 1) // self.parts, length * self.number // self.parts
 
 
 ARGUMENTS = f"""
@@ -125,7 +99,9 @@ def run(options: Namespace) -> int:
         found |= {"path": corpus.url, "kind": corpus.kind, "token_count": tokens, "seq_count": sequences}
         if options.sample is not None:
             found["part"] = f"{options.sample.number}/{options.sample.parts}"
-            same, not_reachable, faults = retokenize(corpus, options)
+            vocabulary, problem = cli.vocabulary_if_any(corpus, options)
+            locator = Locator(corpus, options.source, options.trust_records)
+            same, not_reachable, faults = retokenize(corpus, vocabulary, problem, locator, options.sample, options.documents)
             documents = {"documents": {"same": same, "different": len(faults), "not_reachable": dict(not_reachable)}}
     found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS, **documents}
     terminal.show(options, found, lines(found))
@@ -281,115 +257,3 @@ def check_sequences(name: str, split: Readable, start: int, stop: int) -> Iterat
             yield f"{name} has {begun} sequences from {start} to {stop}"
     except (ValueError, *NO_OBJECT) as error:  # other errors of the system are not a fault of the files
         yield terminal.one_line(error)
-
-
-def retokenize(corpus: Corpus, options: Namespace) -> tuple[int, Counter[str], list[str]]:
-    """Tokenize documents of a part again, from their sources, and compare. How many gave the same tokens; how many could not be
-    compared, by reason; and a sentence for each that gave others.
-    """
-    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
-    encode = None if vocabulary is None else vocabulary.encode
-    if vocabulary is not None and encode is None:
-        problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
-    locator = Locator(corpus, options.source, options.trust_records)
-    same, work, not_reachable, faults = 0, 0, Counter[str](), list[str]()
-    for name, split in corpus.splits.items():
-        chosen = choose(options.sample, split.seq_count, options.documents).tolist()
-        found = places_of(corpus, name, chosen)
-        if found is None:
-            not_reachable[UNRECORDED] += len(chosen)
-            continue
-        if encode is None:
-            not_reachable[problem or "there is no record of the tokenizer; name it with --tokenizer"] += len(chosen)
-            continue
-        places = dict(zip(chosen, found, strict=True))
-        for file, sequences, path, texts, unread in texts_of(corpus, places, locator):
-            if file is None or path is None or unread is not None:
-                # Files that are not found are one reason, whatever their names.
-                reason = "their source files are not found; say where with --source" if file and not path else str(unread)
-                not_reachable[reason] += len(sequences)
-                continue
-            settings = corpus.sources[file.source].settings
-            if settings.get("messages_column"):
-                not_reachable["conversations are tokenized by builds alone"] += len(sequences)
-                continue
-            steps, unusable, work = _steps_of(settings, options.trust_records, texts.values(), work)
-            if steps is None:
-                not_reachable[unusable] += len(sequences)
-                continue
-            wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
-            texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
-            wrong |= left_out
-            joined = settings.get("completion_column") is not None
-            parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
-            others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
-            wrong |= dict.fromkeys(others, "gives other tokens")
-            same += len(sequences) - len(wrong)
-            if wrong and not digest_is(path, file.sha256):  # a changed file is not a proof of a fault
-                not_reachable[f"{file.name} has changed since it was read"] += len(wrong)
-            else:
-                at = ((i, f"{name} sequence {i}: {file.name}, row {places[i].row}") for i in sequences if i in wrong)
-                faults += [f"{where}, {wrong[i]}" for i, where in at]
-    return same, not_reachable, faults
-
-
-def _steps_of(
-    settings: JsonFacts, trusted: bool, texts: Collection[str] = (), work: int = 0
-) -> tuple[ReadySteps | None, str, int]:
-    """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
-    before; it is returned with those of this one.
-    """
-    described = settings.get("steps") or ()
-    try:
-        foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
-        if len(described) > MOST_STEPS and not trusted:
-            return (
-                None,
-                f"the manifest has {terminal.plural(len(described), 'step')}, which take long: --trust-records takes them",
-                work,
-            )
-        if foreign and not trusted:
-            return (
-                None,
-                f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records",
-                work,
-            )
-        if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
-            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read", work
-        if not trusted:
-            patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
-            if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
-                return None, f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it", work
-            work += sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts))
-            if work > MOST_WORK:
-                return None, "a pattern in the manifest would take long: --trust-records waits for it", work
-        return open_steps(described), "", work
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return None, f"its steps cannot be taken again: {error}", work
-
-
-def _pattern_of(options: JsonFacts) -> str:
-    keep = options.get("keep")
-    return str(options.get("drop") if keep is None else keep)
-
-
-def _behind(
-    steps: ReadySteps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
-) -> tuple[dict[int, str], dict[int, str]]:
-    """Texts of sequences after the steps, which see *kept* columns; and what is wrong with those that do not come through."""
-    if not steps.described or not texts:
-        return dict(texts), {}
-    numbers = list(texts)
-    keys = np.array([places[i].key for i in numbers], np.uint64)
-    found = steps(pa.array([texts[i] for i in numbers], pa.large_string()), keys, kept)
-    stayed = [i for i, stays in zip(numbers, found.keep, strict=True) if stays]
-    gone = {*numbers} - {*stayed}
-    wrong = dict.fromkeys(gone, f"does not come through its steps ({', '.join(found.skipped) or 'failed'})")
-    return dict(zip(stayed, found.texts.to_pylist(), strict=True)), wrong
-
-
-def choose(sample: SampledPart, seq_count: int, documents: int) -> Int64s:
-    """Sequences of a part, one from each of equal ranges: int64[up to *documents*]. The same ones each time."""
-    start, stop = sample.share(seq_count)
-    edges = np.linspace(start, stop, min(documents, stop - start) + 1).astype(np.int64)
-    return np.random.default_rng([sample.number, sample.parts]).integers(edges[:-1], edges[1:]) if len(edges) > 1 else edges[:0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.steps.patterns import program_size
-from flat_tokens.tools.verify import MOST_PATTERN_BYTES, MOST_STEPS, MOST_WORK, _steps_of
+from flat_tokens.tools.sources import MOST_PATTERN_BYTES, MOST_STEPS, MOST_WORK, _steps_of
 
 SLOW = {
     "optional": "(?:a?){1000}b",

@@ -16,7 +16,8 @@ import flat_tokens.extras
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.verify import SampledPart, choose, sample
+from flat_tokens.tools.sources import SampledPart, choose
+from flat_tokens.tools.verify import sample
 from tests.damage import change_file
 from tests.flat_tokens.demo import TOKENIZER, build_lines, shard_in
 from tests.terminal import Terminal
