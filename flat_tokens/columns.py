@@ -322,6 +322,11 @@ class Columns:
     kinds: Kinds
     parts: tuple[Part, ...]
 
+    @classmethod
+    def in_one(cls, store: Store, kinds: Kinds, key: str, count: int) -> Columns:
+        """The columns of *count* documents, which are all in the object *key*, if there are any."""
+        return cls(store, kinds, (Part(key, 0, count),) if kinds and count else ())
+
     def take(self, numbers: Int64s, names: Sequence[str]) -> pa.RecordBatch:
         """Columns *names* of documents *numbers*: int64[n], in any order. ValueError where an object is not what it should be."""
         kinds = {name: self.kinds[name] for name in names}
@@ -412,7 +417,7 @@ class Columns:
 def columns_left_out(store: Store, manifest: JsonFacts, count: int) -> Columns:
     """The columns that a dataset keeps of *count* documents that it left out, at *store*."""
     kinds = manifest.get("columns") or {}
-    return Columns(store, kinds, (Part(name_of("left_out", 0), 0, count),) if kinds and count else ())
+    return Columns.in_one(store, kinds, name_of("left_out", 0), count)
 
 
 def columns_of(store: Store, manifest: JsonFacts, split: str) -> Columns:

@@ -8,6 +8,7 @@ rows goes by the schema, and names the facts alone that it uses itself. ``Recipe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,6 +34,34 @@ OF_VERSION = (KEY, FILE, ROW)
 """The facts that each version has of its documents."""
 OF_PLACE = (*OF_VERSION, SPLIT_KEY)
 KEPT = "columns"
+
+
+REPAIR = "Repair one of them, or leave the column out of source.keep_columns."
+
+
+@dataclass
+class JoinedKinds:
+    """The kinds of columns so far, *now*, and the place that made each of them what it is."""
+
+    now: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+
+    def add(self, given: Mapping[str, str], place: str, remedy: str = REPAIR) -> None:
+        """Join the kinds of one more place. ValueError, with the places and the *remedy*, if a column is of two kinds that do not
+        go together.
+        """
+        kinds = dict(self.now)
+        for name, kind in given.items():
+            known = kinds.get(name, "null")
+            fits = columns.common(known, kind)
+            if fits is None and self.places[name] == place:
+                raise ValueError(f"{place}: column {name!r} is {kind} in one place and {known} in another. {remedy}")
+            if fits is None:
+                raise ValueError(f"column {name!r} is {known} in {self.places[name]} and {kind} in {place}. {remedy}")
+            if fits != known:
+                self.places[name] = place
+            kinds[name] = fits
+        self.now = kinds
 
 
 def as_rows(facts: Mapping[str, UInt64s], kept: pa.RecordBatch | None = None) -> pa.RecordBatch:

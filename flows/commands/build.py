@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flat_tokens.manifest import VERSIONS, splits_of
+from flat_tokens.manifest import splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.cli import existing
 from flat_tokens.tools.terminal import duration, line, plural, show, size
-from flows.commands.running import add_command, login_without_prefect, prefect_server, run_with_progress
+from flows.commands.running import add_command, checked, login_without_prefect, prefect_server, run_with_progress
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from flows.pipelines.publish import Published
     from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
-    from tasks.output.pointer import Candidate
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
@@ -308,18 +306,12 @@ def _place(whole: str, items: list[Any], text: str) -> int:
 def read_tokenizer(text: str) -> TokenizerConfig:
     """A tokenizer as a configuration has it: a name, or a mapping in YAML."""
     value = read_yaml(text, f"--tokenizer {text}") if text.lstrip().startswith("{") else {"name": text}
-    from pydantic import ValidationError
-
     from tasks.config import TokenizerConfig
     from tasks.download.sources import check_tokenizer
-    from tasks.faults import faults_of
 
-    try:
-        config = TokenizerConfig.model_validate(value)
-        check_tokenizer(config.name)
-        return config
-    except ValidationError as error:
-        raise ValueError(f"--tokenizer {text}: {'; '.join(faults_of(error, TokenizerConfig))}") from error
+    config = checked(TokenizerConfig, value, f"--tokenizer {text}: ")
+    check_tokenizer(config.name)
+    return config
 
 
 def policy_of(keep: int, days: float) -> Policy:
@@ -366,7 +358,7 @@ def published_text(
     lines = [
         done,
         *(f"  gate       {one.sentence}" for one in (result.held.findings if result.held else ())),
-        *(f"  decide     {one}" for one in (ways_to_decide(result.held, result.path) if result.held else ())),
+        *(f"  decide     {one}" for one in (result.held.ways(result.path) if result.held else ())),
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
             f"  {split:10} {plural(result.totals[split]['token_count'], 'token')} in "
@@ -380,12 +372,6 @@ def published_text(
         seconds_line(result.seconds),
     ]
     return list(filter(None, lines))
-
-
-def ways_to_decide(held: Candidate, path: str) -> list[str]:
-    """The commands that decide of a version which waits at *path*, or at an output."""
-    output = shlex.quote(path.removesuffix(f"/{VERSIONS}/{held.version}"))
-    return [f"python -m flows {what} {output} {held.version[:8]} --reason TEXT" for what in ("approve", "reject")]
 
 
 def plan_text(made: Plan) -> list[str]:

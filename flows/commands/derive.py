@@ -17,7 +17,7 @@ from flat_tokens.tools.cli import WRITING_ONLY, add_option_flags, existing, exis
 from flat_tokens.tools.export import add_target, described, export_of, lines, lost_bounds
 from flat_tokens.tools.terminal import plural, show
 from flows.commands.build import published_text, read_tokenizer, seconds_line
-from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
+from flows.commands.running import add_command, add_fields, checked, given, run_request, run_with_progress
 
 if TYPE_CHECKING:
     from tasks.models import Model
@@ -88,7 +88,7 @@ def add_commands(commands: Any) -> None:
 
 def run_append(options: Namespace) -> None:
     check_output_of_append(options.output, options.datasets)
-    run_request(options, "merge", [options.output, *options.datasets])
+    run_derive(options, "merge", [options.output, *options.datasets])
 
 
 def check_output_of_append(to: str, datasets: list[str]) -> None:
@@ -118,24 +118,22 @@ def check_output_of_append(to: str, datasets: list[str]) -> None:
 
 
 def run_operation(options: Namespace) -> None:
-    run_request(options, options.command, getattr(options, "datasets", None) or [options.dataset])
+    run_derive(options, options.command, getattr(options, "datasets", None) or [options.dataset])
 
 
-def run_request(options: Namespace, operation: str, inputs: list[str]) -> None:
+def run_derive(options: Namespace, operation: str, inputs: list[str]) -> None:
     """Run an operation and print its result."""
     from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 
     kinds: dict[str, type[Model]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
     settings = {"operation": operation, **given(options, kinds[operation])}
-    request = checked(DeriveRequest, **{**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
+    request = checked(DeriveRequest, {**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
     if operation == "subset" and options.where:
         check_where(Store.at(request.inputs[0]), options.where)
 
     from flows.pipelines.derive import derive
-    from flows.runners.processes import Threads
 
-    pipeline, flow = partial(derive, request), "flows.derive:derive_dataset"
-    result = run_with_progress(options, Threads(request.workers), pipeline, flow, request)
+    result = run_request(options, request, derive, "flows.derive:derive_dataset")
     documents = result.totals["documents"]
     skipped = [f"{count:,} {REASONS[reason]}" for reason, count in documents["skipped"].items()]
     not_found = [f"  not found  {result.not_found:,} of the list belong to no document"] if result.not_found else []
@@ -165,13 +163,10 @@ def run_publish(options: Namespace) -> None:
     where, repo = options.to
     if where != "hub":
         raise ValueError(f"--to {where} {repo}: datasets are published on the hub: --to hub ORG/NAME")
-    request = checked(HubRequest, repo=repo, **given(options, HubRequest))
+    request = checked(HubRequest, {"repo": repo, **given(options, HubRequest)})
     from flows.pipelines.to_hub import publish_to_hub
-    from flows.runners.processes import Threads
 
-    pipeline = partial(publish_to_hub, request)
-    flow = "flows.publish_dataset:publish_dataset"
-    result = run_with_progress(options, Threads(request.workers), pipeline, flow, request)
+    result = run_request(options, request, publish_to_hub, "flows.publish_dataset:publish_dataset")
     show(options, result.model_dump(mode="json"), [result.headline, *([seconds_line(result.seconds)] if result.seconds else [])])
 
 
@@ -181,13 +176,11 @@ def run_import(options: Namespace) -> None:
     settings = {**given(options, ImportRequest), "options": given_options(options)}
     if options.tokenizer:
         settings["tokenizer"] = read_tokenizer(options.tokenizer)
-    request = checked(ImportRequest, **settings)
+    request = checked(ImportRequest, settings)
 
     from flows.pipelines.exchange import import_files
-    from flows.runners.processes import Threads
 
-    flow = "flows.derive:import_dataset"
-    result = run_with_progress(options, Threads(request.workers), partial(import_files, request), flow, request)
+    result = run_request(options, request, import_files, "flows.derive:import_dataset")
     reused = [f"  reused     {result.parts_reused:,} of {plural(result.parts, 'part')}"] if result.parts_reused else []
     lines = published_text(result, f"imported from {result.format}", (), particular=reused)
     show(options, result.model_dump(mode="json"), lines)

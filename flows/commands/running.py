@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import os
 import pkgutil
+import re
 import sys
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -187,6 +189,13 @@ def run_with_progress(
             return result
 
 
+def run_request(options: Namespace, request: Any, pipeline: Callable[[Any, Any], T], flow: str) -> T:
+    """The same, of a request that threads of this process work on."""
+    from flows.runners.processes import Threads  # as the pipeline, heavy
+
+    return run_with_progress(options, Threads(request.workers), partial(pipeline, request), flow, request)
+
+
 def _name(request: Any) -> str:
     """The name of what runs: that of a configuration or request, else of its output or of the dataset."""
     place = str(getattr(request, "output", getattr(request, "dataset", request)))
@@ -196,15 +205,14 @@ def _name(request: Any) -> str:
 M = TypeVar("M", bound="Model")
 
 
-def checked(model: type[M], **settings: Any) -> M:
-    """A request from the settings of the command line. ValueError lists all that is wrong with it."""
+def checked(model: type[M], settings: dict[str, Any], option: str = "") -> M:
+    """A request from the settings of the command line, or of an *option*. ValueError lists all that is wrong with it."""
     from pydantic import ValidationError  # help needs no models
 
     from tasks.faults import faults_of
 
     try:
-        return model(**settings)
+        return model.model_validate(settings)
     except ValidationError as error:
-        faults = faults_of(error, model)
-        operation = (settings.get("operation") or {}).get("operation")
-        raise ValueError("; ".join(fault.removeprefix(f"operation.{operation}").lstrip(".: ") for fault in faults)) from error
+        faults = (re.sub(r"^operation\.\w+[.: ]*", "", fault) for fault in faults_of(error, model))
+        raise ValueError(f"{option}{'; '.join(faults)}") from error

@@ -14,7 +14,7 @@ from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.cli import existing
 from flat_tokens.tools.terminal import plural, show, size, table
-from flows.commands.build import DAYS, KEEP, policy_of, read_config, ways_to_decide
+from flows.commands.build import DAYS, KEEP, policy_of, read_config
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def held_text(held: Candidate | None, output: str) -> list[str]:
     return [
         f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}",
         *(f"  gate       {one.sentence}" for one in held.findings),
-        *(f"  decide     {one}" for one in ways_to_decide(held, output)),
+        *(f"  decide     {one}" for one in held.ways(output)),
     ]
 
 
@@ -204,7 +204,7 @@ def run_forget(options: Namespace) -> None:
     root = output_at(options)
     if not options.resume and not (options.reason or "").strip():
         raise ValueError("--reason needs a text, for whoever reads the certificate")
-    request = None if options.resume else checked(ForgetRequest, **{**given(options, ForgetRequest), "output": root.url})
+    request = None if options.resume else checked(ForgetRequest, {**given(options, ForgetRequest), "output": root.url})
     from flows.pipelines.forget import forget, resume
 
     if request is None:

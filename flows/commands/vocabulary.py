@@ -82,7 +82,7 @@ def run_train(options: Namespace) -> None:
     if options.set and (options.dataset is None or kind_of(options.dataset) != "file"):
         raise ValueError("--set changes a configuration file, but none is given")
     settings = settings_of(options)
-    request = checked(VocabularyRequest, **settings) if options.trained is None else None
+    request = checked(VocabularyRequest, settings) if options.trained is None else None
     config = checked_config(options.dataset, options.set) if options.dataset and kind_of(options.dataset) == "file" else None
     from flows.pipelines.train_tokenizer import (
         TO,

@@ -22,14 +22,11 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.publish import Published, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
+from tasks.derive.choice import ALL, DOCUMENT_BYTES, LISTED, RADIX_BITS, PartCounts, Selection, positioned
 from tasks.derive.inputs import (
-    DOCUMENT_BYTES,
-    RADIX_BITS,
     Input,
     Listed,
-    PartCounts,
     cut,
-    positioned,
     read_ids,
     read_keys,
     settings_of_sources,
@@ -46,11 +43,10 @@ from tasks.output.forgotten import check_without_forgotten, read_record_of
 from tasks.output.paths import version_store
 from tasks.output.places import check_apart, layout_of
 from tasks.output.pointer import publish, read_pointer
-from tasks.output.target import Selection, Target
+from tasks.output.target import Target
 from tasks.parts.part import BucketPart, InputPart, Part
 from tasks.progress import meter
 
-LISTED = "listed"
 HASH_DIGITS = 64 // RADIX_BITS
 
 
@@ -75,7 +71,6 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                     if above.url != output.root.url:
                         note_export(one.location, FLAT_TOKENS, request.output)
             made_of = leaving_out(output.forgotten, derived(request, inputs, settings_of(request, listed)))
-            kinds, forgotten = kept_columns(inputs), list_left_out(output.forgotten)
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: JsonObject = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
@@ -85,19 +80,19 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
 
         with publication(output, made_of, layout) as version:
             arrays, splits = token_arrays_in(inputs), splits_in(inputs)
-            if counting := version.target(splits=splits, token_arrays=arrays, columns=kinds, forgotten=forgotten):
+            if target := version.target(splits=splits, token_arrays=arrays, columns=kept_columns(inputs)):
                 with timed("count", output.seconds):
-                    plan = plan_of(request, inputs, listed, runner, counting)
-                    particular["not_found"] = listed.count_unfound(Path(counting.workspace.staging) / LISTED) if listed else None
+                    plan = plan_of(request, inputs, listed, list_left_out(output.forgotten), runner, target)
+                    particular["not_found"] = listed.count_unfound(Path(target.workspace.staging) / LISTED) if listed else None
                 with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
-                    parts = parts_of(request, plan, runner)
+                    parts = parts_of(request, plan, runner, target)
                 with timed("split", output.seconds):
-                    written = assembled(runner, plan.target, parts)
+                    written = assembled(runner, target, parts)
                 with timed("finalize", output.seconds):
                     documents = partial(derived_totals, made_of, request, inputs, plan)
                     bytes_of = partial(token_bytes_of, made_of.tokenizer, inputs)
                     draft = VersionDraft(made_of, written, documents, card, token_bytes=bytes_of)
-                    runner.start(plan.target, FINALIZE.given(draft, request.verify_level)).result()
+                    runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
 
@@ -150,38 +145,26 @@ def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName)
 
 class DerivePlan(NamedTuple):
     """The parts of the inputs that a version is made of, with the sequences and tokens that are taken of each and their
-    positions; the target with the selection; and what was counted of each part.
+    positions; and what was counted of each part.
     """
 
     parts: dict[Split, list[InputPart]]
-    target: Target
     counted: list[tuple[InputPart, PartCounts]]
 
 
-def plan_of(request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, runner: Runner, target: Target) -> DerivePlan:
-    """Cut the inputs, choose, count, and give each part its position."""
-    wanted, selection = None, Selection()
+def plan_of(
+    request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, forgotten: str, runner: Runner, target: Target
+) -> DerivePlan:
+    """Cut the inputs, choose, count, and give each part its position. *forgotten*: the digest of the output's list."""
     if listed:
         listed.save(Path(target.workspace.staging) / LISTED)
-    if isinstance(request.operation, Subset):
-        wanted = request.operation.sources
-        selection = Selection(
-            splits=(request.operation.split,) if request.operation.split else target.splits,
-            dropped=request.operation.drop,
-            min_tokens=request.operation.min_tokens,
-            max_tokens=request.operation.max_tokens,
-            where=request.operation.where,
-            listed=LISTED if listed else None,
-            seed=request.operation.seed,
-        )
-    parts = cut(inputs, wanted)
+    subset = request.operation if isinstance(request.operation, Subset) else ALL
+    selection, parts = Selection(subset, forgotten=forgotten), cut(inputs, subset.sources)
     meter.begin("count", bytes_to_count(request, inputs, parts))
     list(in_order(runner, [part for part in parts if part.made_keys is not None], MAKE_KEYS.given(target)))
-    if isinstance(request.operation, Subset):
-        selection, parts = sampled(request.operation, target.selecting(selection), parts, runner)
-    selecting = target.selecting(selection)
-    counted = list(zip(parts, in_order(runner, parts, COUNT.given(selecting)), strict=True))
-    return DerivePlan({split: positioned(counted, split) for split in target.splits}, selecting, counted)
+    selection, parts = sampled(selection, parts, target, runner)
+    counted = list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
+    return DerivePlan({split: positioned(counted, split) for split in target.splits}, counted)
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:
@@ -191,21 +174,22 @@ def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Seque
     return times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens
 
 
-def sampled(request: Subset, target: Target, parts: list[InputPart], runner: Runner) -> tuple[Selection, list[InputPart]]:
-    """The target's selection with its sample, and the parts with their shares of the documents that have the last hash in it."""
-    selection = target.selection
+def sampled(selection: Selection, parts: list[InputPart], target: Target, runner: Runner) -> tuple[Selection, list[InputPart]]:
+    """The selection with its sample, and the parts with their shares of the documents that have the last hash in it."""
+    request = selection.of
+    splits = (request.split,) if request.split else target.splits
     if request.fraction is not None:
-        share = dict.fromkeys(selection.splits, int(request.fraction * 2**64))
-        return selection.model_copy(update={"below": share}), parts
+        share = dict.fromkeys(splits, int(request.fraction * 2**64))
+        return selection._replace(below=share), parts
     if request.count is None:
         return selection, parts
-    mine = [part for part in parts if part.split in selection.splits]
-    prefix, missing = dict.fromkeys(selection.splits, 0), dict.fromkeys(selection.splits, request.count)
+    mine = [part for part in parts if part.split in splits]
+    prefix, missing = dict.fromkeys(splits, 0), dict.fromkeys(splits, request.count)
     below: dict[Split, int] = {}
     # The hash of the count-th document, sixteen bits at a time.
     for digits in range(HASH_DIGITS):
-        sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in selection.splits}
-        for part, found in zip(mine, in_order(runner, mine, SAMPLE.given(target, prefix, digits)), strict=True):
+        sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in splits}
+        for part, found in zip(mine, in_order(runner, mine, SAMPLE.given(target, selection, prefix, digits)), strict=True):
             sums[part.split] += found
         for split, counts in sums.items():
             if split not in below and (request.count == 0 or counts.sum() < missing[split]):
@@ -215,34 +199,35 @@ def sampled(request: Subset, target: Target, parts: list[InputPart], runner: Run
             value = int(np.searchsorted(np.cumsum(counts), missing[split]))
             missing[split] -= int(counts[:value].sum())
             prefix[split] = prefix[split] << RADIX_BITS | value
-    tied = {split: prefix[split] for split in selection.splits if split not in below}
-    sample = selection.model_copy(update={"below": {**tied, **below}})
+    tied = {split: prefix[split] for split in splits if split not in below}
+    sample = selection._replace(below={**tied, **below})
     tied_parts = [part for part in parts if part.split in tied]
     ties: dict[tuple[Split, int], int] = {}
     before = {split: value >> RADIX_BITS for split, value in tied.items()}
-    for part, found in zip(tied_parts, in_order(runner, tied_parts, SAMPLE.given(target, before, HASH_DIGITS - 1)), strict=True):
+    step = SAMPLE.given(target, selection, before, HASH_DIGITS - 1)
+    for part, found in zip(tied_parts, in_order(runner, tied_parts, step), strict=True):
         taken = min(int(found[tied[part.split] % (1 << RADIX_BITS)]), missing[part.split])
         ties[part.split, part.number] = taken
         missing[part.split] -= taken
     return sample, [part.model_copy(update={"ties": ties.get((part.split, part.number), 0)}) for part in parts]
 
 
-def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner) -> list[Part]:
+def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner, target: Target) -> list[Part]:
     """The parts of the version: those of the inputs, or buckets of the splits that are shuffled."""
     parts: dict[Split, list[Part]] = {split: [*of_split] for split, of_split in plan.parts.items()}
     if isinstance(request.operation, Shuffle):
-        parts |= shuffled(request.operation, plan, runner)
+        parts |= shuffled(request.operation, plan, runner, target)
     return [part for of_split in parts.values() for part in of_split]
 
 
-def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner) -> dict[Split, list[Part]]:
+def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner, target: Target) -> dict[Split, list[Part]]:
     """Buckets of the documents of the splits that are shuffled."""
     buckets: dict[Split, list[Part]] = {}
     chosen = [split for split in plan.parts if request.split in (None, split) and plan.parts[split]]
-    shufflings = {split: shuffling_of(split, request.seed, plan.parts[split], plan.target.columns) for split in chosen}
+    shufflings = {split: shuffling_of(split, request.seed, plan.parts[split], target.columns) for split in chosen}
     parts = [part for split in shufflings for part in plan.parts[split]]
     meter.begin("shuffle", TOKEN_BYTES * sum(part.token_count for part in parts))
-    scattered = zip(parts, in_order(runner, parts, SHUFFLE.given(plan.target, shufflings)), strict=True)
+    scattered = zip(parts, in_order(runner, parts, SHUFFLE.given(target, shufflings)), strict=True)
     for split, of_split in groupby(scattered, lambda pair: pair[0].split):
         shuffling = shufflings[split]
         bounds = shuffling.bounds().astype(np.int64)

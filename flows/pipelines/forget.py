@@ -14,6 +14,7 @@ from pydantic import Field
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.forgotten import LIST, NO_KEYS, WINDOW, Forgotten, read_forgotten
+from flat_tokens.keys import together
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
@@ -155,7 +156,7 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     _check_source(root, versions, named)
     tables = [table_of(root, version) for version in versions]
     there = [keys_named(table, named) for table in tables]
-    found = np.unique(np.concatenate([NO_KEYS, *there]))
+    found = np.unique(together(there))
     # Ids that no version has may come later. Of one source only documents are known that are there.
     listed = named.keys if named.keys is not None and named.source is None and named.where is None else found
     keys = listed
@@ -176,9 +177,7 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     holders = [of for version in versions if (of := forgotten_in(root, version, forgotten)) is not None]
     if forgotten.sha256 == before.sha256 and not holders:
         return None
-    windows, token_keys = (
-        np.concatenate([NO_KEYS, *(getattr(of, name) for of in holders)]) for name in ("windows", "token_keys")
-    )
+    windows, token_keys = (together(getattr(of, name) for of in holders) for name in ("windows", "token_keys"))
     forgotten = forgotten.with_documents(NO_KEYS, windows, token_keys)
     now = datetime.now(UTC)
     asked = Request(

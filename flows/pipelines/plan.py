@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
 from tasks.output.leases import Workspace
-from tasks.output.places import check_writable, layout_of, scratch_of
+from tasks.output.places import check_writable, layout_of, reading_at, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import if_there
 from tasks.shards.index import indexed_versions, without_tokens
@@ -117,9 +116,9 @@ def plan(config: BuildConfig) -> Plan:
     config, pinned = pin_sources(config, root)
     tokenizer = load_tokenizer(config.tokenizer)
     output = OpenOutput(config, root, scratch_of(config, root), read_pointer(root), read_record_of(root))
-    place, found = Workspace(root, staging="", scratch=os.fspath(output.scratch)), files_of(pinned)
+    found = files_of(pinned)
     chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
-    with fetching_to(config, place, found) as workspace:
+    with fetching_to(config, reading_at(config, root), found) as workspace:
         looked = look_into(config, pinned, workspace, workers)
         slices = [part for parts in looked.slices for part in parts]
         recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -167,8 +166,6 @@ class Publication:
         now = datetime.now(UTC)
         settings = {**self.output.request.model_dump(mode="json"), **(facts or {})}
         record = {
-            "at": now.isoformat(),
-            "host": platform.node(),
             "config": settings,
             **result.model_dump(mode="json", exclude={"changes"}),
         }

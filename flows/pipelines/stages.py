@@ -223,8 +223,8 @@ FINALIZE = Stage("finalize", lazy("tasks.finalize.seal:finalize"), attrgetter("n
 
 EXAMINE = Stage("examine", lazy("tasks.derive.inputs:examine"), str)
 MAKE_KEYS = Stage("make-keys", lazy("tasks.derive.inputs:make_keys"))
-SAMPLE = Stage("sample", lazy("tasks.derive.inputs:count_hashes"))
-COUNT = Stage("count", lazy("tasks.derive.inputs:count_taken"))
+SAMPLE = Stage("sample", lazy("tasks.derive.choice:count_hashes"))
+COUNT = Stage("count", lazy("tasks.derive.choice:count_taken"))
 SHUFFLE = Stage("shuffle", lazy("tasks.derive.shuffle:scatter"))
 
 DIGEST = Stage("digest", lazy("tasks.derive.imports:digest_file"), str)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,8 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
 from tasks.config import available_cores
-from tasks.derive.inputs import cut, examine, positioned, splits_in, token_bytes_of
+from tasks.derive.choice import Selection, positioned
+from tasks.derive.inputs import cut, examine, splits_in, token_bytes_of
 from tasks.derive.provenance import Derived
 from tasks.derive.provenance import card as card_of_derived
 from tasks.derive.without import (
@@ -142,7 +142,6 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
             facts=one.stored_facts,
             token_arrays=one.token_arrays,
             columns=one.columns,
-            forgotten=forgotten.sha256,
             **facts_beside(root, of.version, index),
         )
         near = Counter[int]()
@@ -150,8 +149,8 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
             renamed, near = renamed_clusters(table_of(root, of.version), forgotten)
             target = target.model_copy(update={"clusters": "clusters"})
             renamed.tofile(Path(workspace.staging) / target.clusters)
-        parts = [*cut([one], None), *cut([left_out_by(one, target)], None)]
-        counted = list(zip(parts, in_order(runner, parts, COUNT.given(target)), strict=True))
+        parts, selection = [*cut([one], None), *cut([left_out_by(one, target)], None)], Selection(forgotten=forgotten.sha256)
+        counted = list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
         written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])
         draft = VersionDraft(
             made_of,
@@ -251,8 +250,6 @@ def record_run(root: Store, certificate: JsonObject) -> None:
     now = datetime.now(UTC)
     names = ("id", "by", "reason", "keys", "unknown", "same_text", "versions")
     facts: JsonObject = {
-        "at": now.isoformat(),
-        "host": platform.node(),
         "version": certificate["latest"],
         "latest": certificate["latest"],
         "sequence": certificate["number"],

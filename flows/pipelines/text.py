@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,9 +25,8 @@ from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.finalize.seal import Provenance, VersionName, is_published, keeping, name_of, provenance
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
-from tasks.output.leases import Workspace
 from tasks.output.paths import SETS
-from tasks.output.places import check_apart, layout_of, scratch_of
+from tasks.output.places import check_apart, layout_of, reading_at
 from tasks.output.versions import read_origin_files
 from tasks.progress import meter
 from tasks.text.files import unused_separators
@@ -179,10 +177,9 @@ def download(
     meter.add("download", known_bytes, stored=known_bytes)
     cuts = list(known)
     if fresh := unknown(found, known):
-        place = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
         left = (number for number, cut in enumerate(known) if cut is None)
         with (
-            fetching_to(config, place, found) as workspace,
+            fetching_to(config, reading_at(config, root), found) as workspace,
             settled() as under_way,
             remembering(config, root, cuts, begun) as remember,
         ):
@@ -223,8 +220,7 @@ def pin_sets(config: BuildConfig, root: Store, place: Store | None = None) -> Bu
     """The configuration with its evaluation sets as they are now. They are kept at *place*; without it at the output, where
     every worker reads them.
     """
-    workspace = Workspace(root, staging="", scratch=os.fspath(scratch_of(config, root)))
-    return with_pinned_sets(config, workspace, root / SETS if place is None else place)
+    return with_pinned_sets(config, reading_at(config, root), root / SETS if place is None else place)
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[BuildConfig, tuple[PinnedSource, ...]]:

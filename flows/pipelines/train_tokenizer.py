@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -27,8 +26,8 @@ from tasks.finalize.seal import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten
-from tasks.output.leases import Workspace, building
-from tasks.output.places import check_output, scratch_of
+from tasks.output.leases import building
+from tasks.output.places import check_output, reading_at, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.progress import meter
 from tasks.vocabularies.request import VocabularyRequest
@@ -91,8 +90,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
     seconds: dict[str, float] = {}
     meter.reset()
     root = check_output(config)
-    scratch = scratch_of(config, root)
-    with building(root, scratch):
+    with building(root, scratch_of(config, root)):
         forgotten = read_forgotten(root)
         with timed("download", seconds):
             config, pinned = pin_sources(with_kept(pin_sets(config, root), root, read_pointer(root).version), root)
@@ -121,8 +119,8 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
             "split": config.split_facts,
             **_sample(request),
         }
-        place, seen = Workspace(root, staging="", scratch=os.fspath(scratch)), TextCounts()
-        with fetching_to(config, place, files_of(text.pinned)) as workspace:
+        seen = TextCounts()
+        with fetching_to(config, reading_at(config, root), files_of(text.pinned)) as workspace:
             texts = texts_of_sources(config, text.slices, workspace, forgotten, request, seen)
             read_bytes = sum(slice_.text_bytes for slice_ in text.slices)
             return _train(texts, seen, read_bytes, trained_on, request, to, seconds)

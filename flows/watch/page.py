@@ -427,9 +427,6 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
     """The page in Markdown. *forms*: links that decide. Tables have few columns: the UI cuts off the right of wide ones."""
     where = link(f"{output.rstrip('/')}/{VERSIONS}/{held.version}")
     beside = f"Latest is {code(held.before)}" if held.before else "Nothing is published yet"
-    commands = [
-        f"python -m flows {what} {shlex.quote(output)} {held.version[:8]} --reason TEXT" for what in ("approve", "reject")
-    ]
     return page(
         f"# {as_markdown(name)}: a version waits for a person",
         f"Version {code(held.version)} at {where}: {plural(held.documents, 'document')}, "
@@ -437,7 +434,7 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
         f"until somebody decides. {link_to_page(name)}.",
         ["## What the gates found", "", *(f"- {as_markdown(one.sentence)}" for one in held.findings)],
         ["## Decide", "", " or ".join(forms)] if forms else "## Decide",
-        ["```", *commands, "```"],
+        ["```", *held.ways(output), "```"],
         "## Next to the latest version",
         *(_sources(compared, what) for what in ("documents", "tokens", "text_bytes")),
         "Grey is the latest version, blue the one that waits." if compared.before else "",

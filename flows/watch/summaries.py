@@ -15,7 +15,7 @@ import httpx
 from flat_tokens import DamagedError, Verification
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.checker import faults_found
-from flat_tokens.manifest import POINTER, read_manifest, splits_of
+from flat_tokens.manifest import POINTER, counts_of, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
 from flat_tokens.tools.export import Exported, ExportRequest
@@ -56,7 +56,7 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
     """Leave a summary of a build under *name*, else its own, and the dataset as an asset that was made of its sources."""
     tokenizer, name = short(config.tokenizer.name), name or config.name
     with tolerated("summary"):
-        leave(f"{name}-summary", summary(config, result, name), counts_of(result))
+        leave(f"{name}-summary", summary(config, result, name), counted(result))
     show_held(name, Store.at(config.output).url, result)
     if result.held is not None:
         return
@@ -73,7 +73,7 @@ def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
-        leave(f"{name}-{result.operation}-summary", derived(made_of, result), counts_of(result))
+        leave(f"{name}-{result.operation}-summary", derived(made_of, result), counted(result))
         outputs = {output_of(path): of for path, of in inputs.items()}
         description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
         record_asset(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
@@ -84,7 +84,7 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
     with tolerated("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
-        leave(f"{name}-import-summary", imported(request, made_of, result), counts_of(result))
+        leave(f"{name}-import-summary", imported(request, made_of, result), counted(result))
         description = f"Tokens of {result.format} files"
         record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
@@ -408,22 +408,18 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def counts_of(result: Published) -> str:
+def counted(result: Published) -> str:
     """The counts of a version and its place, in a line."""
-    return f"{plural(_sum(result, 'seq_count'), 'document')}, {plural(_sum(result, 'token_count'), 'token')}: {result.path}"
+    counts = counts_of(result.totals)
+    return f"{plural(counts['documents'], 'document')}, {plural(counts['tokens'], 'token')}: {result.path}"
 
 
 def _facts(result: Published) -> JsonObject:
     return {
         **result.model_dump(include={"version", "path", "layout"}),
-        "documents": _sum(result, "seq_count"),
-        "tokens": _sum(result, "token_count"),
+        **counts_of(result.totals),
         "bytes": result.byte_count,
     }
-
-
-def _sum(result: Published, fact: str) -> int:
-    return sum(int(result.totals[split][fact]) for split in splits_of(result.totals))
 
 
 FLOW = "build-dataset"
@@ -454,7 +450,7 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
     with tolerated("page of the dataset"):
         bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=not result.is_new)
     with tolerated("summary"):
-        text, description = summary(config, result, config.name), as_markdown(counts_of(result))
+        text, description = summary(config, result, config.name), as_markdown(counted(result))
         api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
     with tolerated("end"):
         api.complete(client, run.id, result.headline)

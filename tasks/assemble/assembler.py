@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar
 
-from flat_tokens.columns import common, in_manifest
+from flat_tokens.columns import in_manifest
 from flat_tokens.stores.local import remove_empty
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.sink import VersionSink
@@ -20,6 +20,7 @@ from tasks.models import Split
 from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target
 from tasks.parts.part import Part, ShardPart
+from tasks.rows import JoinedKinds
 
 
 class Writing(Protocol):
@@ -43,38 +44,13 @@ class Assembled(NamedTuple):
     columns: dict[str, str]
 
 
-class ColumnTypes:
-    """The kinds of the columns in the parts so far. *files*: names of the files, by their numbers."""
-
-    def __init__(self, kinds: Mapping[str, str], files: Sequence[str]) -> None:
-        self._kinds, self._files = dict(kinds), files
-        self._first: dict[str, int] = {}  # the file that a column's kind comes from
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kind of each column, as the dataset has it."""
-        return {name: in_manifest(kind) for name, kind in self._kinds.items()}
-
-    def check(self, part: ShardPart) -> None:
-        """ValueError, naming two files, where a column is of kinds that do not go together."""
-        for name, kind in part.shard.columns.items():
-            fits = common(self._kinds[name], kind)
-            if fits is None:
-                raise ValueError(
-                    f"column {name!r} is {self._kinds[name]} in {self._files[self._first[name]]} and {kind} in "
-                    f"{self._files[part.file]}. Repair one of them, or leave the column out of source.keep_columns."
-                )
-            if fits != self._kinds[name]:
-                self._kinds[name], self._first[name] = fits, part.file
-
-
 class Assembler:
     """Assembles a version from parts, within a block. *files*: names of the files of the sources, for errors."""
 
     def __init__(self, target: Target, files: Sequence[str] = ()) -> None:
         self._target = target
         self._write: Callable[[Span], Writing] | None = None
-        self._types = ColumnTypes(target.columns, files)
+        self._kinds, self._files = JoinedKinds(target.columns), files
         self._layout = SpanLayout(target)
         self._spans: list[Span] = []
         self._writing: list[Writing] = []
@@ -110,8 +86,8 @@ class Assembler:
 
     def place(self, part: T) -> T:
         """Take the tokens of the next part. It is added later, when nothing of its tokens has changed. Return the part."""
-        if isinstance(part, ShardPart):
-            self._types.check(part)
+        if isinstance(part, ShardPart) and part.shard.columns:
+            self._kinds.add(part.shard.columns, self._files[part.file])
         counts = count_part(part, self._target)
         self._counts.append(counts)
         if self._sink is not None and isinstance(part, ShardPart):
@@ -131,13 +107,18 @@ class Assembler:
         """There are no more parts: hand out the last spans. Return the parts with their counts."""
         for writer in self._writers.values():
             writer.end()
-        for span in self._layout.rest(self._types.kinds):
+        for span in self._layout.rest(self.columns):
             self._hand_out(span)
         return self._parts
 
     def finish(self) -> Assembled:
         """Wait until all spans are written."""
-        return Assembled(self._spans, [one.result() for one in self._writing], self._parts, self._types.kinds)
+        return Assembled(self._spans, [one.result() for one in self._writing], self._parts, self.columns)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The kind of each column, as the dataset has it."""
+        return {name: in_manifest(kind) for name, kind in self._kinds.now.items()}
 
     def _hand_out(self, span: Span) -> None:
         self._spans.append(span)

@@ -17,7 +17,7 @@ from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays, TokenBatch
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
-from tasks.assemble.write import SpanInProgress, SpanWriter, split_numbers
+from tasks.assemble.write import SpanInProgress, SpanWriter
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.target import Target
 from tasks.parts.documents import runs_of_parts
@@ -195,7 +195,7 @@ class VersionStream:
 
     def append(self, batch: TokenBatch, rows: pa.RecordBatch) -> UInt64s:
         """Take the next documents, with their rows. Return the split of each, by its number in ALL_SPLITS: uint64[n]."""
-        numbers = split_numbers(self._all_in, self._target.rule, drawn_by(rows)).astype(np.uint64)
+        numbers = self._target.rule.numbers(drawn_by(rows), self._all_in).astype(np.uint64)
         if REASON in rows.schema.names:
             numbers[:] = ALL_SPLITS.index(LEFT_OUT)
         elif self._compared is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from flat_tokens.annotations import Bools, Int8s, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.arrays.layouts import Layout
 from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
@@ -27,9 +27,9 @@ from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
 from tasks.models import ALL_SPLITS, LEFT_OUT, Model, Split
 from tasks.output.paths import DOCUMENTS, TEXTS, beside_key, unfinished_key
-from tasks.output.target import SplitRule, Target
+from tasks.output.target import Target
 from tasks.parts.documents import Documents
-from tasks.parts.input import choose
+from tasks.parts.input import taken
 from tasks.parts.opening import open_part
 from tasks.parts.part import InputPart, Part, Position, ShardPart
 from tasks.parts.stored import document_spec
@@ -41,22 +41,13 @@ SplitCounts = Mapping[Split, IntPair]
 """Sequences and tokens of a part, by split."""
 
 
-def split_numbers(all_in: Split | None, rule: SplitRule, split_keys: UInt64s) -> Int8s:
-    """The split of each document of a slice, by its number in ALL_SPLITS: int8[n]. *all_in*: the split of all of them, where
-    their file has one.
-    """
-    if all_in is not None:
-        return np.full(len(split_keys), ALL_SPLITS.index(all_in), np.int8)
-    return rule.numbers(split_keys)
-
-
 def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bools:
     """Which documents of a part go to a split: bool[n]."""
     if isinstance(part, InputPart):
-        return choose(part, documents, target.selection, target)[0]
+        return taken(part, target)
     if not isinstance(part, ShardPart):
         return np.ones(len(documents), bool)
-    numbers = split_numbers(part.all_in, target.rule, documents.fact(SPLIT_KEY))
+    numbers = target.rule.numbers(documents.fact(SPLIT_KEY), part.all_in)
     if part.repeats or part.shard.left_out:
         numbers[documents.fact(REASON) > 0] = ALL_SPLITS.index(LEFT_OUT)
     mine: Bools = numbers == ALL_SPLITS.index(split)

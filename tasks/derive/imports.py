@@ -16,7 +16,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
 from flat_tokens.formats.contract import split_of
-from flat_tokens.keys import token_keys
+from flat_tokens.keys import together, token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
 from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store, StoredObject
@@ -168,7 +168,7 @@ def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> I
     """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)
-    keys = np.concatenate([*token_keys(ahead(sequences.batches(part.start, part.stop))), np.empty(0, np.uint64)])
+    keys = together(token_keys(ahead(sequences.batches(part.start, part.stop))))
     kept = ~_are_forgotten(part, keys, np.arange(len(keys), dtype=np.uint64), workspace)
     return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
 

@@ -1,5 +1,5 @@
 """Inputs: the datasets that others are made of. Where a version is, its counts, its tokenizer and its sources; cutting inputs
-into parts, counting the documents that are taken, and lists of documents.
+into parts, and lists of documents.
 """
 
 from __future__ import annotations
@@ -17,28 +17,22 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from flat_tokens.annotations import Int64s, IntPair, JsonObject, UInt64s
+from flat_tokens.annotations import JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
-from flat_tokens.keys import keys_of_bytes, token_keys
+from flat_tokens.keys import keys_of_bytes, together, token_keys
 from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_of
 from flat_tokens.reader import open_root, open_split, open_splits
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
-from tasks.models import ALL_SPLITS, FORGOTTEN, Model, Split, digest_of
+from tasks.models import ALL_SPLITS, FORGOTTEN, Model, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.output.target import Target
-from tasks.parts.input import (
-    choose,
-    input_documents,
-    open_input,
-    sample_hashes,
-    sources_of,
-)
+from tasks.parts.input import open_input
 from tasks.parts.part import InputPart
 from tasks.progress import meter
 from tasks.rows import OF_PLACE, OF_VERSION
@@ -201,18 +195,7 @@ def settings_of_sources(inputs: Sequence[Input]) -> JsonObject:
 PART_TOKENS = 1 << 25
 """Tokens of a part, unless one document has more: a shuffle holds a part in memory for each worker."""
 PART_DOCUMENTS = 1 << 20
-DOCUMENT_BYTES = 8 * len(("start", *OF_VERSION))
-RADIX_BITS = 16
 HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
-
-
-class PartCounts(NamedTuple):
-    """Counts of what is taken of a part. ``sources``: documents and tokens of each source of its input."""
-
-    seq_count: int
-    token_count: int
-    sources: tuple[IntPair, ...]
-    skipped: dict[str, int]
 
 
 def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
@@ -257,49 +240,8 @@ def make_keys(part: InputPart, target: Target) -> InputPart:
     if part.made_keys is not None:
         path = Path(target.workspace.staging) / part.made_keys
         path.parent.mkdir(exist_ok=True)
-        np.concatenate([*token_keys(counted()), np.empty(0, np.uint64)]).tofile(path)
+        together(token_keys(counted())).tofile(path)
     return part
-
-
-def count_hashes(part: InputPart, target: Target, prefix: dict[Split, int], digits: int) -> Int64s:
-    """How many documents have each value in the next 16 bits of their hash: int64[65536]. Counted are those that would be taken
-    without a sample and whose hash begins with *prefix*, which has *digits* groups of 16 bits.
-    """
-    documents = input_documents(part, target)
-    meter.add("count", DOCUMENT_BYTES * len(documents))
-    keep, _ = choose(part, documents, target.selection.model_copy(update={"below": None}), target)
-    hashes = sample_hashes(documents.keys[keep], target.selection.seed)
-    if digits:
-        hashes = hashes[hashes >> np.uint64(64 - RADIX_BITS * digits) == np.uint64(prefix[part.split])]
-    values = (hashes >> np.uint64(64 - RADIX_BITS * (digits + 1))) & np.uint64((1 << RADIX_BITS) - 1)
-    return np.bincount(values.astype(np.int64), minlength=1 << RADIX_BITS)
-
-
-def count_taken(part: InputPart, target: Target) -> PartCounts:
-    """Count the documents and tokens that are taken of a part."""
-    documents = input_documents(part, target)
-    meter.add("count", DOCUMENT_BYTES * len(documents), len(documents))
-    keep, skipped = choose(part, documents, target.selection, target)
-    lengths, of_source = documents.lengths[keep], sources_of(part, documents)[keep]
-    counts = np.bincount(of_source, minlength=len(part.source_stops))
-    tokens = np.bincount(of_source, lengths, minlength=len(part.source_stops))  # float64, which is exact up to 2**53
-    return PartCounts(
-        int(keep.sum()),
-        int(lengths.sum()),
-        tuple(zip(counts.tolist(), map(int, tokens), strict=True)),
-        {reason: count for reason, count in skipped.items() if count},
-    )
-
-
-def positioned(counted: Sequence[tuple[InputPart, PartCounts]], split: Split) -> list[InputPart]:
-    """The parts of a split with their counts and positions."""
-    parts, seqs, tokens = list[InputPart](), 0, 0
-    for part, count in counted:
-        if part.split == split:
-            counts = {"seq_count": count.seq_count, "token_count": count.token_count}
-            parts.append(part.model_copy(update={**counts, "first_seq": seqs, "first_token": tokens}))
-            seqs, tokens = seqs + count.seq_count, tokens + count.token_count
-    return parts
 
 
 class Listed(NamedTuple):

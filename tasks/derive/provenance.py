@@ -8,7 +8,6 @@ from typing import Any
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
-from flat_tokens.columns import common
 from flat_tokens.manifest import splits_of
 from flat_tokens.reader import check_where
 from flat_tokens.stores.store import Store
@@ -16,6 +15,7 @@ from tasks.derive.inputs import Input, splits_in
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
 from tasks.finalize.seal import Provenance
+from tasks.rows import JoinedKinds
 
 logger = logging.getLogger(__name__)
 
@@ -55,19 +55,10 @@ def kept_columns(inputs: Sequence[Input]) -> dict[str, str]:
     """The kinds of the columns that a dataset made of *inputs* keeps: all of theirs. ValueError, naming two inputs, where a
     column is of kinds that do not go together.
     """
-    kinds: dict[str, str] = {}
-    first: dict[str, Input] = {}
+    kinds = JoinedKinds()
     for one in inputs:
-        for name, kind in one.columns.items():
-            fits = common(kinds.get(name, "null"), kind)
-            if fits is None:
-                raise ValueError(
-                    f"column {name!r} is {kinds[name]} in {first[name].location} and {kind} in {one.location}. Build one of them "
-                    "again without it in source.keep_columns."
-                )
-            if fits != kinds.get(name):
-                kinds[name], first[name] = fits, one
-    return kinds
+        kinds.add(one.columns, one.location, "Build one of them again without it in source.keep_columns.")
+    return kinds.now
 
 
 def _common(several: list[JsonObject | None]) -> JsonObject:

@@ -19,6 +19,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
+from flat_tokens.keys import together
 from flat_tokens.manifest import BYTES_RECORD, MANIFEST, TokenBytes, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
@@ -327,7 +328,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: JsonObject) -> int:
 def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
     """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are counted by a query."""
     if count <= KEYS_AT_ONCE:
-        return count - len(np.unique(np.concatenate([*keys, np.empty(0, np.uint64)])))
+        return count - len(np.unique(together(keys)))
 
     batches = (as_rows({KEY: some}) for some in keys)
     rows = pa.RecordBatchReader.from_batches(pa.schema([(KEY, pa.uint64())]), batches)

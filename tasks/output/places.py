@@ -18,6 +18,7 @@ from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.locations import CHECK_ACCESS, local_path, plain_location, writable
+from tasks.output.leases import Workspace
 from tasks.output.paths import CACHE, PROBE, check_places
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
     if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
         return Path(root.root) / CACHE
     return scratch_apart(request.scratch)
+
+
+def reading_at(request: Request, root: Store) -> Workspace:
+    """The workspace of what only reads the text of a request: it has no staging."""
+    return Workspace(root, staging="", scratch=os.fspath(scratch_of(request, root)))
 
 
 def scratch_apart(wanted: str | None) -> Path:

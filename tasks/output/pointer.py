@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -128,6 +129,11 @@ class Candidate(Model):
     documents: int
     tokens: int
     changes: DocumentChangeCounts | None = None
+
+    def ways(self, place: str) -> list[str]:
+        """The commands that decide of it, at its *place* or at its output."""
+        output = shlex.quote(place.removesuffix(f"/{version_key(self.version)}"))
+        return [f"python -m flows {what} {output} {self.version[:8]} --reason TEXT" for what in ("approve", "reject")]
 
     def decided(self, what: Literal["approved", "rejected", "published anyway"], why: str, by: str | None = None) -> Refreshed:
         """The record of a decision of it."""
@@ -388,7 +394,8 @@ def remember(root: Store, refresh: Refreshed) -> None:
 
 
 def put_run(root: Store, at: datetime, version: str, facts: JsonObject) -> None:
-    """Write the record of a run that ended *at* a time with a *version*. Next to it: the pointer's history."""
+    """Write the record of a run that ended *at* a time with a *version*, on this host. Next to it: the pointer's history."""
+    facts = {"at": at.isoformat(), "host": platform.node(), **facts}
     with pointer_lock(root):
         if root.is_local and facts["latest"] is not None:
             facts = {**facts, "history_sha256": history_digest(read_json(root, POINTER))}

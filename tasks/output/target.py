@@ -71,8 +71,10 @@ class SplitRule(Model):
         """The splits that documents go to."""
         return EVERY_SPLIT if self.test_fraction else SPLITS
 
-    def numbers(self, keys: UInt64s) -> Int8s:
-        """The split of each document, by its number in EVERY_SPLIT: int8[n]."""
+    def numbers(self, keys: UInt64s, all_in: Split | None = None) -> Int8s:
+        """The split of each document, by its number in ALL_SPLITS: int8[n]. *all_in*: that of all, if their file has one."""
+        if all_in is not None:
+            return np.full(len(keys), ALL_SPLITS.index(all_in), np.int8)
         hashes = self._hashes(keys)
         in_validation = _below(self.fraction, hashes)
         numbers = in_validation.astype(np.int8)
@@ -89,24 +91,6 @@ class SplitRule(Model):
 def _below(fraction: float, hashes: UInt64s) -> Bools:
     return np.ones(len(hashes), bool) if fraction >= 1 else hashes < np.uint64(int(fraction * 2**64))
 
-
-class Selection(Model):
-    """The documents of input datasets that are taken; filters by source are in the parts. ``below``: for each split, documents
-    whose hash is below this are in the sample; of those with this hash, each part takes its first ``ties``.
-    """
-
-    splits: tuple[Split, ...] = ALL_SPLITS
-    dropped: Split | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
-    where: str | None = None
-    listed: str | None = None
-    """Below the staging: sorted keys, and next to them a note of those that were found."""
-    seed: int = 0
-    below: dict[Split, int] | None = None
-
-
-ALL = Selection()
 
 RENAMED = np.dtype([(name, "<u8") for name in ("split", "document", "name", "similarity")])
 """A document of an input, by its split's place in EVERY_SPLIT and its number there, and the name that its cluster of
@@ -131,12 +115,9 @@ class Target(Model):
     """Facts of each document, in arrays with an entry a document."""
     texts: dict[Name, FactWidth] = Field({})
     """The numbers of each of these facts."""
-    selection: Selection = ALL
     token_arrays: tuple[TokenArrayName, ...] = (TOKENS,)
     columns: dict[str, str] = Field({})
     """By the columns' names."""
-    forgotten: str = ""
-    """Digest of the output's list of documents that no input may bring back."""
     clusters: str = ""
     """Below the staging: RENAMED[n], clusters of the input that have another name here."""
 
@@ -177,10 +158,6 @@ class Target(Model):
     def layout_of(self, split: Split) -> Layout:
         """The specifications of the arrays of a split."""
         return layout_of(self.layout, split)
-
-    def selecting(self, selection: Selection) -> Target:
-        """The same target with another selection."""
-        return self.model_copy(update={"selection": selection})
 
     def key(self, name: str) -> str:
         """Key below the output of an object of the version."""

@@ -5,7 +5,6 @@ gate holds, which a person approves or rejects once.
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -457,8 +456,6 @@ def _decide(
     decided = Decided(made, pointer, was_decided=False)
     decision = decided.decision.model_dump(mode="json")
     facts: JsonObject = {
-        "at": datetime.now(UTC).isoformat(),
-        "host": platform.node(),
         "version": made.version,
         "latest": pointer.version,
         "sequence": pointer.sequence,

@@ -5,7 +5,6 @@ range of an input's sequences; and those of a bucket of a shuffled split, in the
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +18,14 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, joined, with_kinds
-from flat_tokens.columns import Part as ColumnsPart
-from flat_tokens.keys import mix
-from flat_tokens.manifest import CLUSTER, read_manifest
+from flat_tokens.keys import together
+from flat_tokens.manifest import CLUSTER, manifest_of, read_manifest
 from flat_tokens.reader import open_split
-from flat_tokens.rows.documents import Recorded, matching, recorded_of
-from flat_tokens.rows.orders import derive_keys
 from flat_tokens.rows.split import FlatTokens, checked_entries
-from flat_tokens.rows.where import parse
 from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
-from tasks.output.forgotten import forgotten_at
 from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store
-from tasks.output.target import RENAMED, Selection, Target
+from tasks.output.target import RENAMED, Target
 from tasks.parts.documents import Documents, Read, Reads, Runs, read_fact, stored_arrays
 from tasks.parts.part import COMPARED, BucketPart, InputPart
 from tasks.parts.stored import open_facts
@@ -165,8 +159,6 @@ def left_out_columns(root: Store, version: str, manifest: Mapping[str, Any]) -> 
 
 BLOCK_TOKENS = 1 << 18
 WHOLE_BLOCKS = Reads(BLOCK_TOKENS, None, whole=True)
-SAMPLING = 0x5A3B1E
-"""Samples and validation are drawn with different keys, or a sample of the same seed would begin with validation's documents."""
 
 
 def open_input(part: InputPart) -> FlatTokens:
@@ -233,9 +225,16 @@ def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch
 
 def _kept_by(part: InputPart, target: Target) -> Columns:
     if part.split != LEFT_OUT:
-        return _recorded_at(part.location).columns[part.split]
+        return _columns_at(part.location, part.split)
     version = version_of(part)
     return left_out_columns(target.root, version, read_manifest(version_store(target.root, version)))
+
+
+@functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
+def _columns_at(location: str, split: Split) -> Columns:
+    """The kept columns of a split of an input, which do not change."""
+    store = Store.at(location)
+    return columns_of(store, manifest_of(store), split)
 
 
 def version_of(part: InputPart) -> str:
@@ -263,70 +262,12 @@ def _renamed(path: Path, split: Split) -> Structs:
     return cast("Structs", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
-def choose(part: InputPart, documents: Documents, selection: Selection, target: Target) -> tuple[Bools, Counter[str]]:
-    """Documents of a part that are taken, bool[n], and counts of the others by the first reason against them."""
-    keep = np.ones(len(documents), bool)
-    skipped: Counter[str] = Counter()
-
-    def without(reason: str, let_through: Bools) -> None:
-        nonlocal keep
-        before, keep = int(keep.sum()), keep & let_through
-        skipped[reason] += before - int(keep.sum())
-
-    if part.split == selection.dropped:
-        without("split", np.zeros(len(keep), bool))
-    if part.split not in selection.splits:
-        return keep, skipped
-    if target.forgotten:
-        without("forgotten", ~forgotten_at(target.root, target.forgotten).those(documents.keys))
-    if part.wanted is not None:
-        without("source", np.isin(sources_of(part, documents), part.wanted))
-    if selection.min_tokens is not None:
-        without("too_short", documents.lengths >= selection.min_tokens)
-    if selection.max_tokens is not None:
-        without("too_long", documents.lengths <= selection.max_tokens)
-    if selection.where is not None:
-        tokens, recorded = open_split(Store.at(part.location) / part.split), functools.partial(_recorded_at, part.location)
-        without("where", matching(tokens, parse(selection.where), part.start, part.stop, recorded))
-    if selection.listed is not None:
-        without("not_listed", _listed(documents.keys, Path(target.workspace.staging) / selection.listed))
-    if selection.below is not None:
-        hashes, below = sample_hashes(documents.keys, selection.seed), selection.below[part.split]
-        if below < 1 << 64:
-            tied = np.flatnonzero(keep & (hashes == np.uint64(below)))[: part.ties]
-            drawn = hashes < np.uint64(below)
-            drawn[tied] = True
-            without("not_sampled", drawn)
-    return keep, skipped
-
-
-@functools.lru_cache(4)
-def _recorded_at(location: str) -> Recorded:
-    """The facts of an input's documents that its manifest has. They do not change."""
-    return recorded_of(Store.at(location))
-
-
-def sources_of(part: InputPart, documents: Documents) -> Int64s:
-    """The source of each document of the part, by its index in the input: int64[n]."""
-    files = documents.fact(FILE) - np.uint64(part.file)
-    return np.searchsorted(np.array(part.source_stops, np.uint64), files, side="right")
-
-
-def _listed(keys: UInt64s, path: Path) -> Bools:
-    """Whether each key is in a saved list. Those that were found are noted next to the list."""
-    if not path.stat().st_size:  # an empty file is not mapped
-        return np.zeros(len(keys), bool)
-    listed = np.memmap(path, np.uint64, "r")
-    at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
-    found = cast("Bools", listed[at] == keys)
-    # Threads write the same byte: that it was found.
-    np.memmap(path.with_suffix(".found"), np.uint8, "r+")[at[found]] = 1
-    return found
-
-
-def sample_hashes(keys: UInt64s, seed: int) -> UInt64s:
-    """Hashes that decide whether documents are in a sample: uint64[n]. Different keys have different hashes."""
-    return mix(keys ^ derive_keys(seed, SAMPLING))
+def taken(part: InputPart, target: Target) -> Bools:
+    """Which documents of a part are taken, as it was decided when they were counted: bool[n]."""
+    count = part.stop - part.start
+    if part.seq_count in (0, count):
+        return np.full(count, part.seq_count > 0)
+    return np.fromfile(Path(target.workspace.staging) / part.choice, bool)
 
 
 GATHERED_TOKENS = 1 << 17
@@ -384,10 +325,9 @@ def _shares_of(bucket: BucketPart, staging: str) -> Iterator[_Share]:
 def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
     """A bucket's documents in the order of their places. Their tokens are read into memory once, when they are asked for."""
     shares = list(_shares_of(bucket, target.workspace.staging))
-    none = np.empty(0, np.uint64)
 
     def of_shares(name: str) -> UInt64s:
-        return np.concatenate([*(share.read(name, share.first, share.last) for share in shares), none])
+        return together(share.read(name, share.first, share.last) for share in shares)
 
     lengths = np.concatenate([*(np.diff(share.starts) for share in shares), np.empty(0, np.int64)])
     order = np.argsort(of_shares(PLACE))
@@ -396,7 +336,7 @@ def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
     def columns(wanted: Int64s) -> pa.RecordBatch:
         kinds, found = bucket.shuffling.kinds, []
         for share in shares:
-            kept = Columns(share.tokens.store, kinds, (ColumnsPart(SCATTERED_COLUMNS, 0, share.tokens.seq_count),))
+            kept = Columns.in_one(share.tokens.store, kinds, SCATTERED_COLUMNS, share.tokens.seq_count)
             found.append(kept.take(np.arange(share.first, share.last), list(kinds)))
         return joined(found).take(pa.array(order[wanted]))
 

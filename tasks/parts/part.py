@@ -115,6 +115,11 @@ class InputPart(Position):
     ties: int = 0
 
     @property
+    def choice(self) -> str:
+        """Below the staging: which of its documents are taken, if some are and some are not."""
+        return f"chosen-{self.split}-{self.number}"
+
+    @property
     def label(self) -> str:
         return f"{self.location.rpartition('/')[2]} {self.split} {self.start:,} to {self.stop:,}"
 

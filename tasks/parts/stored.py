@@ -33,7 +33,6 @@ from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadat
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays
 from flat_tokens.columns import Columns
-from flat_tokens.columns import Part as ColumnsPart
 from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import open_split
 from flat_tokens.stores.reading import open_plain
@@ -219,8 +218,8 @@ def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
 
 def shard_columns(root: Store, shard: TokenShard, wanted: Int64s) -> pa.RecordBatch:
     """The kept columns of documents *wanted*, int64[m], of a shard with objects of its own."""
-    parts = (ColumnsPart(COLUMNS, 0, shard.seq_count),) if shard.columns and shard.seq_count else ()
-    return Columns(root / shard_key(shard.key), shard.columns, parts).take(wanted, list(shard.columns))
+    kept = Columns.in_one(root / shard_key(shard.key), shard.columns, COLUMNS, shard.seq_count)
+    return kept.take(wanted, list(shard.columns))
 
 
 CHECKSUM_BYTES = 4

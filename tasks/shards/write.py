@@ -46,7 +46,7 @@ from tasks.shards.receipts import without_receipt, write_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.stream import BrokenStreamError, HereOnly
 from tasks.shards.writers import BATCH_TOKENS, Batch, OpenStream, staging_of, stream_staged, writer_of
-from tasks.text.documents import Tally, TextBatch, note_kinds, read_documents
+from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.tokenize.chat import encoder_of
 from tasks.tokenize.engines import Encoder, engine_of, tokens_of
 from tasks.tokenize.pool import map_in_order
@@ -87,7 +87,7 @@ def read_slice(
         part = Slice(slice_.ranges[first:stop], tally.rows)
         texts = read_documents(part, recipe.source(part), recipe.documents, tally, split_by=recipe.split_by_of(part))
         for segments in cut(texts):
-            yield ReadSegments(part, segments, text_length(segments.documents), tally.kinds)
+            yield ReadSegments(part, segments, text_length(segments.documents), tally.kinds.now)
 
 
 def take_files(name: str, numbers: Int64s, known: StoredTokens, tally: Tally) -> Iterator[Tokenized]:
@@ -108,7 +108,7 @@ def take_files(name: str, numbers: Int64s, known: StoredTokens, tally: Tally) ->
     places = [np.searchsorted(some.fact(FILE), np.array([first, stop], np.uint64)).tolist() for some in opened]
     kept, others = (some.part(*place) for some, place in zip(opened, places, strict=True))
     left_out, reasons = rows_of(others, KEY, REASON), strings_by_key(shard.skipped)
-    note_kinds(shard.columns, tally, name)
+    tally.kinds.add(shard.columns, name)
     tally.left_out += [left_out] if len(left_out) else []
     tally.skipped.update(reasons[key] for key in fact(left_out, REASON).tolist())
     tally.rows += int(starts[stop] - starts[first])
@@ -124,7 +124,7 @@ def take_files(name: str, numbers: Int64s, known: StoredTokens, tally: Tally) ->
     borders = np.searchsorted(np.cumsum(kept.lengths), np.arange(0, int(kept.lengths.sum()), BATCH_TOKENS))
     for low, high in itertools.pairwise(np.unique([0, *borders, len(kept)]).tolist()):
         part = kept.part(low, high)
-        batch = Batch(part.batch(shard.token_arrays), rows_of(part, *shard.facts), tally.kinds)
+        batch = Batch(part.batch(shard.token_arrays), rows_of(part, *shard.facts), tally.kinds.now)
         size = TOKEN_BYTES * batch.tokens.token_count
         yield Tokenized([batch], segments, sum(text_bytes), sum(text_bytes), Tally(), size)
         segments, text_bytes = segments[:0], []
@@ -139,7 +139,7 @@ def files_as_text(slice_: Slice, recipe: Recipe, tally: Tally, refused: Tally) -
     files = np.zeros(len(slice_.ranges), STORED_FILE)
     files["digest"] = recipe.of_files(slice_)
     files["text_bytes"] = tally.file_bytes
-    unknown = np.array([kinds != tally.kinds for kinds in tally.file_kinds])
+    unknown = np.array([kinds != tally.kinds.now for kinds in tally.file_kinds])
     for rows in refused.left_out:
         unknown[np.searchsorted(np.cumsum(tally.file_rows), fact(rows, ROW).astype(np.int64), "right")] = True
     files["digest"][unknown] = NO_DIGEST
@@ -303,11 +303,11 @@ def tokenize_slice(
             refused.add(done.refused)
         left_out = [*tally.left_out, *refused.left_out]
         if left_out:
-            last = rows_left_out(left_out, recipe.facts(slice_), tally.kinds)
+            last = rows_left_out(left_out, recipe.facts(slice_), tally.kinds.now)
             writer.append(last)
             reasons = fact(last.rows, REASON).astype("<u8").tobytes()
             writer.columns.objects.append(staging_of(key, workspace).put(REASONS, reasons))
-        writer.columns.end(tally.kinds)
+        writer.columns.end(tally.kinds.now)
     tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tokenized)

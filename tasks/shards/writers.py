@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.batch import TOKENS, TokenBatch
-from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter, Part
+from flat_tokens.columns import GROUP_ROWS, Columns, ColumnsWriter
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import ObjectWriter, Store, StoredObject
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter
@@ -70,7 +70,7 @@ class ShardColumns:
         self._object = self._open.enter_context(self._store.create(COLUMNS))
         self._writer = self._open.enter_context(ColumnsWriter(self._object, kinds))
         if former is not None:
-            written = Columns(self._store, former.kinds, (Part(FORMER, 0, count),))
+            written = Columns.in_one(self._store, former.kinds, FORMER, count)
             for start in range(0, count, GROUP_ROWS):
                 self._writer.append(written.take(np.arange(start, min(start + GROUP_ROWS, count)), list(former.kinds)))
             self._store.remove(FORMER)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from flat_tokens.annotations import Bools, Int64s, IntPair, JsonObject, UInt64s
-from flat_tokens.columns import BEYOND, FLOAT64_HAS_ALL, as_arrow, common, kind_of
+from flat_tokens.columns import BEYOND, FLOAT64_HAS_ALL, as_arrow, kind_of
 from flat_tokens.forgotten import Forgotten
 from flat_tokens.keys import document_keys, keys_of_bytes
 from flat_tokens.steps import ReadySteps, TextMatch
@@ -22,7 +22,7 @@ from flat_tokens.text.formats import FORMATS
 from flat_tokens.text.rows import Rows, as_unicode, ids_as_text, keys_of, text_buffers, too_long
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FORGOTTEN, FileRange, Slice
-from tasks.rows import KEY, REASON, ROW, SPLIT_KEY, as_rows, changed, fact, kept_of
+from tasks.rows import KEY, REASON, ROW, SPLIT_KEY, JoinedKinds, as_rows, changed, fact, kept_of
 from tasks.text.files import range_of, text_file
 from tasks.text.runs import RunOfFiles, RunRows
 
@@ -54,6 +54,7 @@ class TextBatch(NamedTuple):
         return self._replace(rows=changed(self.rows, as_rows({SPLIT_KEY: split_keys})))
 
 
+ONE_KIND = "Let the step that gives it give one type."
 EXAMPLES = 3
 """Documents that are kept as examples of what a step found, of each slice and of each version."""
 
@@ -65,7 +66,7 @@ class Tally:
     ``file_bytes``: bytes of text of each file of a run; ``file_kinds``: the kinds of its kept columns, None if these, or counts
     of its documents, are known only together with those of other files; ``counted``: such counts of the last file.
     ``before_steps``: bytes of text that came to the steps, and ``step_seconds`` the time that they took for it. ``kinds``: of the
-    kept columns, as far as they have been read; ``kind_files``: the first file that made each of them what it is.
+    kept columns, as far as they have been read.
     ``matches``: documents in which steps found something, by step and what it was; ``examples``: the first few of each.
     ``forgotten``: the list of documents that are counted alone; ``left_out``: rows of the others that are left out.
     """
@@ -79,8 +80,7 @@ class Tally:
     replaced: Counter[str] = field(default_factory=Counter)
     before_steps: int = 0
     step_seconds: float = 0
-    kinds: dict[str, str] = field(default_factory=dict)
-    kind_files: dict[str, str] = field(default_factory=dict)
+    kinds: JoinedKinds = field(default_factory=JoinedKinds)
     file_rows: list[int] = field(default_factory=list)
     matches: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[JsonObject]] = field(default_factory=dict)
@@ -212,7 +212,7 @@ def _read(
     """The rows of a slice, and their documents before all steps."""
 
     def check(rows: Rows, part: FileRange) -> None:
-        note_kinds(kinds_of(rows.columns), tally, part.file.name)
+        tally.kinds.add(kinds_of(rows.columns), part.file.name)
 
     for found in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes, slice_.rows_before).read():
         yield found, _clean(found.rows, slice_, source, policy, tally)
@@ -262,30 +262,6 @@ def kinds_of(columns: pa.RecordBatch | None) -> dict[str, str]:
     return {} if columns is None else {name: kind_of(columns.column(name)) for name in columns.schema.names}
 
 
-def note_kinds(given: Mapping[str, str], tally: Tally, place: str, *, of_step: bool = False) -> None:
-    """Note the kinds of columns that a file or a step gives. ValueError, naming the *place*, where a column is of two that do not
-    go together.
-    """
-    kinds, places = dict(tally.kinds), dict(tally.kind_files)
-    for name, here in given.items():
-        known = kinds.get(name, "null")
-        fits = common(known, here)
-        if fits is None and of_step:
-            raise ValueError(
-                f"a step gives column {name!r} as {here} for some documents of {place}, and as {known} for others. "
-                "Let it give one type"
-            )
-        if fits is None:
-            first, remedy = places[name], "or leave the column out of source.keep_columns."
-            if first == place:
-                raise ValueError(f"{first}: column {name!r} is {here} in one place and {known} in another. Repair it, {remedy}")
-            raise ValueError(f"column {name!r} is {known} in {first} and {here} in {place}. Repair one of them, {remedy}")
-        if fits != known:
-            places[name] = place
-        kinds[name] = fits
-    tally.kinds, tally.kind_files = kinds, places
-
-
 def _take_steps(
     steps: ReadySteps,
     documents: TextBatch,
@@ -318,7 +294,7 @@ def _take_steps(
     tally.note(found.matches, documents.rows)
     stay = ~(long | empty)
     spans = None if found.spans is None else [of for of, stays in zip(found.spans, stay, strict=True) if stays]
-    note_kinds(found.kinds, tally, slice_.label, of_step=True)
+    tally.kinds.add(found.kinds, slice_.label, ONE_KIND)
     stayed = documents.those(found.keep).rows
     taken = TextBatch(texts, changed(stayed, as_rows({}, found.columns))).those(stay)
     return taken if spans is None else taken._replace(texts=with_spans(taken.texts, spans))

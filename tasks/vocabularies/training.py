@@ -44,13 +44,12 @@ from flat_tokens.stores.store import NO_OBJECT, Store, read_json
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.vocabulary import Vocabulary, byte_level_alphabet
-from tasks.assemble.write import split_numbers
 from tasks.config import BuildConfig
+from tasks.derive.choice import sample_hashes
 from tasks.download.cut import fetched_ahead, lent
 from tasks.models import Slice, Split
 from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule
-from tasks.parts.input import sample_hashes
 from tasks.progress import meter
 from tasks.rows import drawn_by
 from tasks.text.documents import Tally, read_documents
@@ -111,7 +110,7 @@ def texts_of_sources(
             with lent(slice_, config.sources, workspace) as here:
                 tally, split_by = Tally(forgotten=forgotten), config.split_by_of(source)
                 for documents in read_documents(here, source, config.documents, tally, None, split_by):
-                    in_train = split_numbers(slice_.split, rule, drawn_by(documents.rows)) == 0
+                    in_train = rule.numbers(drawn_by(documents.rows), slice_.split) == 0
                     keep = in_train & in_sample(documents.keys, request)
                     texts = documents.those(keep).texts
                     offsets = text_buffers(texts)[1]

@@ -25,11 +25,11 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
 from flows.pipelines.derive import DerivedResult
+from tasks.derive.choice import sample_hashes
 from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
 from tasks.parts.documents import Reads
-from tasks.parts.input import sample_hashes
 from tests.examples import examples
 from tests.faults.support import build_here, derive_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs, small

@@ -17,7 +17,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tasks.parts.input import sample_hashes
+from tasks.derive.choice import sample_hashes
 from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn

@@ -80,7 +80,7 @@ def read(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Found:
             documents.append((text, key, file + number, row - int(starts[number])))
         file += len(slice_.ranges)
         file_rows += tally.file_rows
-        kinds = merged(kinds or tally.kinds, tally.kinds)
+        kinds = merged(kinds or tally.kinds.now, tally.kinds.now)
         counts.update({field: getattr(tally, field) for field in ("rows", "read", "written", "text_bytes")})
         counts.update(tally.skipped)
         counts.update({f"replaced {reason}": count for reason, count in tally.replaced.items()})
