@@ -37,7 +37,8 @@ from tasks.derive.inputs import (
 from tasks.derive.provenance import Derived, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
-from tasks.finalize.seal import VersionDraft, leaving_out, list_left_out
+from tasks.finalize.provenance import leaving_out, list_left_out
+from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of
 from tasks.output.paths import version_store

@@ -29,7 +29,9 @@ from flows.pipelines.stages import (
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
-from tasks.finalize.seal import Provenance, VersionDraft, built_totals, leaving_out, list_left_out
+from tasks.finalize.provenance import Provenance, leaving_out, list_left_out
+from tasks.finalize.seal import VersionDraft
+from tasks.finalize.totals import built_totals
 from tasks.models import TokenShard, digest_of
 from tasks.output.places import check_apart, layout_of
 from tasks.output.target import SplitRule

@@ -21,7 +21,7 @@ from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
-from tasks.finalize.seal import is_published, list_left_out
+from tasks.finalize.provenance import is_published, list_left_out
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of

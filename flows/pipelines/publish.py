@@ -20,7 +20,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, told_of
-from tasks.finalize.seal import Provenance, VersionName, is_published, name_of, note_name
+from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.models import Model

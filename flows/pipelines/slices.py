@@ -23,7 +23,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter, SignedDocuments
 from tasks.config import BuildConfig
 from tasks.download.cut import fetched_ahead, fetching_to
-from tasks.finalize.seal import list_left_out
+from tasks.finalize.provenance import list_left_out
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart

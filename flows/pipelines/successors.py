@@ -42,7 +42,8 @@ from tasks.derive.without import (
     totals_without,
 )
 from tasks.finalize.card import card as card_of_build
-from tasks.finalize.seal import VersionDraft, build_id, is_published
+from tasks.finalize.provenance import build_id, is_published
+from tasks.finalize.seal import VersionDraft
 from tasks.forget.documents import forgotten_in, table_of, versions_of
 from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
 from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished

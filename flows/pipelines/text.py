@@ -23,7 +23,7 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.seal import Provenance, VersionName, is_published, keeping, name_of, provenance
+from tasks.finalize.provenance import Provenance, VersionName, is_published, keeping, name_of, provenance
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.paths import SETS
 from tasks.output.places import check_apart, layout_of, reading_at

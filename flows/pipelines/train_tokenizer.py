@@ -22,7 +22,7 @@ from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, files_of, pin_sets, pin_sources
 from tasks.config import BuildConfig
 from tasks.download.cut import fetching_to
-from tasks.finalize.seal import with_kept
+from tasks.finalize.provenance import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten

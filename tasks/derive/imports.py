@@ -22,7 +22,7 @@ from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.corpus import open_corpus, options_of
 from tasks.derive.request import ImportRequest
-from tasks.finalize.seal import Provenance, tokenizer_facts
+from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
 from tasks.models import FORMAT_SEMANTICS, Model, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at

@@ -14,7 +14,7 @@ from flat_tokens.stores.store import Store
 from tasks.derive.inputs import Input, splits_in
 from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 from tasks.finalize.card import card_head, card_sources, card_tokenizer, counts_text
-from tasks.finalize.seal import Provenance
+from tasks.finalize.provenance import Provenance
 from tasks.rows import JoinedKinds
 
 logger = logging.getLogger(__name__)

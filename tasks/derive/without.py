@@ -20,7 +20,7 @@ from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.store import NO_OBJECT, Store, read_record
 from tasks.derive.inputs import Input
 from tasks.derive.provenance import Derived
-from tasks.finalize.seal import Provenance
+from tasks.finalize.provenance import Provenance
 from tasks.models import ALL_SPLITS, FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, origin_key, version_store
 from tasks.output.pointer import pointer_lock

@@ -9,7 +9,7 @@ from typing import Any
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import splits_of
-from tasks.finalize.seal import Provenance
+from tasks.finalize.provenance import Provenance
 
 
 def split_words(rule: JsonFacts) -> str:
