@@ -18,7 +18,7 @@ from flat_tokens.keys import together
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.successors import finish_forgetting, go_on_forgetting, nobody_builds
+from flows.pipelines.forgetting import finish_forgetting, go_on_forgetting, nobody_builds
 from tasks.derive.inputs import ids_with, read_ids, read_keys
 from tasks.derive.request import ForgetRequest
 from tasks.derive.without import OfVersion

@@ -12,7 +12,6 @@ from pydantic import Field
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import OpenOutput
-from flows.pipelines.room import Sums, free_space, lack_of_room, room_for
 from flows.pipelines.text import Text, check_files, files_of, pin_sets, pin_sources, warn_of_separators
 from tasks.assemble.write import SPAN_TOKENS
 from tasks.config import BuildConfig, available_cores
@@ -32,6 +31,7 @@ from tasks.output.versions import if_there
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
+from tasks.shards.room import Sums, free_space, lack_of_room, room_for
 from tasks.shards.sample import clock, measure
 from tasks.shards.stored import tried
 from tasks.text.documents import Tally
@@ -166,8 +166,8 @@ def plan(config: BuildConfig) -> Plan:
         warning=None if published else lack_of_room(root, disk_bytes, free),
         workers=workers,
         seconds=round(looked.seconds * _size(found) / max(_size(looked.chosen), 1) + making, 1),
-        sampled_documents=forecast.sampled.read,
-        losses=losses_of(recipe, forecast.sampled),
+        sampled_documents=whole.counts.read,
+        losses=losses_of(recipe, whole.counts),
         findings=findings,
         untold=untold,
         pinned={
@@ -204,11 +204,10 @@ def look_into(config: BuildConfig, pinned: Sequence[PinnedSource], workspace: Wo
 
 
 class Forecast(NamedTuple):
-    """The sums and counts of a sample, of all sources and of each by its name; and how many slices there will be."""
+    """The sums of a sample, of all sources and of each by its name; and how many slices there will be."""
 
     whole: Sums
-    sampled: Tally
-    of_sources: dict[str, tuple[Sums, Tally]]
+    of_sources: dict[str, Sums]
     slices: int
 
 
@@ -221,17 +220,13 @@ def forecast_of(
     workspace: Workspace,
 ) -> Forecast:
     """Read and tokenize a sample of each source, and reckon what all of it makes."""
-    root, layout, workers = workspace.root, layout_of(config, workspace.root), config.workers or available_cores()
-    indexed, whole, sampled, slice_count = indexed_versions(root), Sums(), Tally(), 0
-    of_sources = dict[str, tuple[Sums, Tally]]()
+    root = workspace.root
+    indexed, whole, slice_count, of_sources = indexed_versions(root), Sums(), 0, dict[str, Sums]()
     for index, (source, parts) in enumerate(zip(pinned, looked.slices, strict=True)):
         mine = [(found, file) for found, file in zip(looked.chosen, looked.files, strict=True) if file.source == index]
         looked_into = _size(found for found, _ in mine)
-        sums, counts = of_sources[config.sources[index].name] = Sums(), Tally()
-        sample = measure(recipe, workspace, tokenizer, parts, len(pinned), workers, layout, counts)
-        sampled.read += counts.read
-        sampled.skipped.update(counts.skipped)
-        sampled.matches.update(counts.matches)
+        sums = of_sources[config.sources[index].name] = Sums()
+        sample = measure(config, recipe, workspace, tokenizer, parts)
         # (sampled files) -> (all files of the source): by their bytes as they are stored
         scale = _size(source.files) / looked_into if len(mine) < len(source.files) else 1.0
         whole.add(sample, scale)
@@ -247,13 +242,13 @@ def forecast_of(
         names = {found.name for found, _ in mine}
         others = [sample.total / looked_into * (file.size or 0) for file in source.files if file.name not in names]
         slice_count += len(parts) + slices_forecast(others, config.slice_bytes)
-    return Forecast(whole, sampled, of_sources, slice_count)
+    return Forecast(whole, of_sources, slice_count)
 
 
 def forecast_facts(config: BuildConfig, forecast: Forecast) -> Facts:
     """Facts of the version by a sample, at all places that gates may name."""
     whole, facts = forecast.whole, FactValues()
-    for source, (sums, counts) in {"": (whole, forecast.sampled), **forecast.of_sources}.items():
+    for source, sums in {"": whole, **forecast.of_sources}.items():
         place = Subject(source=source)
         estimates = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}
         facts |= {(fact, place): round(value) for fact, value in estimates.items()}
@@ -261,7 +256,7 @@ def forecast_facts(config: BuildConfig, forecast: Forecast) -> Facts:
         for gate in config.publish.gates:
             if gate.of == "skipped_share":
                 here = place._replace(step=gate.step or "", reason=gate.reason or "")
-                facts[gate.of, here] = share_skipped(counts.skipped, counts.read, here)
+                facts[gate.of, here] = share_skipped(sums.counts.skipped, sums.counts.read, here)
     if not any(source.validation_split or source.split for source in config.sources):
         for split, share in config.shares.items():
             estimates = {"documents": whole.documents, "tokens": whole.tokens, "text_bytes": whole.text_bytes}

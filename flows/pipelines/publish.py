@@ -242,7 +242,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
         root = check_output(request)
         scratch = scratch_of(request, root)
         if read_record_of(root) is not None:
-            from flows.pipelines.successors import go_on_forgetting  # all of forgetting, which few outputs need
+            from flows.pipelines.forgetting import go_on_forgetting  # all of forgetting, which few outputs need
 
             go_on_forgetting(root, scratch)
         pointer = read_pointer(root)

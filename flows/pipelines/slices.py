@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from flows.pipelines.publish import OpenOutput
-from flows.pipelines.room import warn_of_room
 from flows.pipelines.stages import (
     DUPLICATES,
     NEAR_DUPLICATES,
@@ -30,6 +29,7 @@ from tasks.parts.part import ShardPart
 from tasks.parts.stored import may_stream
 from tasks.progress import meter
 from tasks.shards.recipe import Recipe, signature_of
+from tasks.shards.room import warn_of_room
 from tasks.shards.stored import StoredSlices, looked_up
 from tasks.shards.stream import Sink
 

@@ -456,6 +456,7 @@ def _decide(
     decided = Decided(made, pointer, was_decided=False)
     decision = decided.decision.model_dump(mode="json")
     facts: JsonObject = {
+        "at": datetime.now(UTC).isoformat(),
         "version": made.version,
         "latest": pointer.version,
         "sequence": pointer.sequence,

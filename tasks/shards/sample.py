@@ -18,12 +18,13 @@ from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
 from flat_tokens.batch import LOSS_MASK, TokenBatch
 from flat_tokens.extras import pa
 from flat_tokens.forgotten import Forgotten
-from tasks.config import Source
+from tasks.config import BuildConfig, Source, available_cores
 from tasks.download.cut import lent
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
+from tasks.output.places import layout_of
 from tasks.parts.stored import document_spec
 from tasks.rows import KEY, ROW, fact
 from tasks.shards.recipe import Recipe
@@ -53,12 +54,13 @@ clock = time.perf_counter
 @dataclass
 class Sample:
     """Counts of the pieces that were read of a source with *total* bytes, as ``Slice.text_bytes`` counts them, of which *seen*
-    are theirs: float64[n] each. *text*: after all steps, *before* it was more. *sizes*: bytes that the dataset takes for them.
-    *seconds*: that a byte of *text* takes a thread. *packing*: that a token takes one to be compressed.
+    are theirs: float64[n] each. *tallies*: of the pieces. *text*: after all steps, *before* it was more. *sizes*: bytes that the
+    dataset takes for them. *seconds*: that a byte of *text* takes a thread. *packing*: that a token takes one to be compressed.
     """
 
     total: float
     is_whole: bool
+    tallies: list[Tally]
     seconds: float
     packing: float
     sizes: Counts
@@ -118,26 +120,14 @@ def text_read(tally: Tally) -> int:
     return tally.before_steps or tally.text_bytes
 
 
-def measure(
-    recipe: Recipe,
-    workspace: Workspace,
-    tokenizer: Tokenizer,
-    slices: list[Slice],
-    shares: int,
-    workers: int,
-    layout: LayoutName,
-    counts_of_all: Tally,
-) -> Sample:
-    """Read and tokenize a sample of the slices of a source, one of *shares*, in pieces that are spread over all of them; little
-    text as a whole. As a build does, with several *workers*. *counts_of_all* counts documents along.
+def measure(config: BuildConfig, recipe: Recipe, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice]) -> Sample:
+    """Read and tokenize a sample of the slices of a source, in pieces that are spread over all of them; little text as a whole.
+    As a build does, with several workers.
     """
-    pieces, timed, is_whole = _sampled(recipe, workspace, slices, shares, workers)
+    workers = config.workers or available_cores()
+    pieces, timed, is_whole = _sampled(recipe, workspace, slices, len(config.sources), workers)
     batches, encoding = _tokenized(recipe, tokenizer, pieces, workers)
-    for tally in (piece.tally for piece in pieces):
-        counts_of_all.read += tally.read
-        counts_of_all.skipped.update(tally.skipped)
-        counts_of_all.matches.update(tally.matches)
-    sizes, packing = _sizes(batches, pieces, layout)
+    sizes, packing = _sizes(batches, pieces, layout_of(config, workspace.root))
     text, before = sum(piece.text_bytes for piece in pieces), sum(piece.before for piece in pieces)
     # Reading and steps take their time for each byte that was read, the tokenizer for each byte that steps leave.
     reading = sum(piece.seconds for piece in timed) / max(sum(piece.timed for piece in timed), 1) * before
@@ -148,7 +138,7 @@ def measure(
     ]
     seen, *others = np.array(rows, np.float64).reshape(len(pieces), 6).T
     seconds = encoding + (reading + stepping) / max(text, 1)
-    return Sample(_bytes(slices), is_whole, seconds, packing, sizes, seen, *others)
+    return Sample(_bytes(slices), is_whole, [piece.tally for piece in pieces], seconds, packing, sizes, seen, *others)
 
 
 def _sampled(

@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 import flat_tokens
-import flows.pipelines.successors
+import flows.pipelines.forgetting
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.keys import document_keys
 from flat_tokens.manifest import read_manifest
@@ -360,7 +360,7 @@ def test_the_next_build_goes_on_with_what_was_begun(tmp_path: Path, monkeypatch:
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(flows.pipelines.successors, step, fails)
+        patch.setattr(flows.pipelines.forgetting, step, fails)
         with refusal("gone", OSError):
             dataset.forget(*GONE)
     assert any("documents are being forgotten" in line for line in check_forgotten(dataset.root))

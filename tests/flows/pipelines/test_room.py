@@ -13,9 +13,9 @@ from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
 from flows.pipelines.build import build
 from flows.pipelines.plan import plan
-from flows.pipelines.room import lack_of_room
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
+from tasks.shards.room import lack_of_room
 
 
 class Usage(NamedTuple):

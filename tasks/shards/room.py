@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName
@@ -13,7 +13,7 @@ from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.disk_cache import logger
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import size
-from tasks.config import BuildConfig, available_cores
+from tasks.config import BuildConfig
 from tasks.models import Slice
 from tasks.output.leases import Workspace
 from tasks.output.places import layout_of, nearest
@@ -78,10 +78,9 @@ def warn_of_room(
     free = free_space(root)
     if free is None or MOST_BYTES * sum(slice_.text_bytes for slice_ in slices) <= free:
         return
-    workers, layout = config.workers or available_cores(), layout_of(config, root)
     for index in range(len(config.sources)):
         parts = [slice_ for slice_ in slices if slice_.source == index]
-        whole.add(measure(recipe, workspace, tokenizer, parts, len(config.sources), workers, layout, Tally()), 1.0)
+        whole.add(measure(config, recipe, workspace, tokenizer, parts), 1.0)
     if warning := lack_of_room(root, room_for(config, root, whole, recipe, slices)[1], free):
         logger.warning(warning)
 
@@ -89,7 +88,7 @@ def warn_of_room(
 @dataclass
 class Sums:
     """The totals of the sources, by their samples. Errors: by how much they may be off. ``reading``, ``packing``: seconds of a
-    thread, to read and tokenize, and to compress.
+    thread, to read and tokenize, and to compress. ``counts``: of the documents of the samples alone.
     """
 
     text_bytes: float = 0
@@ -102,9 +101,14 @@ class Sums:
     copied_bytes: float = 0
     reading: float = 0
     packing: float = 0
+    counts: Tally = field(default_factory=Tally)
 
     def add(self, sample: Sample, scale: float) -> None:
         """Add a source of which *sample* is a part, *scale* times."""
+        for tally in sample.tallies:
+            self.counts.read += tally.read
+            self.counts.skipped.update(tally.skipped)
+            self.counts.matches.update(tally.matches)
         self.text_bytes += sample.of_total(sample.text)[0] * scale
         self.documents += sample.of_total(sample.documents)[0] * scale
         tokens, error = sample.of_total(sample.tokens)
