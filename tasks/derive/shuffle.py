@@ -20,8 +20,9 @@ from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
+from tasks.parts.buckets import BUCKET, PLACE, SCATTERED_COLUMNS, gather
 from tasks.parts.documents import all_items
-from tasks.parts.input import BUCKET, PLACE, SCATTERED_COLUMNS, gather, input_documents, open_input, taken
+from tasks.parts.input import input_documents, open_input, taken
 from tasks.parts.part import InputPart, Shuffling
 from tasks.parts.stored import SHARD_LAYOUT, document_spec
 from tasks.progress import meter

@@ -1,11 +1,11 @@
-"""Documents of datasets: those of a slice in a published version, with those that it left out; those that a selection takes of a
-range of an input's sequences; and those of a bucket of a shuffled split, in the order of their places.
+"""Documents of datasets: those of a slice in a published version, with those that it left out; and those of a range of an input's
+sequences.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, Structs, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, Structs, UInt64s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS
-from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, joined, with_kinds
-from flat_tokens.keys import together
+from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, with_kinds
 from flat_tokens.manifest import CLUSTER, manifest_of, read_manifest
 from flat_tokens.reader import open_split
 from flat_tokens.rows.split import FlatTokens, checked_entries
@@ -26,25 +25,16 @@ from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store
 from tasks.output.target import RENAMED, Target
-from tasks.parts.documents import Documents, Read, Reads, Runs, read_fact, stored_arrays
-from tasks.parts.part import COMPARED, BucketPart, InputPart
-from tasks.parts.stored import open_facts
+from tasks.parts.documents import Documents, Reads, read_fact, stored_arrays
+from tasks.parts.part import COMPARED, InputPart
 from tasks.rows import FILE, KEY, OF_CHOICE, REASON, ROW, SIMILARITY
 
 VERSIONS_OPEN = 4
 
 
-class _OpenSplit(NamedTuple):
-    """A split of an open version, and the keys and the rows of its documents."""
-
-    tokens: FlatTokens
-    key: StoredArray
-    row: StoredArray
-
-
 class _SplitDocuments(NamedTuple):
-    """Its documents: keys, files, rows and why the slice left them out, uint64[n]; and where each starts, with the end of the
-    last: int64[n + 1].
+    """The documents of a slice in a split: keys, files, rows and why the slice left them out, uint64[n]; and where each starts,
+    with the end of the last: int64[n + 1].
     """
 
     keys: UInt64s
@@ -104,40 +94,44 @@ def published_documents(root: Store, shard: TokenShard, location: PublishedLocat
         np.repeat(np.arange(len(splits), dtype=np.int8), counts)[order],
         np.concatenate([some.starts[:-1] for some in found])[order],
         np.concatenate([np.diff(some.starts) for some in found])[order],
-        tuple(stored_arrays(split.tokens) for split in splits),
+        tuple(map(stored_arrays, splits)),
         read,
         columns,
     )
 
 
-def _documents_in(root: Store, location: PublishedLocation, name: Split, split: _OpenSplit) -> _SplitDocuments:
+def _documents_in(root: Store, location: PublishedLocation, name: Split, tokens: FlatTokens) -> _SplitDocuments:
     """The documents of a slice in a split. (version, file, row) -> (slice, file, row)"""
     first, count = location.of(name)
     stop = first + count
-    rows, starts = split.row.read(first, stop), split.tokens.seq_starts.read(first, stop + 1).astype(np.int64)
+
+    def fact(of: str) -> UInt64s:
+        return _open_fact(root, location.version, name, of).read(first, stop)
+
+    rows, starts = fact(ROW), tokens.seq_starts.read(first, stop + 1).astype(np.int64)
     if location.first_file is None:
         files, rows = np.zeros(count, np.uint64), rows - np.uint64(location.first_row)
     else:
-        files = _open_fact(root, location.version, name, FILE).read(first, stop) - np.uint64(location.first_file)
+        files = fact(FILE) - np.uint64(location.first_file)
     reasons = np.zeros(count, np.uint64)
     if name == LEFT_OUT:
-        reasons = _open_fact(root, location.version, name, REASON).read(first, stop)
+        reasons = fact(REASON)
         reasons[np.isin(reasons, COMPARED)] = 0  # comparing the slice's documents gave those, not the slice
-    return _SplitDocuments(split.key.read(first, stop), files, rows, reasons, starts)
+    return _SplitDocuments(fact(KEY), files, rows, reasons, starts)
 
 
 @functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
-def _open_split(root: Store, version: Name, split: Split) -> _OpenSplit:
+def _open_split(root: Store, version: Name, split: Split) -> FlatTokens:
     """A split of a version, which never changes: what is opened once is good for all its slices."""
     store = root / home_key(version, split)
     tokens = open_split(store / split)
     # The entries of documents are kept, as several slices share a chunk; tokens are read once.
     once = replace(store, read_once=True)
     arrays: Any = {of: open_array(once / f"{split}/{of}", TOKEN_ARRAYS[of].dtype) for of in tokens.arrays}
-    return _OpenSplit(replace(tokens, **arrays), *(_open_fact(root, version, split, name) for name in (KEY, ROW)))
+    return replace(tokens, **arrays)
 
 
-@functools.lru_cache(4 * len(ALL_SPLITS) * VERSIONS_OPEN)
+@functools.lru_cache(8 * len(ALL_SPLITS) * VERSIONS_OPEN)
 def _open_fact(root: Store, version: Name, split: Split, name: str) -> StoredArray:
     """A fact of the documents of a split."""
     return open_array(root / fact_key(version, split, name), "uint64")
@@ -268,98 +262,3 @@ def taken(part: InputPart, target: Target) -> Bools:
     if part.seq_count in (0, count):
         return np.full(count, part.seq_count > 0)
     return np.fromfile(Path(target.workspace.staging) / part.choice, bool)
-
-
-GATHERED_TOKENS = 1 << 17
-"""Tokens put into their places at a time, few enough for the processor's cache."""
-OPEN_PARTS = 1 << 14
-SCATTERED_COLUMNS = f"{DOCUMENTS}/columns.parquet"
-PLACE, BUCKET = "place", "bucket"
-"""Arrays of a stored part next to the facts of its documents, which are in the order of their places: these, and where each
-bucket's documents begin.
-"""
-
-
-def gather(tokens: AnyArray, begins: Int64s, lengths: Int64s) -> Iterator[tuple[AnyArray, Int64s]]:
-    """Consecutive runs of *tokens*, in any order, in blocks of whole runs, each with the lengths of its runs."""
-    ends = np.cumsum(lengths)
-    first, done = 0, 0
-    while first < len(lengths):
-        last = max(first + 1, int(np.searchsorted(ends, done + GATHERED_TOKENS, "right")))
-        mine, here = lengths[first:last], begins[first:last]
-        if last == first + 1:
-            yield tokens[here[0] : here[0] + mine[0]], mine
-        else:
-            # place in the gathered block -> place in tokens: each run's begin, and on from there
-            index = np.arange(int(ends[last - 1]) - done)
-            index += np.repeat(here - (ends[first:last] - mine - done), mine)
-            yield tokens[index], mine
-        first, done = last, int(ends[last - 1])
-
-
-@functools.lru_cache(OPEN_PARTS)
-def _open_scattered(path: str) -> tuple[FlatTokens, Read]:
-    """Open a stored part once: the staging has a new name in each attempt, so what is stored there never changes."""
-    store = Store.at(path, read_once=True)
-    return open_split(store), open_facts(store)
-
-
-class _Share(NamedTuple):
-    """A bucket's documents in one stored part: ``first:last``, and where each starts."""
-
-    tokens: FlatTokens
-    read: Read
-    first: int
-    last: int
-    starts: Int64s
-
-
-def _shares_of(bucket: BucketPart, staging: str) -> Iterator[_Share]:
-    for number in range(bucket.stored_parts):
-        tokens, read = _open_scattered(f"{staging}/{bucket.shuffling.directory}/{number}")
-        first, last = map(int, read(BUCKET, bucket.number, bucket.number + 2))
-        if first < last:
-            yield _Share(tokens, read, first, last, tokens.seq_starts.read(first, last + 1).astype(np.int64))
-
-
-def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
-    """A bucket's documents in the order of their places. Their tokens are read into memory once, when they are asked for."""
-    shares = list(_shares_of(bucket, target.workspace.staging))
-
-    def of_shares(name: str) -> UInt64s:
-        return together(share.read(name, share.first, share.last) for share in shares)
-
-    lengths = np.concatenate([*(np.diff(share.starts) for share in shares), np.empty(0, np.int64)])
-    order = np.argsort(of_shares(PLACE))
-    begins = np.cumsum(lengths) - lengths
-
-    def columns(wanted: Int64s) -> pa.RecordBatch:
-        kinds, found = bucket.shuffling.kinds, []
-        for share in shares:
-            kept = Columns.in_one(share.tokens.store, kinds, SCATTERED_COLUMNS, share.tokens.seq_count)
-            found.append(kept.take(np.arange(share.first, share.last), list(kinds)))
-        return joined(found).take(pa.array(order[wanted]))
-
-    def items(name: str) -> Runs:
-        return lambda begins, ends: (
-            block for block, _ in gather(_read_items(shares, bucket.token_count, name), begins, ends - begins)
-        )
-
-    def read(name: str, first: int, stop: int) -> UInt64s:
-        return of_shares(name)[order][first:stop]
-
-    arrays = {name: items(name) for name in TOKEN_ARRAYS if any(name in share.tokens.arrays for share in shares)}
-    return Documents(np.zeros(len(order), np.int8), begins[order], lengths[order], (arrays,), read, columns)
-
-
-def _read_items(shares: list[_Share], count: int, name: str) -> AnyArray:
-    """The items of a token array of all shares, in their order: dtype[count]."""
-    items, at = TOKEN_ARRAYS[name].all_absent(count), 0
-    for share in shares:
-        first, last, array = int(share.starts[0]), int(share.starts[-1]), share.tokens.arrays.get(name)
-        for start in range(first, last, BLOCK_TOKENS):
-            stop = min(start + BLOCK_TOKENS, last)
-            if array is not None:
-                array.read(start, stop, items[at : at + stop - start])
-            at += stop - start
-    return items

@@ -17,8 +17,9 @@ from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
 from tasks.models import TokenShard
 from tasks.output.target import Target
+from tasks.parts.buckets import bucket_documents
 from tasks.parts.documents import Documents
-from tasks.parts.input import bucket_documents, input_documents, published_documents
+from tasks.parts.input import input_documents, published_documents
 from tasks.parts.part import REPEAT, BucketPart, InputPart, Part, Repeats, ShardPart
 from tasks.parts.stored import stored_documents, unfinished_documents
 from tasks.rows import FILE, OF, OF_CHOICE, REASON, ROW, SIMILARITY, SPLIT_KEY, TEXT_BYTES
