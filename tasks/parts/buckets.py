@@ -13,7 +13,8 @@ from flat_tokens.annotations import AnyArray, Int64s, UInt64s
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, joined
 from flat_tokens.keys import together
-from flat_tokens.reader import FlatTokens, open_split
+from flat_tokens.reader import open_split
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target

@@ -18,8 +18,6 @@ import flat_tokens
 import tasks.assemble.write
 import tasks.derive.inputs
 import tasks.derive.shuffle
-import tasks.parts.buckets
-import tasks.parts.input
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
@@ -48,11 +46,11 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 4)
     monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 24)
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
-    monkeypatch.setattr(tasks.parts.input, "WHOLE_BLOCKS", Reads(8, None, whole=True))
-    monkeypatch.setattr(tasks.parts.buckets, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr("tasks.parts.input.WHOLE_BLOCKS", Reads(8, None, whole=True))
+    monkeypatch.setattr("tasks.parts.buckets.BLOCK_TOKENS", 8)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr(tasks.parts.buckets, "GATHERED_TOKENS", 10)
+    monkeypatch.setattr("tasks.parts.buckets.GATHERED_TOKENS", 10)
 
 
 def run(operation: dict[str, Any] | str, inputs: Sequence[Path], output: Path, **settings: Any) -> DerivedResult:
