@@ -23,10 +23,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pytest
-import requests
 
 import flat_tokens
 from flat_tokens.stores.store import Store
@@ -52,8 +51,8 @@ from tests.faults.commands import (
     tried,
 )
 from tests.faults.inject import Child
-from tests.faults.stores import AZURITE, BUCKETS, azurite, container_at, hurry, reach
-from tests.faults.support import write_notes
+from tests.faults.stores import AZURITE, BUCKETS, azurite, hurry, reach
+from tests.faults.support import objects, write_notes
 from tests.processes import until
 from tests.proxy import at_random
 
@@ -166,11 +165,11 @@ class Fault(NamedTuple):
 
 
 class _Shared(ctypes.Structure):
-    """What the processes of a trial tell each other: the ports of proxy and emulator, whose requests are counted and spoiled
+    """What the processes of a trial tell each other: the port of the proxy, whose requests are counted and spoiled
     (0: nobody's as yet), and whether the trial is over.
     """
 
-    _fields_ = (("proxy", ctypes.c_int64), ("server", ctypes.c_int64), ("counted", ctypes.c_int64), ("over", ctypes.c_int64))
+    _fields_ = (("proxy", ctypes.c_int64), ("counted", ctypes.c_int64), ("over", ctypes.c_int64))
 
 
 Work = Callable[[_Shared], Any]
@@ -204,51 +203,15 @@ def serve(protocol: str, content: Content, rule: Rule, shared: _Shared) -> Serve
 
     with pytest.MonkeyPatch.context() as patch, BUCKETS[protocol](patch) as bucket:
         hurry(patch)
-        fill(protocol, bucket.server, content)
+        store = Store.at(bucket.url)
+        for key, data in content.items():
+            store.put(key, data)
         bucket.proxy.spoil, bucket.proxy.kill = spoil, kill
-        shared.server, shared.proxy = (int(url.rpartition(":")[2]) for url in (bucket.server, bucket.proxy.url))
+        shared.proxy = int(bucket.proxy.url.rpartition(":")[2])
         while not shared.over and os.getppid() == parent:
             time.sleep(0.005)
-        return Served(counted, behind, bucket.proxy.faults, content_of(protocol, bucket.server))
-
-
-def session_of(protocol: str) -> requests.Session:
-    """A session with an emulator: that of S3 wants a signature, and does not look at it."""
-    session = requests.Session()
-    if protocol == "s3":
-        credential = "Credential=AKIATEST/20260101/us-east-1/s3/aws4_request"
-        session.headers["Authorization"] = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders=host, Signature=0"
-    return session
-
-
-def fill(protocol: str, server: str, content: Content) -> None:
-    """Put objects into the bucket."""
-    if protocol == "abfs":
-        with container_at(server) as container:
-            for key, data in content.items():
-                container.upload_blob(key, data)
-        return
-    with session_of(protocol) as session:
-        for key, data in content.items():
-            if protocol == "s3":
-                session.put(f"{server}/bucket/{quote(key)}", data).raise_for_status()
-            else:
-                options = {"uploadType": "media", "name": key}
-                session.post(f"{server}/upload/storage/v1/b/bucket/o", data, params=options).raise_for_status()
-
-
-def content_of(protocol: str, server: str) -> Content:
-    """All objects of the bucket."""
-    if protocol == "abfs":
-        with container_at(server) as container:
-            return {key: container.download_blob(key).readall() for key in container.list_blob_names()}
-    with session_of(protocol) as session:
-        if protocol == "s3":
-            keys = re.findall("<Key>(.*?)</Key>", session.get(f"{server}/bucket?list-type=2&max-keys=1000").text)
-            return {key: session.get(f"{server}/bucket/{quote(key)}").content for key in keys}
-        listed = session.get(f"{server}/storage/v1/b/bucket/o").json().get("items", ())
-        base, options = f"{server}/storage/v1/b/bucket/o", {"alt": "media"}
-        return {one["name"]: session.get(f"{base}/{quote(one['name'], safe='')}", params=options).content for one in listed}
+        bucket.proxy.calm()
+        return Served(counted, behind, bucket.proxy.faults, objects(store))
 
 
 class Calm(NamedTuple):
@@ -374,7 +337,7 @@ class StoreBench:
     def _facts(self, shared: _Shared) -> Facts:
         """Every object and file, by name."""
         shared.counted = 0
-        content = content_of(self.protocol, f"http://127.0.0.1:{shared.server}")
+        content = objects(Store.at(f"{self.protocol}://bucket"))
         there = {
             f"store/{key}": fact_of(key, data)
             for key, data in content.items()

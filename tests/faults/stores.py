@@ -93,19 +93,29 @@ class Bucket:
 
 
 @contextlib.contextmanager
+def behind_proxy(monkeypatch: pytest.MonkeyPatch, protocol: str, server: str) -> Iterator[Bucket]:
+    """The bucket of a server, which this process reaches through a proxy."""
+    try:
+        with proxy(server) as between:
+            reach(monkeypatch, protocol, between.url)
+            yield Bucket(f"{protocol}://bucket", between, server)
+    finally:
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
+@contextlib.contextmanager
 def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket on an S3 server."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
     try:
-        requests.put(f"http://{host}:{port}/bucket", timeout=10).raise_for_status()
-        with proxy(f"http://{host}:{port}") as between:
-            reach(monkeypatch, "s3", between.url)
-            yield Bucket("s3://bucket", between, f"http://{host}:{port}")
+        requests.put(f"{address}/bucket", timeout=10).raise_for_status()
+        with behind_proxy(monkeypatch, "s3", address) as bucket:
+            yield bucket
     finally:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10)  # another one here would find the bucket
+        requests.post(f"{address}/moto-api/reset", timeout=10)  # another one here would find the bucket
         server.stop()
 
 
@@ -130,12 +140,10 @@ def gs_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     server._api._httpd.socket.listen(128)  # where more than five ask at once, the others would wait for a second
     try:
         address = f"http://127.0.0.1:{server._api._httpd.server_address[1]}"
-        with proxy(address) as between:
-            between.conditions = True
-            reach(monkeypatch, "gs", between.url)
-            yield Bucket("gs://bucket", between, address)
+        with behind_proxy(monkeypatch, "gs", address) as bucket:
+            bucket.proxy.conditions = True
+            yield bucket
     finally:
-        fsspec.get_filesystem_class("gs").clear_instance_cache()
         server.stop()
 
 
@@ -194,12 +202,8 @@ def az_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         if container.exists():
             container.delete_container()
         container.create_container()
-        try:
-            with proxy(address) as between:
-                reach(monkeypatch, "abfs", between.url)
-                yield Bucket("abfs://bucket", between, address)
-        finally:
-            fsspec.get_filesystem_class("abfs").clear_instance_cache()
+        with behind_proxy(monkeypatch, "abfs", address) as bucket:
+            yield bucket
 
 
 BUCKETS = {"s3": s3_bucket, "gs": gs_bucket, "abfs": az_bucket}

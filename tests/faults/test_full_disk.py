@@ -18,17 +18,10 @@ from tests.faults.support import (
     build_here,
     command,
     run_command,
-    settings_of,
     staged,
     version_digests,
-    write_notes,
 )
 from tests.terminal import Terminal
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 6), slice_bytes=400)
 
 
 def write_config(settings: Settings, directory: Path) -> Path:

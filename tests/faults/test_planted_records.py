@@ -23,11 +23,9 @@ from tests.faults.support import (
     build_here,
     digests,
     receipts,
-    settings_of,
     shards_stay,
     unpublish,
     version_digests,
-    write_notes,
 )
 from tests.refusal import refusal
 
@@ -37,11 +35,6 @@ def planted_record(fuse: Path, key: str) -> bytes:
     payload = base64.b64encode(pickle.dumps(Bomb(fuse))).decode()
     metadata = {"storage_key": key, "expiration": None, "serializer": {"type": "pickle"}, "prefect_version": "3.8.8"}
     return json.dumps({"metadata": metadata, "result": payload}).encode()
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 4), slice_bytes=400)
 
 
 @pytest.fixture

@@ -38,11 +38,6 @@ def together(*several: Settings) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 12), slice_bytes=400)
-
-
 def undisturbed(settings: Settings, root: Path) -> tuple[str, dict[str, str]]:
     result = build_here({**settings, "output": str(root)})
     return result.version, version_digests(root, result.version)
