@@ -250,19 +250,6 @@ def test_inner_chunks_of_the_mmap_layout_can_be_memory_mapped(tmp_path: Path) ->
     assert [google_crc32c.value(row[:-1].tobytes()) for row in words] == words[:, -1].tolist()
 
 
-def test_zstd_frames_are_checksummed(tmp_path: Path) -> None:
-    """In every layout that compresses, also where the metadata cannot say so."""
-    for name, array in ARRAYS:
-        spec = spec_of(name, array)
-        if spec.zstd_level is None:
-            continue
-        write(tmp_path, spec, items_of(spec, 10), f"{name}/{array}")
-        stored = (tmp_path / name / array / spec.object_key(0)).read_bytes()
-        frames = stored.split(b"\x28\xb5\x2f\xfd")[1:]
-        assert len(frames) >= (spec.chunk_length // spec.block_length if spec.block_length else 1)
-        assert all(frame[0] & 0b100 for frame in frames)
-
-
 IN_BLOCKS = [name for name in NAMES if LAYOUTS[name].encoded_tokens.block_length is not None]
 
 

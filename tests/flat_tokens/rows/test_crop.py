@@ -130,17 +130,6 @@ def test_packs_hold_what_the_rule_says(
         assert all(np.array_equal(a, b) for a, b in zip(one.batch(np.arange(len(one))), batch, strict=True))
 
 
-def test_what_does_not_go_with_full_rows_is_refused(tmp_path: Path) -> None:
-    train = written(tmp_path / "d", [3, 4])
-    for settings in ({"split_across_pack": True}, {"too_long": "cut"}, {"pad_to": 2}):
-        with refusal("fit='crop' cuts documents itself"):
-            train.packed_documents(4, fit="crop", **settings)  # type: ignore[arg-type]
-    with refusal("on_crop is 'keep', but fit='best' crops nothing"):
-        train.packed_documents(4, fit="best", on_crop="keep")
-    with refusal("on_crop is 'Keep', but it is one of drop, keep"):
-        train.packed_documents(4, fit="crop", on_crop="Keep")  # type: ignore[arg-type]
-
-
 def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
     train, other = written(tmp_path / "d", [5, 9, 8, 7]), written(tmp_path / "e", [9, 9, 2, 9])
     view = train.packed_documents(8, fit="crop")

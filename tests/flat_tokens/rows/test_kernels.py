@@ -16,7 +16,7 @@ from tests.examples import examples
 from tests.made import write_sequences
 from tests.refusal import refusal
 
-BOS, EOS, PAD = 9001, 9002, 9003
+EOS, PAD = 9002, 9003
 
 
 def written(path: Path, documents: list[list[int]]) -> FlatTokens:
@@ -38,24 +38,6 @@ def test_ends_are_read_from_long_datasets_in_many_places(tmp_path: Path) -> None
     expected = written(tmp_path / "stored", [[0, *document, EOS] for document in documents]).packed(128)
     rows = np.random.default_rng(2).permutation(len(expected))
     assert np.array_equal(plain.batch(rows).encoded, expected.batch(rows).encoded)
-
-
-def test_an_index_with_ends_is_kept_apart(tmp_path: Path) -> None:
-    train = written(tmp_path / "plain", documents_of([5, 3, 0, 8, 2] * 9))
-    for _ in range(2):
-        for ends in ({}, {"eos": EOS}, {"bos": BOS, "eos": EOS}):
-            kept = train.packed_documents(12, cache=tmp_path / "cache", **ends)  # type: ignore[arg-type]
-            made = train.packed_documents(12, **ends)  # type: ignore[arg-type]
-            assert np.array_equal(kept.batch(range(len(kept))).tokens, made.batch(range(len(made))).tokens)
-    assert len(list((tmp_path / "cache").iterdir())) == 3
-
-
-def test_ends_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
-    train = written(tmp_path / "plain", documents_of([5]))
-    with refusal("eos is -1, but token ids are 0 to"):
-        train.packed(4, eos=-1)
-    with refusal(f"bos is {2**31}"):
-        train.documents(4, bos=2**31)
 
 
 # Padding of documents
@@ -82,14 +64,6 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(
     assert np.array_equal(found.labels, np.where(found.tokens == PAD, -100, found.tokens))
     assert (found.cu_seqlens % pad_to == 0).all()
     assert all((sizes % pad_to == 0).all() for sizes in found.seq_lens)
-
-
-def test_padding_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    train = written(tmp_path / "plain", documents_of([5]))
-    with refusal("pad_to is 6, but it is 1 or more, and packs of 16 are a multiple of it"):
-        train.packed_documents(16, pad_to=6)
-    with refusal("leave out split_across_pack"):
-        train.packed_documents(16, pad_to=4, split_across_pack=True)
 
 
 # Batches by length

@@ -22,7 +22,7 @@ import flat_tokens
 from flat_tokens import FlatTokens, LayoutName, TokenBatch, write_dataset
 from flat_tokens.rows import frameworks
 from flat_tokens.rows.loader import digest_of
-from flat_tokens.rows.views import SEQUENCES_AT_A_TIME, DocumentTokens, PackedTokens, block_starts
+from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
 from tests.elsewhere import elsewhere
 from tests.examples import examples
 from tests.made import write_sequences
@@ -201,24 +201,6 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
     assert_rows(train.blocks(block), rows)
 
 
-@given(lengths=st.lists(st.integers(0, 40), max_size=30), block=st.integers(1, 20))
-@examples(50)
-def test_fill_is_the_share_of_the_tokens_that_are_in_a_block(tmp_path: Path, lengths: list[int], block: int) -> None:
-    """Tokens that are in two blocks count once."""
-    view = split_of_lengths(tmp_path, lengths).blocks(block)
-    covered = {token for start in view.starts.tolist() for token in range(start, start + block)}
-    assert view.fill.used == pytest.approx(len(covered) / sum(lengths) if lengths and sum(lengths) else 0)
-
-
-def test_many_documents_in_windows_as_they_are(tmp_path: Path) -> None:
-    """Longer than a window, at the module's own size of it."""
-    lengths = np.random.default_rng(0).geometric(1 / 12, 3 * SEQUENCES_AT_A_TIME) - 1
-    train = split_lengths_quickly(tmp_path, lengths)
-    documents = list(zip((np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), strict=True))
-    for block in (8, 100):
-        assert block_starts(train, block).tolist() == megatron(documents, block)
-
-
 def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", 1 << 10)
     train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
@@ -303,14 +285,6 @@ def test_a_batch_of_no_rows(train: FlatTokens) -> None:
         assert view.__getitems__([]) == []
 
 
-def test_an_empty_split_has_no_rows(tmp_path: Path) -> None:
-    for view in three_views(split(tmp_path, [])):
-        assert len(view) == 0
-        assert list(view) == []
-        with refusal("there are 0", IndexError):
-            view[0]
-
-
 def test_rows_of_a_list_are_parts_of_one_array(train: FlatTokens) -> None:
     for view in three_views(train):
         first, second = view.__getitems__([1, 0])
@@ -352,13 +326,18 @@ class Counted:
 
 @pytest.mark.parametrize("layout", NAMES)
 def test_the_fewest_reads_that_can_do(tmp_path: Path, layout: LayoutName) -> None:
-    """One for a packed row or a block, two for a document (where it is, its tokens), and no more for many at once."""
-    stored = split(tmp_path, [*EXAMPLE, []], layout)
+    """One for a packed row or a block, two for a document or a pack (where it is, its tokens), and no more for many at once. No
+    view is made of tokens.
+    """
+    stored = split(tmp_path, [*EXAMPLE, []] * 20, layout)
     asked = []
     arrays = {name: Counted(getattr(stored, name), asked, name) for name in ("encoded_tokens", "seq_starts")}
     train = dataclasses.replace(stored, **arrays)
     document = ["seq_starts", "encoded_tokens"]
-    for view, reads in ((train.packed(2), document[1:]), (train.blocks(2), document[1:]), (train.documents(2), document)):
+    packs = ({}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"})
+    views = [(view, document) for view in (train.documents(2), *(train.packed_documents(6, **options) for options in packs))]
+    assert set(asked) == {"seq_starts"}
+    for view, reads in ((train.packed(2), document[1:]), (train.blocks(2), document[1:]), *views):
         for read, rows in (
             (view.__getitem__, 1),
             (view.__getitem__, -1),
@@ -471,6 +450,8 @@ def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda train: train.packed(4, eos=-1), "eos is -1, but token ids are 0 to"),
+        (lambda train: train.documents(4, bos=2**31), f"bos is {2**31}"),
         (lambda train: train.packed(0), "length is 0, but a row has at least one token"),
         (lambda train: train.blocks(-3), "length is -3, but"),
         (lambda train: train.documents(0), "max_length is 0, but"),
@@ -505,13 +486,6 @@ def test_a_framework_that_is_not_there(train: FlatTokens, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, framework, None)
     with refusal(f"framework='{framework}' needs .*pip install {framework}", ImportError):
         train.packed(4, framework=framework)
-
-
-def test_fewer_tokens_than_a_row_are_no_rows(train: FlatTokens) -> None:
-    assert len(train.packed(9)) == len(train.blocks(9)) == 0
-
-
-# The reference writer's dataset
 
 
 # torch and jax, each in an interpreter of its own: they start threads, and tests in this one fork
