@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import flat_tokens
-from flat_tokens import TokenBatch
+from flat_tokens import FlatTokens, TokenBatch
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.manifest import manifest_bytes
@@ -111,6 +111,15 @@ _numbers = itertools.count()
 def in_memory(train: Sequences, validation: Sequences = ()) -> str:
     """The URL of a new dataset of these sequences of ids, in memory."""
     return str(write_sequences(f"memory://made-{next(_numbers)}", train, validation))
+
+
+def masked_split(documents: Sequence[Sequence[tuple[int, bool]]], layout: Any = "mmap", masked: bool = True) -> FlatTokens:
+    """Documents in memory, token ids each with whether it counts, with or without their mask."""
+    batch = TokenBatch.from_sequences([[token for token, _ in document] for document in documents])
+    mask = np.array([counts for document in documents for _, counts in document], np.uint8)
+    url = f"memory://masked/{next(_numbers)}"
+    flat_tokens.write_dataset(url, [batch._replace(loss_mask=mask if masked else None)], layout=layout)
+    return flat_tokens.open(url).train
 
 
 def foreign(path: Path, train: Sequences, validation: Sequences = ()) -> Path:

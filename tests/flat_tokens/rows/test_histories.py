@@ -98,18 +98,13 @@ def test_schedules_that_cannot_be_are_refused() -> None:
         Mixture({"a": (Numbers(5), late)}, 4)
 
     class Ragged(Numbers):
-        @property
-        def length(self) -> int:
-            raise AttributeError
-
-        @length.setter
-        def length(self, value: int) -> None: ...
-
         def batch(self, indices: Any) -> Any:
             return {"number": indices}
 
+    ragged = Ragged(5)
+    del ragged.length
     with refusal("rows have one `length`", TypeError):
-        Mixture({"a": (Ragged(5), Schedule([(0, 1)], "token"))}, 4)
+        Mixture({"a": (ragged, Schedule([(0, 1)], "token"))}, 4)
 
 
 def stream(rows: int, seed: int, source: int, count: int) -> list[int]:

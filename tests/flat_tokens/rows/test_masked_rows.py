@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import random
 import sys
 import types
@@ -17,23 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch
 from tests.examples import examples
+from tests.made import masked_split
 
-_numbers = itertools.count()
 Sample = list[tuple[int, bool]]
 """Token ids, each with whether it counts."""
 
 samples = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=12), min_size=1, max_size=12)
-
-
-def stored(sequences: list[Sample], layout: Any = "mmap", masked: bool = True) -> FlatTokens:
-    """The sequences in memory, with or without their mask."""
-    batch = TokenBatch.from_sequences([[token for token, _ in sequence] for sequence in sequences])
-    mask = np.array([counts for sequence in sequences for _, counts in sequence], np.uint8)
-    url = f"memory://masked-rows/{next(_numbers)}"
-    flat_tokens.write_dataset(url, [batch._replace(loss_mask=mask if masked else None)], layout=layout)
-    return flat_tokens.open(url).train
 
 
 DOCUMENTS: list[Sample] = [[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]]
@@ -41,7 +30,7 @@ DOCUMENTS: list[Sample] = [[(5, False), (6, True), (7, True)], [], [(8, False)],
 
 def test_packed_rows() -> None:
     """``loss_mask`` says of each target whether it counts; ``labels`` are the targets, -100 where they do not."""
-    rows = stored(DOCUMENTS).packed(3).batch([0, 1])
+    rows = masked_split(DOCUMENTS).packed(3).batch([0, 1])
     assert rows.loss_mask.tolist() == [[False, True, True], [False, True, False]]
     assert rows.loss_mask.dtype == bool
     assert rows["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
@@ -51,7 +40,7 @@ def test_packed_rows() -> None:
 
 
 def test_packs_of_documents() -> None:
-    rows = stored(DOCUMENTS).packed_documents(4).batch([0, 1])
+    rows = masked_split(DOCUMENTS).packed_documents(4).batch([0, 1])
     assert rows.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
     assert rows.labels.tolist() == [[-100, 6, 7, -100], [9, -100, -100, -100]]
     assert rows["loss_mask"].tolist() == [[False, True, True, False], [True, False, False, False]]
@@ -59,14 +48,14 @@ def test_packs_of_documents() -> None:
 
 def test_an_end_of_text_token_counts_as_the_one_before_it() -> None:
     """No first token counts, and nothing of an empty document."""
-    row = stored(DOCUMENTS).packed(14, bos=1, eos=2)[0]
+    row = masked_split(DOCUMENTS).packed(14, bos=1, eos=2)[0]
     assert row.targets.tolist() == [1, 5, 6, 7, 2, 1, 2, 1, 8, 2, 1, 9, 10, 2]
     assert row.labels.tolist() == [-100, -100, 6, 7, 2, -100, -100, -100, -100, -100, -100, 9, -100, -100]
 
 
 def test_rows_without_a_mask_count_whole() -> None:
     """Their fields are what they were; with ``loss_mask=True`` they have the mask of tokens that all count."""
-    train = stored(DOCUMENTS, masked=False)
+    train = masked_split(DOCUMENTS, masked=False)
     assert train.packed(3)[0].keys() == ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
     packed = train.packed(3, loss_mask=True)
     assert packed[0].loss_mask.tolist() == [True, True, True]
@@ -80,7 +69,7 @@ def test_rows_without_a_mask_count_whole() -> None:
 
 
 def test_sources_with_and_without_masks_mix() -> None:
-    views = {name: stored(DOCUMENTS, masked=name == "a").packed(2, loss_mask=True) for name in "ab"}
+    views = {name: masked_split(DOCUMENTS, masked=name == "a").packed(2, loss_mask=True) for name in "ab"}
     mixture = flat_tokens.Mixture({name: (view, 1) for name, view in views.items()}, 4, seed=1)
     batch = mixture[0]
     for row, source in zip(range(4), batch.source, strict=True):
@@ -97,7 +86,7 @@ def test_sources_with_and_without_masks_mix() -> None:
 @examples(60)
 def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: int, layout: str, ends: dict[str, int]) -> None:
     """One by one and together, of all views."""
-    train = stored(sequences, layout)
+    train = masked_split(sequences, layout)
     closed = [
         [*([(1, False)] if "bos" in ends else []), *one, *([(2, bool(one) and one[-1][1])] if "eos" in ends else [])]
         for one in sequences
@@ -116,7 +105,7 @@ def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: i
 
 @pytest.mark.parametrize("framework", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("torch", "jax")])
 def test_frameworks_give_the_same_labels(framework: Any) -> None:
-    train = stored(DOCUMENTS)
+    train = masked_split(DOCUMENTS)
     for view in (train.packed(3, framework=framework), train.documents(3, framework=framework)):
         rows = view.batch([0, 1])
         assert np.asarray(rows.labels).tolist()[0] == [-100, 6, 7]
@@ -154,7 +143,7 @@ def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_p
             [(draw.randrange(1, 100), draw.random() < 0.5) for _ in range(draw.randrange(1, longest + 1))]
             for _ in range(draw.randrange(1, 12))
         ]
-        train = stored(sequences)
+        train = masked_split(sequences)
         labelled = [
             {"tokens": [token for token, _ in one], "labels": [token if counts else -100 for token, counts in one]}
             for one in sequences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch
+from flat_tokens import BucketedLoader, Ledger, Mixture, ShuffledLoader
 from flat_tokens.rows import virtual
 from tests.examples import examples
-from tests.made import write_sequences
+from tests.made import masked_split, write_sequences
 from tests.refusal import refusal
 
-_numbers = itertools.count()
 Document = list[tuple[int, bool]]
 """Token ids, each with whether it counts."""
 
 documents = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=8), min_size=1, max_size=12)
 DOCUMENTS: list[Document] = [[(5, True), (6, True), (7, True)], [], [(8, True)], [(9, True), (10, True)], [(11, True)]]
-
-
-def stored(chosen: list[Document], layout: Any = "mmap", masked: bool = False) -> FlatTokens:
-    """The documents in memory, with or without their mask."""
-    batch = TokenBatch.from_sequences([[token for token, _ in document] for document in chosen])
-    mask = np.array([counts for document in chosen for _, counts in document], np.uint8)
-    url = f"memory://selection/{next(_numbers)}"
-    flat_tokens.write_dataset(url, [batch._replace(loss_mask=mask if masked else None)], layout=layout)
-    return flat_tokens.open(url).train
 
 
 def same(found: Any, expected: Any) -> None:
@@ -44,7 +33,7 @@ def same(found: Any, expected: Any) -> None:
 
 def test_a_selection_is_a_split_of_its_documents() -> None:
     """In the order of the indices; one that is named twice is there twice."""
-    train = stored(DOCUMENTS)
+    train = masked_split(DOCUMENTS, masked=False)
     chosen = train.select(indices=[3, 0, 1, 3])
     assert [chosen.sequence(i).tolist() for i in range(-1, 4)] == [[9, 10], [9, 10], [5, 6, 7], [], [9, 10]]
     assert (chosen.seq_count, chosen.token_count, chosen.max_token_id) == (4, 7, 11)
@@ -58,22 +47,22 @@ def test_a_selection_is_a_split_of_its_documents() -> None:
 
 
 def test_a_selection_of_a_selection_is_one_of_the_split() -> None:
-    chosen = stored(DOCUMENTS).select(indices=np.array([4, 3, 0], np.uint16)).select(indices=[2, 0])
+    chosen = masked_split(DOCUMENTS, masked=False).select(indices=np.array([4, 3, 0], np.uint16)).select(indices=[2, 0])
     assert chosen.numbers.tolist() == [0, 4]
     assert chosen.packed(4)[0].targets.tolist() == [5, 6, 7, 11]
 
 
 def test_nothing_selected_is_an_empty_split() -> None:
-    chosen = stored(DOCUMENTS).select(indices=[])
+    chosen = masked_split(DOCUMENTS, masked=False).select(indices=[])
     assert (chosen.seq_count, chosen.token_count) == (0, 0)
     assert [len(view) for view in (chosen.packed(2), chosen.documents(2), chosen.blocks(2), chosen.packed_documents(2))] == [
         0
     ] * 4
-    assert stored(DOCUMENTS).select(indices=[1]).packed(1, eos=3)[0].targets.tolist() == [3]
+    assert masked_split(DOCUMENTS, masked=False).select(indices=[1]).packed(1, eos=3)[0].targets.tolist() == [3]
 
 
 def test_wrong_indices_are_refused() -> None:
-    train = stored(DOCUMENTS)
+    train = masked_split(DOCUMENTS, masked=False)
     for indices in ([5], [-1, 0]):
         with refusal(f"there is no sequence {indices[0]}; there are 5", IndexError):
             train.select(indices=indices)
@@ -86,7 +75,7 @@ def test_wrong_indices_are_refused() -> None:
 
 def test_the_callers_indices_may_change_later() -> None:
     mine = np.array([0, 2])
-    chosen = stored(DOCUMENTS).select(indices=mine)
+    chosen = masked_split(DOCUMENTS, masked=False).select(indices=mine)
     mine[:] = 3
     assert chosen.numbers.tolist() == [0, 2]
     with refusal("read-only"):
@@ -109,8 +98,8 @@ def test_rows_are_those_of_a_dataset_of_the_documents(
     length = data.draw(st.integers(1, 9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(virtual, "DENSE", data.draw(st.sampled_from([0, 8])))
-        chosen = stored(all_of_them, layout, masked).select(indices=indices)
-    written = stored([all_of_them[i] for i in indices], layout, masked)
+        chosen = masked_split(all_of_them, layout, masked).select(indices=indices)
+    written = masked_split([all_of_them[i] for i in indices], layout, masked)
     for rows in ("packed", "documents", "blocks"):
         found, expected = (getattr(split, rows)(length, **ends) for split in (chosen, written))
         assert len(found) == len(expected)
@@ -127,9 +116,12 @@ def test_rows_are_those_of_a_dataset_of_the_documents(
 
 
 def test_loaders_and_mixtures_take_selections() -> None:
-    train = stored([[(10 * i + j, True) for j in range(i % 4 + 1)] for i in range(1, 40)])
+    train = masked_split([[(10 * i + j, True) for j in range(i % 4 + 1)] for i in range(1, 40)], masked=False)
     indices = np.arange(38, -1, -2)
-    chosen, written = train.select(indices=indices), stored([[(int(t), True) for t in train.sequence(i)] for i in indices])
+    chosen, written = (
+        train.select(indices=indices),
+        masked_split([[(int(t), True) for t in train.sequence(i)] for i in indices], masked=False),
+    )
     for split in (chosen, pickle.loads(pickle.dumps(chosen))):
         loaders = [ShuffledLoader(one.packed(8), 2, seed=3) for one in (split, written)]
         assert [loaders[0].digest(step) for step in range(len(loaders[0]))] == [
