@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flat_tokens
 from tests.examples import examples
 from tests.flat_tokens.rows.test_crop import written
+from tests.made import in_memory
 from tests.refusal import refusal
 
 needs_torch = pytest.mark.needs("torch")
 needs_jax = pytest.mark.needs("jax")
 
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any)
 VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed", {}),
     ("packed", {"bos": 7}),
@@ -48,64 +52,79 @@ def dense(batch: Any) -> np.ndarray[Any, Any]:
     return attends
 
 
-def bounds_of(attends: np.ndarray[Any, Any], batch: Any) -> list[int]:
+def bounds_of(batch: Any) -> list[int]:
     """Places where a token does not attend to the one before; padding of a pack counts as one segment."""
     ids = batch.document_ids if hasattr(batch, "document_ids") else np.cumsum(batch.is_seq_start, axis=-1)
     (row,) = ids
     return [0, *(k for k in range(1, len(row)) if row[k] != row[k - 1]), len(row)]
 
 
-@needs_torch
-@given(
-    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any),
-    length=st.integers(2, 24),
-    block_size=st.integers(1, 9),
-    kind=st.integers(0, len(VIEWS) - 1),
-)
-@examples(150)
-def test_masks_are_the_dense_one(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], length: int, block_size: int, kind: int
-) -> None:
-    import torch
-    from torch.nn.attention.flex_attention import create_mask
-
-    name, settings = VIEWS[kind]
-    view = getattr(written(tmp_path_factory.mktemp("attention") / "d", lengths), name)(length, **settings)
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Any, Any, Any]:
+    """A view, three of its rows, and the same view of torch tensors. None for a view without rows."""
+    name, settings = draw(st.sampled_from(VIEWS))
+    length, url = draw(st.integers(2, 24)), in_memory([[d + 1] * size for d, size in enumerate(draw(LENGTHS))])
+    view = getattr(flat_tokens.open(url).train, name)(length, **settings)
     if not len(view):
+        return view, None, None
+    as_torch = {key: value for key, value in settings.items() if key != "bos"}
+    return view, np.random.default_rng(0).integers(0, len(view), 3), partial(getattr(view.tokens, name), length, **as_torch)
+
+
+@given(batches())
+@examples(150)
+def test_masks_and_bounds_are_the_dense_one(drawn: tuple[Any, Any, Any]) -> None:
+    view, numbers, _ = drawn
+    if numbers is None:
         return
-    numbers = np.random.default_rng(0).integers(0, len(view), 3)
-    batch = view.batch(numbers)
+    batch, row = view.batch(numbers), view[int(numbers[0])]
     expected = dense(batch)
+    length = expected.shape[-1]
     assert np.array_equal(batch.mask(), expected)
-    as_torch = getattr(view.tokens, name)(
-        length, **{key: value for key, value in settings.items() if key != "bos"}, framework="torch"
-    )
-    for one in (batch, as_torch.batch(numbers)):
-        assert np.array_equal(create_mask(one.mask_mod, 3, 1, length, length, device="cpu")[:, 0].numpy(), expected)
-        made = one.block_mask(block_size)
-        assert made.shape == (3, 1, length, length)
-        assert np.array_equal(_by_blocks(made, expected, block_size), expected)
-    row = view[int(numbers[0])]
     assert np.array_equal(row.mask(), expected[0])
-    assert np.array_equal(create_mask(row.mask_mod, 1, 1, length, length, device="cpu")[0, 0].numpy(), expected[0])
-    bounds = [bounds_of(expected[k : k + 1], view.batch(numbers[k : k + 1])) for k in range(3)]
+    if hasattr(batch, "document_ids"):
+        same = batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
+        assert np.array_equal(batch.mask(causal_padding=True), same & np.tri(length, dtype=bool))
+        assert [sizes[sizes > 0].tolist() for sizes in batch.seq_lens] == [
+            np.diff(bounds_of(view.batch(numbers[k : k + 1]))).tolist() for k in range(3)
+        ]
+    bounds = [bounds_of(view.batch(numbers[k : k + 1])) for k in range(3)]
     whole = [0, *(k * length + bound for k, its in enumerate(bounds) for bound in its[1:])]
     assert batch.cu_seqlens.tolist() == whole
     assert batch.max_seqlen == max(np.diff(whole))
     most = max(map(len, bounds))
-    for count in {most, most + 3, length + 1, length + 5}:
-        if count < most:
-            continue
+    for count in (most, most + 3, length + 1 + most):
         padded = batch.padded_cu_seqlens(count)
         assert padded.dtype == np.int32
         assert padded.tolist() == [its + [length] * (count - len(its)) for its in bounds]
         assert row.padded_cu_seqlens(count).tolist() == padded[0].tolist()
-        assert as_torch.batch(numbers).padded_cu_seqlens(count).tolist() == padded.tolist()
-        assert as_torch.batch(numbers).padded_cu_seqlens(count).dtype == torch.int32
     assert batch.padded_cu_seqlens().shape == (3, length + 1)
     if most > 2:
         with refusal(f"a row has {most} bounds of segments. Take count={most}"):
             batch.padded_cu_seqlens(most - 1)
+
+
+@needs_torch
+@given(batches(), st.integers(1, 9))
+@examples(150)
+def test_masks_of_torch_are_the_dense_one(drawn: tuple[Any, Any, Any], block_size: int) -> None:
+    import torch
+    from torch.nn.attention.flex_attention import create_mask
+
+    view, numbers, as_torch = drawn
+    if numbers is None:
+        return
+    batch, tensors, row = view.batch(numbers), as_torch(framework="torch").batch(numbers), view[int(numbers[0])]
+    expected = dense(batch)
+    length = expected.shape[-1]
+    for one in (batch, tensors):
+        assert np.array_equal(create_mask(one.mask_mod, 3, 1, length, length, device="cpu")[:, 0].numpy(), expected)
+        made = one.block_mask(block_size)
+        assert made.shape == (3, 1, length, length)
+        assert np.array_equal(_by_blocks(made, expected, block_size), expected)
+    assert np.array_equal(create_mask(row.mask_mod, 1, 1, length, length, device="cpu")[0, 0].numpy(), expected[0])
+    assert tensors.padded_cu_seqlens().tolist() == batch.padded_cu_seqlens().tolist()
+    assert tensors.padded_cu_seqlens().dtype == torch.int32
 
 
 def _by_blocks(made: Any, expected: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:

@@ -402,33 +402,6 @@ def test_an_index_takes_memory_for_its_result_alone() -> None:
     assert peak(too_long="cut") < 2 * 8 * 50_000 + window
 
 
-# Attention
-
-
-@given(packings(longest=2), st.sampled_from(["greedy", "best"]))
-@examples(60)
-def test_masks_and_segments_follow_the_documents(sizes: tuple[list[int], int], fit: Any) -> None:
-    lengths, length = sizes
-    view = in_memory(lengths).packed_documents(length, split_across_pack=True, fit=fit)
-    batch = view.batch(range(len(view)))
-    assert batch.mask().tolist() == [pack.mask().tolist() for pack in view]
-    edges, longest = [0], 0
-    for pack in view:
-        seq_lens, ids = pack.seq_lens.tolist(), pack.document_ids.tolist()
-        assert sum(seq_lens) == length
-        wanted = [[q == k or (ids[q] == ids[k] != -1 and k <= q) for k in range(length)] for q in range(length)]
-        assert pack.mask().tolist() == wanted
-        causal = [[ids[q] == ids[k] and k <= q for k in range(length)] for q in range(length)]
-        assert pack.mask(causal_padding=True).tolist() == causal
-        sizes_here = [n for n in seq_lens if n]
-        assert pack.cu_seqlens.tolist() == [0, *itertools.accumulate(sizes_here)]
-        assert pack.max_seqlen == max(sizes_here)
-        edges += [edges[-1] + n for n in itertools.accumulate(sizes_here)]
-        longest = max(longest, *sizes_here)
-    assert batch.cu_seqlens.tolist() == edges
-    assert batch.max_seqlen == longest
-
-
 # torch and jax
 
 
