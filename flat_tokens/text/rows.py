@@ -298,12 +298,13 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
         return values.cast(pa.float64())
     if is_text(kind):
         return as_unicode(values)[0]
-    if types.is_timestamp(kind):
-        written = pa.compute.replace_substring(values.cast(pa.timestamp(kind.unit)).cast(pa.large_string()), " ", "T")
+    if types.is_temporal(kind) and not types.is_duration(kind) and not types.is_interval(kind):
+        written = (values.cast(pa.timestamp(kind.unit)) if types.is_timestamp(kind) else values).cast(pa.large_string())
+        if pa.compute.any(pa.compute.starts_with(written, "<")).as_py():  # Arrow's text for what is in no calendar
+            raise ValueError(f"{file}: column {name!r} has a {kind} that is out of range. {kept.REMEDY}")
+        written = pa.compute.replace_substring(written, " ", "T")
         zone, nothing = (pa.scalar(text, pa.large_string()) for text in ("Z", ""))
-        return written if kind.tz is None else pa.compute.binary_join_element_wise(written, zone, nothing)
-    if types.is_date(kind) or types.is_time(kind):
-        return values.cast(pa.large_string())
+        return pa.compute.binary_join_element_wise(written, zone, nothing) if getattr(kind, "tz", None) else written
     raise ValueError(
         f"{file}: column {name!r} is {kind}; kept are text, numbers, truth values, dates and times. Leave it out of "
         "source.keep_columns."

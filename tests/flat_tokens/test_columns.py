@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -255,3 +256,9 @@ def test_decimals_that_float64_does_not_have_are_refused() -> None:
     for value in (Decimal((1 << 53) + 1), Decimal("9007199254740992.5")):
         with refusal(rf"^x.parquet: column 'v' is float64 here, which does not have its value {value}"):
             as_kept(pa.array([value, Decimal(0)], pa.decimal128(38, 1)), "v", "x.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.timestamp("ms", "UTC"), pa.date64()])
+def test_times_that_are_in_no_calendar_are_refused(kind: pa.DataType) -> None:
+    with refusal(rf"^x.parquet: column 'v' has a {re.escape(str(kind))} that is out of range. Write its values as text"):
+        as_kept(pa.array([0, 1 << 62]).view(kind), "v", "x.parquet")
