@@ -108,6 +108,8 @@ def _records(file: TextFile, start: int, stop: int) -> Iterator[Record]:
             begin = 0
             if len(record.headers) > HEADERS:
                 raise refused(f"it has {len(record.headers):,} headers, and {HEADERS} are read at most")
+            if any("\nWARC/" in value for value in record.headers.values()):
+                raise refused("its headers end in a line feed alone, so that the next record looks like one of them")
             if not re.fullmatch("[0-9]{1,19}", said):
                 raise refused(f"its Content-Length is {said[:40]!r}" if said else "it has no Content-Length")
             if length != int(said):  # fastwarc knows none by a name in small letters

@@ -193,6 +193,7 @@ GOOD = conversion(1, b"text")
         (b"Content-Length: 4", b"content-length: 9", "it has 9 bytes, and the file ends after 8 of them"),
         (b": 4", b": 4x", "its Content-Length is '4x'"),
         (b"\r\n", b"\n", "it has no Content-Length"),
+        (GOOD, GOOD.replace(b"\r\n", b"\n") + GOOD, "its headers end in a line feed alone"),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path: Path, old: bytes, new: bytes, words: str) -> None:
