@@ -102,7 +102,7 @@ SABOTAGES = (
         "tasks/parts/stored.py",
         '            if f"{BLAKE3}{digest.hexdigest()}" != location.of(split).digests.get(name):\n',
         "            if False:\n",
-        f"{SINK}::test_damage_is_found",
+        f"{STREAMED}::test_slices_whose_tokens_are_damaged_are_tokenized_again",
     ),
     Sabotage(
         "the digests of a shard's objects are not looked at",
