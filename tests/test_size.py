@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,11 @@ from tests.size import code_tokens, faults
         ("x = '''two\nlines'''\n", 3),
     ],
 )
-def test_code_tokens(source: str, count: int) -> None:
+def test_code_tokens(source, count):
     assert code_tokens(source) == count
 
 
-def test_more_than_the_ceiling_is_a_fault(tmp_path: Path) -> None:
+def test_more_than_the_ceiling_is_a_fault(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text("x = 1\n")
     (tmp_path / "a.py").write_text("x = 1 + 1\n")
@@ -34,7 +33,7 @@ def test_more_than_the_ceiling_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path) == ["tests has 3 code tokens; its ceiling in pyproject.toml is 2. Remove as much as you add."]
 
 
-def test_a_folder_of_more_than_15_modules_is_a_fault(tmp_path: Path) -> None:
+def test_a_folder_of_more_than_15_modules_is_a_fault(tmp_path):
     """The file that makes it a package is not counted, nor are folders of tests."""
     for name in ("__init__", *map("m{}".format, range(16))):
         for folder in ("full", "tests/full"):

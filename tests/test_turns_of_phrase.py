@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import words
@@ -25,7 +23,7 @@ from tests import words
         ("a.md", "It was told. <!-- plain: a quotation -->\n", []),
     ],
 )
-def test_turns_of_phrase(name: str, text: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_of_phrase(name, text, found, tmp_path, monkeypatch):
     (tmp_path / name).write_text(text)
     monkeypatch.setattr(words, "ROOT", tmp_path)
     faults = list(words.faults([tmp_path / name]))

@@ -17,5 +17,5 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["stories.parquet", "notes.jsonl", "tokenizer.json"])
-def test_a_file_is_written_anew_byte_for_byte(written: Path, name: str) -> None:
+def test_a_file_is_written_anew_byte_for_byte(written, name):
     assert (written / name).read_bytes() == (DEMO / name).read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -49,9 +48,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         *(pytest.param("worker", stage, marks=pytest.mark.nightly) for stage in ("download", "split", "finalize")),
     ],
 )
-def test_a_run_survives_its_worker_and_a_worker_says_how_its_run_ended(
-    workers: Pool, killed: str, stage: str, tmp_path: Path
-) -> None:
+def test_a_run_survives_its_worker_and_a_worker_says_how_its_run_ended(workers, killed, stage, tmp_path):
     held = tmp_path / stage
     worker = workers.work(f"{killed}-{stage}", "flat-tokens", PYTHONPATH=str(workers.home), HELD=str(held))
     source = {"path": str(workers.home / "lines.txt"), "document_separator": "\n"}

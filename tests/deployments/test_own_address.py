@@ -8,7 +8,6 @@ import shlex
 import socket
 import stat
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,24 +87,24 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("headers", OWN)
-def test_its_own_address_and_its_own_pages_are_answered(headers: str) -> None:
+def test_its_own_address_and_its_own_pages_are_answered(headers):
     assert answer("http", headers) == 200
     assert answer("websocket", headers) == "websocket.accept"
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_other_names_and_other_pages_are_refused(headers: str) -> None:
+def test_other_names_and_other_pages_are_refused(headers):
     """Whatever the path: the name of another site may lead to this machine, and its pages then share that name (rebinding)."""
     assert answer("http", headers) == 403
     assert answer("websocket", headers) == "websocket.close"
 
 
-def test_browsers_leave_out_port_80() -> None:
+def test_browsers_leave_out_port_80():
     assert answer("http", "Host: localhost, Origin: http://localhost", 80) == 200
     assert answer("http", "Host: localhost:4200", 80) == 403
 
 
-def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path: Path) -> None:
+def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path):
     one, other = tmp_path / "new/secret", tmp_path / "secret"
     before = os.umask(0)
     try:
@@ -120,7 +119,7 @@ def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o604])
-def test_a_secret_that_other_users_may_know_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_a_secret_that_other_users_may_know_is_not_used(tmp_path, mode):
     path = tmp_path / "secret"
     secret_in(path)
     path.chmod(mode)
@@ -129,7 +128,7 @@ def test_a_secret_that_other_users_may_know_is_not_used(tmp_path: Path, mode: in
 
 
 @pytest.mark.parametrize("text", ["", "\n", "admin:short\n", "admin:ein-längeres-geheimnis\n"])
-def test_a_secret_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
+def test_a_secret_that_is_none_is_not_used(tmp_path, text):
     """With an empty one Prefect would let everybody in."""
     path = tmp_path / "secret"
     path.touch(mode=0o600)
@@ -139,7 +138,7 @@ def test_a_secret_that_is_none_is_not_used(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(family: socket.AddressFamily) -> None:
+def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(family):
     """Or a browser at http://localhost would tell the secret to whoever listens at the other one."""
     try:
         taken = socket.create_server(("127.0.0.1" if family == socket.AF_INET else "::1", 0), family=family)
@@ -155,13 +154,13 @@ def test_a_port_that_somebody_has_by_either_name_of_this_machine_is_refused(fami
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_a_number_that_is_no_port_is_told(port: int) -> None:
+def test_a_number_that_is_no_port_is_told(port):
     with refusal(f"There is no port {port}"):
         listen(port)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o705, 0o701, 0o710, 0o770])
-def test_a_home_that_others_may_enter_is_refused_with_the_command_that_closes_it(tmp_path: Path, mode: int) -> None:
+def test_a_home_that_others_may_enter_is_refused_with_the_command_that_closes_it(tmp_path, mode):
     """The database in it has the secrets of blocks, and the key to them."""
     home = tmp_path / "a home"
     home.mkdir()
@@ -177,7 +176,7 @@ def test_a_home_that_others_may_enter_is_refused_with_the_command_that_closes_it
     assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("prefect.db", "prefect.db-wal")} == {0o600}
 
 
-def test_a_home_that_is_not_there_is_made_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_home_that_is_not_there_is_made_for_its_user_alone(tmp_path):
     before = os.umask(0)
     try:
         assert stat.S_IMODE(private_home(tmp_path / "new").stat().st_mode) == 0o700

@@ -70,7 +70,7 @@ def schema_of(name: str) -> dict[str, Any]:
     return run_form(load_flow(DEPLOYMENTS[name]))
 
 
-def test_the_deployments_that_there_are() -> None:
+def test_the_deployments_that_there_are():
     assert set(DEPLOYMENTS) == {
         "approve",
         "build",
@@ -94,7 +94,7 @@ def test_the_deployments_that_there_are() -> None:
     assert DEPLOYMENTS["refresh"]["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 
-def test_no_file_beside_a_flow_has_the_name_of_a_package() -> None:
+def test_no_file_beside_a_flow_has_the_name_of_a_package():
     """Prefect puts a flow's own directory first on the path: ``flows/datasets.py`` would be what ``import datasets`` finds."""
     there = {path.stem for directory in ("flows", "deployments") for path in (CHECKOUT / directory).glob("*.py")}
     assert "build" in there
@@ -102,7 +102,7 @@ def test_no_file_beside_a_flow_has_the_name_of_a_package() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_loads_every_entrypoint() -> None:
+def test_a_worker_loads_every_entrypoint():
     """By its path, in the checkout, with nothing of it installed; and no placeholder where that fails."""
     entrypoints = [deployment["entrypoint"] for deployment in DEPLOYMENTS.values()]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -138,14 +138,14 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_no_result_of_a_flow_has_a_field_named_keys(name: str) -> None:
+def test_no_result_of_a_flow_has_a_field_named_keys(name):
     """Prefect looks for futures in ``dict(result)``, which takes anything with ``keys`` for a mapping: the run would fail."""
     result = get_type_hints(load_flow(DEPLOYMENTS[name]).fn)["return"]
     assert [model.__name__ for model in models_in(result) if "keys" in model.model_fields] == []
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_every_field_of_a_run_form_has_help(name: str) -> None:
+def test_every_field_of_a_run_form_has_help(name):
     """In words, without marks of reStructuredText, which the form would show as they are."""
     schema = schema_of(name)
     fields = dict(properties(schema))
@@ -157,7 +157,7 @@ def test_every_field_of_a_run_form_has_help(name: str) -> None:
     assert [text for text in shown if "``" in text] == []
 
 
-def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
+def test_the_form_of_a_build_shows_choices_defaults_and_bounds():
     schema = schema_of("build")
     fields = dict(properties(schema))
 
@@ -191,13 +191,13 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds() -> None:
     assert list(schema["definitions"]["Source"]["properties"])[:3] == ["path", "hub", "text_column"]
 
 
-def test_the_form_of_an_export_lists_the_formats() -> None:
+def test_the_form_of_an_export_lists_the_formats():
     formats = dict(properties(schema_of("export")))["format"]["enum"]
     assert {"megatron", "modalities", "nanogpt", "mds"} <= set(formats)
 
 
 @pytest.mark.parametrize("path", DATASETS, ids=[path.stem for path in DATASETS])
-def test_dataset_configurations_are_valid(path: Path) -> None:
+def test_dataset_configurations_are_valid(path):
     """As they are in the file, and as the parameters of a deployment."""
     config = read_config(path, [])
     assert config.name == path.stem
@@ -206,7 +206,7 @@ def test_dataset_configurations_are_valid(path: Path) -> None:
     assert BuildConfig.model_validate(json.loads(json.dumps(deployment["parameters"]["config"]))) == with_absolute_paths(config)
 
 
-def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path, monkeypatch):
     """A worker runs the flow in the checkout's directory."""
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "set.yaml").write_text(
@@ -224,7 +224,7 @@ def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path: P
 
 
 @on_prefect_server
-def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path):
     """The deployments of prefect.yaml and those that people have made stay."""
     names = [f"{letter}-{uuid4().hex[:8]}" for letter in "ab"]
     first, second = (tmp_path / name for name in names)
@@ -250,7 +250,7 @@ def test_a_dataset_that_is_not_named_goes_on_or_is_taken_off(tmp_path: Path) -> 
 
 
 @on_prefect_server
-def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Path) -> None:
+def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path):
     """Also where it was due already; those that people have started keep theirs."""
     name = f"refresh-dataset/waiting-{uuid4().hex[:8]}"
 
@@ -288,7 +288,7 @@ def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path: Pa
         assert ("right", True) in outputs()
 
 
-def test_each_dataset_gets_a_refresh_of_its_own() -> None:
+def test_each_dataset_gets_a_refresh_of_its_own():
     when = {"cron": "30 4 * * 1", "timezone": "Europe/Paris"}
     made = wanted(options(*DATASETS, cron=when["cron"], timezone=when["timezone"], keep=3))[len(DEPLOYMENTS) :]
     assert [one["name"] for one in made] == [path.stem for path in DATASETS]
@@ -317,9 +317,7 @@ ONE = DATASETS[:1]
         ([Path("refresh.yaml")], {}, "a dataset is named 'refresh', as a deployment"),  # it would take its place
     ],
 )
-def test_what_cannot_be_registered_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets: list[Path], given: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_registered_is_refused(tmp_path, monkeypatch, datasets, given, message):
     monkeypatch.chdir(tmp_path)
     Path("refresh.yaml").write_text("name: refresh\noutput: out\nsource: {path: in}\ntokenizer: bytes\n")
     with refusal(message):
@@ -334,9 +332,7 @@ def test_what_cannot_be_registered_is_refused(
         (["--every", "5", "--cron", "0 3 * * *"], "not allowed with argument"),
     ],
 )
-def test_numbers_and_contradictions_are_told_by_the_command_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_and_contradictions_are_told_by_the_command_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         command_line("").parse_args(arguments)
     assert stopped.value.code == 2
@@ -351,7 +347,7 @@ def test_numbers_and_contradictions_are_told_by_the_command_line(
         ("http://127.0.0.1:9/api", "PREFECT_API_URL=http://127.0.0.1:9/api does not answer"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path: Path, url: str | None, words: str) -> None:
+def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path, url, words):
     """Where none is named, Prefect would start one for itself, register everything with it, and stop it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_HOME": str(tmp_path), **({"PREFECT_API_URL": url} if url else {})}
@@ -372,7 +368,7 @@ AT_THREE = CronSchedule(cron="0 3 * * *", timezone="Europe/Paris")
 AT_FOUR = CronSchedule(cron="0 4 * * *", timezone="Europe/Paris")
 
 
-def test_schedules_are_registered_once_and_what_people_did_with_them_stays() -> None:
+def test_schedules_are_registered_once_and_what_people_did_with_them_stays():
     (first,) = schedules_of([NIGHTLY], [])
     assert (first.schedule, first.active, first.slug) == (AT_THREE, True, f"{SLUG}-0")
 
@@ -388,7 +384,7 @@ def test_schedules_are_registered_once_and_what_people_did_with_them_stays() -> 
     assert [one.schedule for one in schedules_of([], [added, paused])] == [AT_FOUR]
 
 
-def test_an_interval_goes_on_from_where_it_began() -> None:
+def test_an_interval_goes_on_from_where_it_began():
     """A service that is started anew each day would never come to a refresh that is due every two."""
     every, longer = ({"interval": seconds, "timezone": "UTC"} for seconds in (172_800, 604_800))
     (first,) = schedules_of([every], [])
@@ -400,7 +396,7 @@ def test_an_interval_goes_on_from_where_it_began() -> None:
     assert (other.schedule.interval, other.schedule.anchor_date > before.schedule.anchor_date) == (timedelta(days=7), True)  # type: ignore[union-attr]
 
 
-def test_what_is_paused_and_a_name_that_two_datasets_share_is_told() -> None:
+def test_what_is_paused_and_a_name_that_two_datasets_share_is_told():
     before = DeploymentResponse(name="d", flow_id=uuid4(), parameters={"config": {"output": "/out/a"}})
     assert list(remarks(before, {"config": {"output": "/out/a"}}, [])) == []
     assert list(remarks(None, {"config": {"output": "/out/b"}}, [])) == []
@@ -412,7 +408,7 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> None:
+def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name):
     faults = jsonschema.Draft202012Validator(schema_of(name)).iter_errors({"grace": 1})
     assert ["'grace' was unexpected" in fault.message for fault in faults if fault.validator == "additionalProperties"] == [True]
 
@@ -429,7 +425,7 @@ def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name: str) -> N
         {"stream_output": True},
     ],
 )
-def test_environment_command_and_directory_are_the_pools_own(variables: dict[str, Any]) -> None:
+def test_environment_command_and_directory_are_the_pools_own(variables):
     """What the deployments say of the environment is what the pool says."""
     template = process_template({"A": "1"})
     assert template["job_configuration"] == {"name": "{{ name }}", "command": None, "stream_output": False, "env": {"A": "1"}}
@@ -438,7 +434,7 @@ def test_environment_command_and_directory_are_the_pools_own(variables: dict[str
     assert not closed.is_valid(variables)
 
 
-def test_every_run_knows_the_name_of_the_credentials() -> None:
+def test_every_run_knows_the_name_of_the_credentials():
     for deployment in wanted(options(DATASETS[0], credentials="secret/buckets")):
         variables = deployment["work_pool"]["job_variables"]["env"]
         assert variables["FLAT_TOKENS_CREDENTIALS"] == "secret/buckets"
@@ -453,19 +449,19 @@ def test_every_run_knows_the_name_of_the_credentials() -> None:
         ("of-another-package", None),
     ],
 )
-def test_a_block_that_is_missing_can_be_made_by_a_command(kind: str, program: str | None) -> None:
+def test_a_block_that_is_missing_can_be_made_by_a_command(kind, program):
     """No page of a running UI is needed."""
     made = command_that_makes(kind, "alerts")
     assert (made and shlex.split(made)) == (program and [sys.executable, "-c", program])
 
 
-def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are() -> None:
+def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are():
     """Not by the names of classes, which one of the two UIs would show."""
     config = schema_of("build")["definitions"]["BuildConfig"]["properties"]
     assert [config[name]["title"] for name in ("tokenizer", "documents", "groups")] == ["Tokenizer", "Documents", "Groups"]
 
 
-def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
+def test_the_next_run_is_told_in_the_time_zone_of_its_schedule():
     """Unless it is paused."""
     yearly = CronSchedule(cron="30 4 1 2 *", timezone="Asia/Tokyo")
     (told,) = remarks(None, {}, schedules_of([{"cron": yearly.cron, "timezone": yearly.timezone}], []))
@@ -488,9 +484,7 @@ def test_the_next_run_is_told_in_the_time_zone_of_its_schedule() -> None:
         ({"path": "/in"}, "", False),
     ],
 )
-def test_the_form_takes_a_source_with_a_place_and_a_tokenizer_by_name_or_with_settings(
-    source: dict[str, Any], tokenizer: Any, is_right: bool
-) -> None:
+def test_the_form_takes_a_source_with_a_place_and_a_tokenizer_by_name_or_with_settings(source, tokenizer, is_right):
     """When it is submitted, as the server does by the schema alone."""
     config = {"output": "/out", "sources": [source], "tokenizer": tokenizer, "slice_bytes": "128 MB"}
     faults = validate({"config": config}, run_form(build_dataset), preprocess=True)

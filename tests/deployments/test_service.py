@@ -138,7 +138,7 @@ def latest(out: Path) -> Path | None:
 
 
 @pytest.mark.usefixtures("refreshed")
-def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: Service, home: Path) -> None:
+def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service, home):
     """A directory gains, changes and loses a file between two runs of a schedule."""
     out, texts = home / "out", home / "texts"
     old = until(lambda: latest(out), "the first version")
@@ -173,7 +173,7 @@ def test_a_scheduled_refresh_tokenizes_what_is_new_and_disturbs_nobody(service: 
     service.switch("fruit", False)
 
 
-def test_a_run_can_be_watched(service: Service, refreshed: dict[str, Any]) -> None:
+def test_a_run_can_be_watched(service, refreshed):
     """Its name, tags, log lines, progress of every stage, summary, and the dataset as an asset of its sources."""
     run = refreshed
     assert run["name"] == "refresh fruit with bytes"
@@ -218,9 +218,7 @@ def test_a_run_can_be_watched(service: Service, refreshed: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("deployment", "more"), [("export", {"output": "HOME/files", "format": "megatron"}), ("verify", {"level": "full"})]
 )
-def test_what_the_refresh_has_published_is_exported_and_checked(
-    service: Service, home: Path, deployment: str, more: dict[str, str]
-) -> None:
+def test_what_the_refresh_has_published_is_exported_and_checked(service, home, deployment, more):
     parameters = {name: value.replace("HOME", str(home)) for name, value in more.items()}
     run = service.ended(service.start_run(deployment, {"dataset": f"{home}/out", **parameters}).json()["id"])
     assert (run["state_type"], {"flat-tokens", "dataset:fruit"} <= set(run["tags"])) == ("COMPLETED", True)
@@ -236,7 +234,7 @@ def test_what_the_refresh_has_published_is_exported_and_checked(
         ({"tokenizer": {"name": "cl100k"}}, "Did you mean 'cl100k_base'?"),
     ],
 )
-def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, settings: dict[str, Any], words: str) -> None:
+def test_wrong_parameters_are_refused_before_there_is_a_run(service, settings, words):
     config = {**config_of(Path(), "wrong", Path("README.md")), **settings}
     refused = service.start_run("build", {"config": config}, ["wrong"])
     assert refused.status_code in (409, 422), refused.text
@@ -248,9 +246,7 @@ def test_wrong_parameters_are_refused_before_there_is_a_run(service: Service, se
     ("variables", "unexpected"),
     [({"env": {"FLAT_TOKENS_OUTPUT_ROOTS": "/"}}, "FLAT_TOKENS_OUTPUT_ROOTS"), ({"command": "touch taken"}, "command")],
 )
-def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(
-    service: Service, variables: dict[str, Any], unexpected: str
-) -> None:
+def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(service, variables, unexpected):
     """Its roots and its command are the operator's. test_register.py has more variables."""
     config = config_of(Path(), "wrong", Path("README.md"))
     path = f"/deployments/{service.deployment('build')['id']}/create_flow_run"
@@ -260,7 +256,7 @@ def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(
     assert service.runs_tagged("wrong") == []
 
 
-def test_a_pool_of_another_type_is_the_operators(service: Service) -> None:
+def test_a_pool_of_another_type_is_the_operators(service):
     """Made before the deployments are registered, it keeps its template."""
     template = json.loads((CHECKOUT / "docker/kubernetes-job.json").read_text())
     (build,) = (one for one in read_deployments() if one["name"] == "build")
@@ -271,7 +267,7 @@ def test_a_pool_of_another_type_is_the_operators(service: Service) -> None:
     assert (pool.type, pool.base_job_template) == ("kubernetes", template)
 
 
-def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service: Service, home: Path) -> None:
+def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service, home):
     path = f"/deployments/{service.deployment('fruit')['id']}/schedules"
     service.switch("fruit", False)
     added = {"schedule": {"cron": "0 5 * * 1", "timezone": "Asia/Tokyo"}, "active": True}
@@ -307,9 +303,7 @@ ATTACK = {
     ],
     ids=str,
 )
-def test_no_page_and_no_other_user_makes_a_deployment(
-    service: Service, method: str, headers: dict[str, str], status: int
-) -> None:
+def test_no_page_and_no_other_user_makes_a_deployment(service, method, headers, status):
     """With a step of its own, a deployment runs anything."""
     before = service.names("deployments")
     attack = json.dumps({**ATTACK, "flow_id": service.deployment("build")["flow_id"]})
@@ -319,7 +313,7 @@ def test_no_page_and_no_other_user_makes_a_deployment(
     assert service.names("deployments") == before
 
 
-def test_what_answers_without_the_secret(service: Service) -> None:
+def test_what_answers_without_the_secret(service):
     """Whether the server is well, and the files of the UI, which asks for the secret. Other names get none of it."""
     root = service.url.removesuffix("/api")
     paths = ["/api/health", "/api/ready", "/", "/deployments", "/ui-settings"]
@@ -358,7 +352,7 @@ def heard(service: Service, path: str, token: str | None, protocols: list[Subpro
     "path",
     ["events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled", "work_pools/flat-tokens/workers/connect"],
 )
-def test_no_websocket_opens_without_the_secret(service: Service, path: str) -> None:
+def test_no_websocket_opens_without_the_secret(service, path):
     prefect, mine = [Subprotocol("prefect")], {"Origin": f"http://127.0.0.1:{service.port}"}
     assert "auth_success" in heard(service, path, service.secret, prefect, {})
     assert "auth_success" in heard(service, path, service.secret, prefect, mine)
@@ -369,7 +363,7 @@ def test_no_websocket_opens_without_the_secret(service: Service, path: str) -> N
             heard(service, path, token, prefect, headers)
 
 
-def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
+def test_nobody_else_reads_the_secret(service, home):
     """Arguments of processes are everybody's. Logs and the database may be."""
     service.get("/deployments/filter", {"limit": 1})
     for pid in family(service.process.pid):
@@ -383,7 +377,7 @@ def test_nobody_else_reads_the_secret(service: Service, home: Path) -> None:
     assert holders == [service.secret_file]
 
 
-def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service: Service, home: Path) -> None:
+def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service, home):
     """In a shell, as printed. Without the secret the server lets no build in."""
     (line,) = (line for line in service.output.splitlines() if line.startswith("  from a shell "))
     assert f"Run builds at http://127.0.0.1:{service.port} under Deployments" in service.output
@@ -439,7 +433,7 @@ def pager(service: Service, webhook: tuple[str, set[int]]) -> None:
 
 
 @pytest.mark.usefixtures("pager")
-def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approves_it(service: Service, home: Path) -> None:
+def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approves_it(service, home):
     source, output = home / "shrinking.jsonl", f"{home}/shrinking"
     config = config_of(home, "shrinking", source)
 
@@ -472,7 +466,7 @@ def test_a_version_that_waits_is_told_of_once_and_published_by_a_run_that_approv
 
 
 @pytest.mark.usefixtures("pager")
-def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service, home: Path) -> None:
+def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service, home):
     """By the block whose name the service was registered with. The message names file and row; nothing is tried again."""
     (home / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n')
     config = config_of(home, "bad", home / "bad.jsonl")
@@ -488,7 +482,7 @@ def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service: Service,
     assert "bad.jsonl" in heard[0]["body"]
 
 
-def test_an_unknown_block_is_told_before_anything_is_registered(service: Service) -> None:
+def test_an_unknown_block_is_told_before_anything_is_registered(service):
     with (
         reaching(service),
         get_client(sync_client=True) as client,
@@ -499,13 +493,13 @@ def test_an_unknown_block_is_told_before_anything_is_registered(service: Service
         list(read_automations(client, "slack-webhook/nobody"))
 
 
-def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service: Service) -> None:
+def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service):
     told = said_by("register", "--notify", "slack/alerts", of=service)
     assert (told.returncode, told.stdout) == (1, "")
     assert re.search(r"There is no type 'slack'; there are .*slack-webhook", told.stderr)
 
 
-def test_a_worker_that_is_killed_with_its_run_is_started_again_and_so_is_the_run(service: Service, home: Path) -> None:
+def test_a_worker_that_is_killed_with_its_run_is_started_again_and_so_is_the_run(service, home):
     """The server, the UI and the schedules go on."""
     config = config_of_lines(home, "lines", 60_000)
     run_id = service.start_run("build", {"config": config}).json()["id"]
@@ -534,7 +528,7 @@ def command_of(pid: int) -> bytes:
 
 
 @pytest.mark.nightly  # what an automation is, is in test_register.py; runs and workers that are killed are in test_killed.py
-def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: Service, home: Path) -> None:
+def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service, home):
     """When the automation that is shipped, told to wait for 15 seconds instead of minutes, has marked the run as crashed. The run
     itself can be tried again, too.
     """
@@ -578,7 +572,7 @@ def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service: S
     assert flat_tokens.verify(home / "long", "quick").seq_count > 0
 
 
-def test_a_taken_port_is_refused(service: Service, home: Path) -> None:
+def test_a_taken_port_is_refused(service, home):
     told = said_by("serve", "--port", str(service.port), of=service)
     assert told.returncode == 1
     assert told.stderr.startswith(f"Port {service.port} cannot be had (Address already in use).")
@@ -594,7 +588,7 @@ PREFECT_API_URL = "http://127.0.0.1:PORT/api"
 
 
 @pytest.mark.usefixtures("pager", "refreshed")
-def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service: Service, home: Path) -> None:
+def test_ctrl_c_stops_everything_and_the_next_start_goes_on(service, home):
     """Nothing is there twice when it is back. Profiles stay as they are, absent or with one of this address: Prefect's own
     command asks which one to change, or changes to it.
     """

@@ -54,12 +54,12 @@ def failures(database: Path, whose: str) -> int:
 
 
 @pytest.mark.slow
-def test_transactions_that_read_and_then_write_wait_for_each_other(tmp_path: Path) -> None:
+def test_transactions_that_read_and_then_write_wait_for_each_other(tmp_path):
     assert failures(tmp_path / "ours.db", "ours") == 0
 
 
 @pytest.mark.slow
-def test_prefects_own_still_fail_so_that_this_is_needed(tmp_path: Path) -> None:
+def test_prefects_own_still_fail_so_that_this_is_needed(tmp_path):
     """When this fails, Prefect has mended it, and deployments/server.py may go."""
     assert failures(tmp_path / "prefects.db", "Prefect's") > 0
 
@@ -69,7 +69,7 @@ class _Cycle:
         self.itself = self
 
 
-def test_garbage_is_collected_beside_the_work() -> None:
+def test_garbage_is_collected_beside_the_work():
     enabled, over = gc.isenabled(), threading.Event()
     gc.disable()
     thread = threading.Thread(target=collect_garbage, args=(over,))

@@ -81,7 +81,7 @@ def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleepe
         "what_a_killed_process_started_goes_on_and_is_stopped_with_the_service",
     ],
 )
-def test_in_a_process_of_its_own(behaviour: str) -> None:
+def test_in_a_process_of_its_own(behaviour):
     """As a service is one: it takes every process whose parent has ended for its own, and stops it."""
     program = f"from tests.deployments.test_supervised import show; show({behaviour!r})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -101,5 +101,5 @@ def show(behaviour: str) -> None:
 @pytest.mark.parametrize(
     ("status", "words"), [(3, "ended with status 3"), (-signal.SIGTERM, "was killed by signal 15 (Terminated)")]
 )
-def test_how_a_process_ended(status: int, words: str) -> None:
+def test_how_a_process_ended(status, words):
     assert module.how_it_ended(status) == words

@@ -23,13 +23,13 @@ def compose_services() -> dict[str, Service]:
 
 @pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.needs("bin/docker-compose")
-def test_compose_refuses_it_without_a_secret(name: str) -> None:
+def test_compose_refuses_it_without_a_secret(name):
     done = compose_config({**SECRETS, name: ""})
     assert done.returncode != 0
     assert f"set {name} in docker/.env" in done.stderr
 
 
-def test_no_secret_stands_in_the_files() -> None:
+def test_no_secret_stands_in_the_files():
     """Secrets come from docker/.env, which git and the image's build leave out; the example has none."""
     example = (ROOT / "docker/.env.example").read_text("utf-8")
     for name in SECRETS:
@@ -42,27 +42,27 @@ def test_no_secret_stands_in_the_files() -> None:
     assert set(re.findall(r"^#?(\w+)=", example, re.MULTILINE)) <= variables
 
 
-def test_no_secret_is_an_argument_of_a_process(compose_services: dict[str, Service]) -> None:
+def test_no_secret_is_an_argument_of_a_process(compose_services):
     """Every user of the machine, and every log of its processes, sees arguments."""
     for name, service in compose_services.items():
         shown = str([service.get("command"), service.get("entrypoint"), service.get("healthcheck"), service.get("labels")])
         assert not [secret for secret in SECRETS.values() if secret in shown], name
 
 
-def test_only_the_servers_port_is_published_and_on_loopback(compose_services: dict[str, Service]) -> None:
+def test_only_the_servers_port_is_published_and_on_loopback(compose_services):
     published = {name: service["ports"] for name, service in compose_services.items() if "ports" in service}
     assert list(published) == ["server"]
     assert [(port["host_ip"], port["published"], port["target"]) for port in published["server"]] == [("127.0.0.1", "4200", 4200)]
 
 
-def test_server_and_clients_have_the_same_authentication(compose_services: dict[str, Service]) -> None:
+def test_server_and_clients_have_the_same_authentication(compose_services):
     for name in OURS:
         environment = compose_services[name]["environment"]
         given = {environment.get("PREFECT_SERVER_API_AUTH_STRING"), environment.get("PREFECT_API_AUTH_STRING")} - {None}
         assert given == {SECRETS["AUTH_STRING"]}, name
 
 
-def test_pages_of_others_may_not_call_the_server(compose_services: dict[str, Service]) -> None:
+def test_pages_of_others_may_not_call_the_server(compose_services):
     """Without the setting Prefect answers the pages of all origins. Its own page calls it by the name that it was loaded from."""
     for chosen in (compose_services, read_services({**SECRETS, "PUBLIC_URL": "https://prefect.example"})):
         environment = chosen["server"]["environment"]
@@ -70,7 +70,7 @@ def test_pages_of_others_may_not_call_the_server(compose_services: dict[str, Ser
         assert environment["PREFECT_SERVER_UI_API_URL"] == "/api"
 
 
-def test_workers_reach_neither_database_nor_redis_nor_their_passwords(compose_services: dict[str, Service]) -> None:
+def test_workers_reach_neither_database_nor_redis_nor_their_passwords(compose_services):
     """Who writes to Redis runs code in the server; flows run what people ask for."""
     networks = yaml.safe_load(COMPOSE.read_text("utf-8"))["networks"]
     assert networks["database"]["internal"] is True
@@ -82,7 +82,7 @@ def test_workers_reach_neither_database_nor_redis_nor_their_passwords(compose_se
         assert list(compose_services[name]["networks"]) == ["database"]
 
 
-def test_runs_read_and_write_where_the_operator_says(compose_services: dict[str, Service]) -> None:
+def test_runs_read_and_write_where_the_operator_says(compose_services):
     for name in ("builds", "groups"):
         assert compose_services[name]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "/data"
         assert "/data" in compose_services[name]["environment"]["FLAT_TOKENS_INPUT_ROOTS"].split(",")
@@ -90,7 +90,7 @@ def test_runs_read_and_write_where_the_operator_says(compose_services: dict[str,
     assert chosen["groups"]["environment"]["FLAT_TOKENS_OUTPUT_ROOTS"] == "gs://bucket/tokens"
 
 
-def test_every_container_is_confined(compose_services: dict[str, Service]) -> None:
+def test_every_container_is_confined(compose_services):
     confined = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"], "init": True}
     for name, service in compose_services.items():
         assert {key: service[key] for key in confined} == confined, name
@@ -101,7 +101,7 @@ def test_every_container_is_confined(compose_services: dict[str, Service]) -> No
     assert {compose_services[name]["user"] for name in OURS} == {user}
 
 
-def test_what_runs_on_is_restarted_limited_and_watched(compose_services: dict[str, Service]) -> None:
+def test_what_runs_on_is_restarted_limited_and_watched(compose_services):
     for name, service in compose_services.items():
         if name in ONCE:
             assert service["restart"] == "no"
@@ -116,7 +116,7 @@ def test_what_runs_on_is_restarted_limited_and_watched(compose_services: dict[st
             assert "test" in service.get("healthcheck", {}) or "HEALTH_URL" in service["environment"], name
 
 
-def test_nothing_starts_before_what_it_needs(compose_services: dict[str, Service]) -> None:
+def test_nothing_starts_before_what_it_needs(compose_services):
     healthy, done = (
         {"condition": "service_healthy", "required": True},
         {"condition": "service_completed_successfully", "required": True},
@@ -128,7 +128,7 @@ def test_nothing_starts_before_what_it_needs(compose_services: dict[str, Service
     assert needs["builds"] == needs["groups"] == {"register": done}
 
 
-def test_pools_and_limits_are_those_of_the_deployments(compose_services: dict[str, Service]) -> None:
+def test_pools_and_limits_are_those_of_the_deployments(compose_services):
     """A worker for each pool that deployments go to; one group at a time in each worker."""
     listed = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text("utf-8"))["deployments"]
     commands = {name: compose_services[name]["command"] for name in ("builds", "groups")}
@@ -137,7 +137,7 @@ def test_pools_and_limits_are_those_of_the_deployments(compose_services: dict[st
     assert commands["groups"][commands["groups"].index("--limit") + 1] == "1"
 
 
-def test_settings_are_ones_that_this_prefect_knows(compose_services: dict[str, Service]) -> None:
+def test_settings_are_ones_that_this_prefect_knows(compose_services):
     """A setting with a typing error is ignored without a word."""
     known = names_of_settings()
     for name in OURS:

@@ -24,13 +24,13 @@ def named(stage: Stage, name: str) -> list[Instruction]:
 
 
 @pytest.mark.needs("bin/hadolint")
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_finds_nothing():
     """No root at the end, no secret among the settings, no ADD where COPY does."""
     done = run("hadolint", "docker/Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_every_base_is_pinned_by_version_and_digest(stages: list[Stage]) -> None:
+def test_every_base_is_pinned_by_version_and_digest(stages):
     images = [stage.base for stage in stages]
     images += re.findall(r"image: ([a-z]\S+)", COMPOSE.read_text("utf-8"))
     assert len(images) == 4
@@ -38,7 +38,7 @@ def test_every_base_is_pinned_by_version_and_digest(stages: list[Stage]) -> None
         assert PINNED.fullmatch(image), image
 
 
-def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages: list[Stage]) -> None:
+def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages):
     last = stages[-1]
     assert [one.value for one in named(last, "USER")] == ["10001:10001"]
     made = " ".join(one.value for one in named(last, "RUN"))
@@ -48,7 +48,7 @@ def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages: list[Stage
     assert not {"RUN", "COPY", "ADD"} & set(after)
 
 
-def test_packages_come_by_their_hashes_as_wheels_and_without_pip(stages: list[Stage]) -> None:
+def test_packages_come_by_their_hashes_as_wheels_and_without_pip(stages):
     """So nothing is compiled, no stage needs a compiler, and the last stage installs nothing."""
     commands = " ".join(one.value for stage in stages for one in named(stage, "RUN"))
     assert commands.count("pip --python /opt/venv install") == commands.count(" install --no-cache-dir") == 1
@@ -61,7 +61,7 @@ def test_packages_come_by_their_hashes_as_wheels_and_without_pip(stages: list[St
     assert not re.search(r"\b(pip|apt|apt-get)\b", " ".join(one.value for one in named(stages[-1], "RUN")))
 
 
-def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages: list[Stage]) -> None:
+def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages):
     last = stages[-1]
     assert [one.value for one in named(last, "STOPSIGNAL")] == ["SIGTERM"]
     assert [one.words for one in named(last, "VOLUME")] == [["/data", "/scratch"]]
@@ -70,12 +70,12 @@ def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages
     assert "PYTHONDONTWRITEBYTECODE=1" in " ".join(one.value for one in named(last, "ENV"))
 
 
-def test_a_build_in_a_container_has_memory_as_one_on_the_command_line(stages: list[Stage]) -> None:
+def test_a_build_in_a_container_has_memory_as_one_on_the_command_line(stages):
     settings = [word for one in named(stages[-1], "ENV") for word in one.words]
     assert f"{TUNABLES}={C_MEMORY}" in settings
 
 
-def test_a_build_sees_the_service_and_nothing_else() -> None:
+def test_a_build_sees_the_service_and_nothing_else():
     """No test, no history, no secret, no data comes into the image, and nothing that it needs is left out."""
     seen = context_files(ROOT)
     assert {name.partition("/")[0] for name in seen} == {
@@ -93,7 +93,7 @@ def test_a_build_sees_the_service_and_nothing_else() -> None:
     assert not [name for name in service if (ROOT / name).exists() and name not in seen]
 
 
-def test_the_lock_of_the_image_is_what_the_service_imports_and_not_what_tests_do() -> None:
+def test_the_lock_of_the_image_is_what_the_service_imports_and_not_what_tests_do():
     names = set(re.findall(r"^([a-z0-9.-]+)", (ROOT / "requirements.lock").read_text("utf-8"), re.MULTILINE))
     assert {"prefect", "zarr", "numpy", "pyarrow", "tiktoken", "gigatoken", "gcsfs", "s3fs", "datasets", "asyncpg"} <= names
     assert not names & {"pytest", "mypy", "ruff", "hypothesis", "moto", "import-linter"}

@@ -22,19 +22,19 @@ def pod(template: dict[str, Any]) -> dict[str, Any]:
     return template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
 
 
-def test_every_variable_is_used_and_every_placeholder_is_a_variable(template: dict[str, Any]) -> None:
+def test_every_variable_is_used_and_every_placeholder_is_a_variable(template):
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
     assert used == set(template["variables"]["properties"])
     assert set(template["variables"]["required"]) <= used
 
 
-def test_the_deployments_job_variables_are_ones_that_it_knows(template: dict[str, Any]) -> None:
+def test_the_deployments_job_variables_are_ones_that_it_knows(template):
     listed = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text("utf-8"))["deployments"]
     for deployment in listed:
         assert set(deployment["work_pool"]["job_variables"]) <= set(template["variables"]["properties"])
 
 
-def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template: dict[str, Any]) -> None:
+def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template):
     (user,) = [one.value for one in read_stages()[-1].instructions if one.name == "USER"]
     spec = pod(template)
     context = spec["securityContext"]

@@ -13,13 +13,13 @@ from tests.docker.test_compose import names_of_settings
 TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/operations").glob("*.md")))
 
 
-def test_files_that_are_named_are_there() -> None:
+def test_files_that_are_named_are_there():
     named = set(re.findall(r"(?:docker|deployments|tests|tasks)/[\w./-]*\w\.(?:py|yaml|json|md)", TEXT))
     assert len(named) > 5
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_settings_are_ones_that_prefect_and_the_compose_file_know() -> None:
+def test_settings_are_ones_that_prefect_and_the_compose_file_know():
     known = names_of_settings()
     of_kubernetes = "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_"  # of a package that the lock does not hold
     for setting in re.findall(r"\bPREFECT_[A-Z_]+[A-Z]\b", TEXT):
@@ -54,7 +54,7 @@ UNITS = {"s": 1, "min": 60, "h": 3600, "GB": 1e9, "TB": 1e12, "$": 1, "": 1}
         ("downloads (`scratch`) with `keep_files: true`, until collected", lambda tokens: tokens * BYTES_A_TOKEN * PACKED),
     ],
 )
-def test_sums_follow_from_the_rates(row: str, formula: object) -> None:
+def test_sums_follow_from_the_rates(row, formula):
     """To the precision that they are printed with."""
     assert callable(formula)
     (line,) = [one for one in TEXT.splitlines() if one.startswith(f"| {row} |")]

@@ -304,7 +304,7 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
         yield made
 
 
-def test_one_needs_the_auth_string(stack: Stack) -> None:
+def test_one_needs_the_auth_string(stack):
     """Health is for everyone; nothing else is."""
     with httpx.Client(base_url=f"{stack.api}/", timeout=30) as stranger:
         assert stranger.get("health").status_code == 200
@@ -314,7 +314,7 @@ def test_one_needs_the_auth_string(stack: Stack) -> None:
         assert stranger.get("admin/version").status_code == 401
 
 
-def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Client) -> None:
+def test_both_pools_have_a_worker_and_the_deployments_are_there(client):
     names = {one["name"] for one in client.post("deployments/filter", json={"limit": 200}).json()}
     assert {"build", "refresh", "retokenize", "export", "verify", "fetch-group", "tokenize-group", "write-group"} <= names
     for pool in ("flat-tokens", "flat-tokens-groups"):
@@ -326,7 +326,7 @@ def test_both_pools_have_a_worker_and_the_deployments_are_there(client: httpx.Cl
 RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}}, "limit": 1}
 
 
-def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, client: httpx.Client) -> None:
+def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack, client):
     """Spread over the pool of groups; what became of it reaches the database by way of Redis."""
     texts = [f"text number {number} of the stack's test " * 20 for number in range(200)]
     source = stack.root / "data" / "texts.jsonl"
@@ -376,7 +376,7 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack: Stack, 
     assert len(seen) == 1
 
 
-def test_every_service_ends_when_it_is_asked_to(stack: Stack) -> None:
+def test_every_service_ends_when_it_is_asked_to(stack):
     """Clients before the server, the server before what it stands on. Until then, everyone was reached."""
     refused = {name: stack.log(name) for name in stack.services if "ConnectionRefusedError" in stack.log(name)}
     assert not refused

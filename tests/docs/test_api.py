@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.docs.programs import ROOT, programs
 
 TEXT = (ROOT / "docs/api.md").read_text("utf-8")
 
 
-def test_every_name_has_an_example() -> None:
+def test_every_name_has_an_example():
     entries = re.split(r"^::: ", TEXT, flags=re.MULTILINE)[1:]
     assert [entry.partition("\n")[0] for entry in entries if not programs(f"## a\n{entry}")] == []
 
 
-def test_examples_print_what_is_beneath_them(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_print_what_is_beneath_them(demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo-output").symlink_to(demo)
     for program in programs(TEXT):

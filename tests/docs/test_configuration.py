@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from tasks.config import BuildConfig, DocumentPolicy, GroupPolicy, Source
 
@@ -28,12 +27,12 @@ def keys_under(heading: str) -> dict[str, str]:
         ("Many workers", GroupPolicy, set()),
     ],
 )
-def test_every_key_is_there_and_no_other(heading: str, model: type[BaseModel], apart: set[str]) -> None:
+def test_every_key_is_there_and_no_other(heading, model, apart):
     told = {key for key in keys_under(heading) if "." not in key}
     assert told == set(model.model_fields) - apart
 
 
-def test_defaults_are_those_of_the_program() -> None:
+def test_defaults_are_those_of_the_program():
     build, groups, documents = keys_under("# Configuration"), keys_under("Many workers"), DocumentPolicy()
     for name, field in GroupPolicy.model_fields.items():
         assert groups[name] == str(field.default).lower()

@@ -37,7 +37,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for link in links(page):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -47,7 +47,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/neighbours.md"])
-def test_every_named_link_is_used_and_defined(page: str) -> None:
+def test_every_named_link_is_used_and_defined(page):
     text = prose(ROOT / page)
     defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
     body = re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE)
@@ -55,6 +55,6 @@ def test_every_named_link_is_used_and_defined(page: str) -> None:
     assert used == defined
 
 
-def test_the_index_names_every_page() -> None:
+def test_the_index_names_every_page():
     told = {(DOCS / link.partition("#")[0]).resolve() for link in links(DOCS / "README.md")}
     assert {page for page in DOCS.rglob("*.md") if page.name != "README.md"} <= told

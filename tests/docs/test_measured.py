@@ -24,7 +24,7 @@ def number(cell: str) -> int:
     return int(cell.replace(",", ""))
 
 
-def test_trials_are_the_sums_of_the_table() -> None:
+def test_trials_are_the_sums_of_the_table():
     trials, wrong = Counter(), Counter()
     for row in rows("measured/faults.md"):
         if len(row) == 10 and (campaign := re.match(r"`--only (\w+)", row[9])):
@@ -43,7 +43,7 @@ FIGURES = [row for row in rows("benchmarks.md") if "measured/benchmarks.md#" in 
 
 
 @pytest.mark.parametrize("row", FIGURES, ids=[row[0] for row in FIGURES])
-def test_figures_are_those_of_the_measured_section(row: list[str]) -> None:
+def test_figures_are_those_of_the_measured_section(row):
     section = SECTIONS[row[-1].partition("#")[2].rstrip(")")]
     for figure in re.findall(r"\d[\d,.]*\d|\d", re.sub("`[^`]*`", "", row[1])):
         assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)", section), figure

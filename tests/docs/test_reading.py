@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flat_tokens.stores.store import Store
-from tests.docs.programs import ROOT, Program, printed_by, programs
+from tests.docs.programs import ROOT, printed_by, programs
 from tests.faults.stores import BUCKETS
 
 TEXT = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs/reading").glob("*.md")))
@@ -27,13 +27,13 @@ def s3(demo: Path) -> Iterator[dict[str, str]]:
         yield {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
-def test_every_block_of_python_is_a_program_with_its_output() -> None:
+def test_every_block_of_python_is_a_program_with_its_output():
     assert len(PROGRAMS) == TEXT.count("```python") == TEXT.count("```text") > 15
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=[f"{k}: {program.heading}" for k, program in enumerate(PROGRAMS)])
-def test_prints_what_stands_beneath_it(program: Program, demo: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_prints_what_stands_beneath_it(program, demo, tmp_path, request):
     for name in program.frameworks:
         if find_spec(name) is None:
             pytest.skip(f"the program uses {name}, which is not installed")

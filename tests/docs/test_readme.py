@@ -21,28 +21,28 @@ TEXT = (ROOT / "README.md").read_text("utf-8")
 @pytest.mark.parametrize(
     ("page", "least", "most"), [("README", 600, 700), ("docs/reliability", 0, 900), ("docs/benchmarks", 0, 900)]
 )
-def test_pages_for_people_are_short(page: str, least: int, most: int) -> None:
+def test_pages_for_people_are_short(page, least, most):
     assert least <= len((ROOT / f"{page}.md").read_text("utf-8").split()) <= most
 
 
-def test_a_release_has_40_lines_in_the_changelog() -> None:
+def test_a_release_has_40_lines_in_the_changelog():
     for release in re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)[1:]:
         assert len(release.strip().splitlines()) <= 40, release.partition("\n")[0]
 
 
-def test_the_configuration_is_one() -> None:
+def test_the_configuration_is_one():
     (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     assert len(block.splitlines()) <= 10
     assert BuildConfig.model_validate(yaml.safe_load(block)).name == "my-dataset"
 
 
-def test_the_program_prints_what_is_beneath_it(demo: Path, tmp_path: Path) -> None:
+def test_the_program_prints_what_is_beneath_it(demo, tmp_path):
     (program,) = programs(TEXT)
     (tmp_path / "demo-output").symlink_to(demo)
     assert printed_by(program, tmp_path) == program.printed
 
 
-def test_the_demo_is_as_printed(demo: Path) -> None:
+def test_the_demo_is_as_printed(demo):
     (printed,) = re.findall(r"```\n(published\n.*?)```", TEXT, re.DOTALL)
     dataset = flat_tokens.open(demo)
     assert f"demo-output/versions/{Path(dataset.path).name}  (number 1)\n" in printed
@@ -53,7 +53,7 @@ def test_the_demo_is_as_printed(demo: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("bpe_openai")
-def test_the_commands_build_the_configuration(tmp_path: Path) -> None:
+def test_the_commands_build_the_configuration(tmp_path):
     """On a machine that reaches nobody: the vocabulary comes from an installed package."""
     (block,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "dataset.yaml").write_text(block)

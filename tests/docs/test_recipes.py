@@ -39,7 +39,7 @@ def missing(page: str) -> list[str]:
     return sorted(name for name in imported & PACKAGES if find_spec(name) is None)
 
 
-def test_every_page_is_listed_and_every_program_says_what_it_prints() -> None:
+def test_every_page_is_listed_and_every_program_says_what_it_prints():
     listed = re.findall(r"^\| \[([\w-]+\.md)\]", (RECIPES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == PAGES
     for page in PAGES:
@@ -49,7 +49,7 @@ def test_every_page_is_listed_and_every_program_says_what_it_prints() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.nightly] * (page in OTHERS)) for page in PAGES])
-def test_a_recipe_leads_to_the_first_loss(page: str, demo: Path, tmp_path: Path) -> None:
+def test_a_recipe_leads_to_the_first_loss(page, demo, tmp_path):
     if absent := missing(page):
         pytest.skip(f"the recipe uses {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed")
     (tmp_path / "demo-output").symlink_to(demo)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ import yaml
 import flat_tokens
 import flat_tokens.steps
 from tasks.config import DocumentPolicy
-from tests.docs.programs import ROOT, Program, printed_by, programs
+from tests.docs.programs import ROOT, printed_by, programs
 from tests.faults.support import build_here
 
 PAGE = (ROOT / "docs/steps.md").read_text("utf-8")
@@ -27,17 +26,17 @@ def block(language: str) -> str:
 
 
 @pytest.mark.parametrize("program", [PROGRAM, COLUMN], ids=["steps", "column"])
-def test_a_program_prints_what_stands_beneath_it(tmp_path: Path, program: Program) -> None:
+def test_a_program_prints_what_stands_beneath_it(tmp_path, program):
     assert printed_by(program, tmp_path) == program.printed
 
 
 @pytest.mark.needs("datatrove")
-def test_the_configuration_is_one() -> None:
+def test_the_configuration_is_one():
     policy = DocumentPolicy.model_validate(yaml.safe_load(block("yaml"))["documents"])
     assert [step["name"] for step in policy.opened().described] == ["normalize", "length", "boilerplate", "datatrove"]
 
 
-def test_the_program_is_a_package_whose_steps_a_build_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_a_package_whose_steps_a_build_finds(tmp_path, monkeypatch):
     """It is installed as pip would do it: a module, and a directory that tells its name, its version and its entry points."""
     site = tmp_path / "site"
     about = site / "house_steps-1.dist-info"

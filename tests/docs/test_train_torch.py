@@ -53,7 +53,7 @@ def loss(line: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-def test_a_killed_run_goes_on_with_the_same_batches_and_losses(dataset: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_the_same_batches_and_losses(dataset, tmp_path):
     """Digests of batches, losses to the last bit, the weights at the end; also where ``latest`` has moved meanwhile."""
     killed = []
     with started(dataset, tmp_path / "killed", 1_000_000) as process:

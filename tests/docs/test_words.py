@@ -18,7 +18,7 @@ def found(path: str) -> object:
         return getattr(found(above), name)
 
 
-def test_each_word_is_in_the_code() -> None:
+def test_each_word_is_in_the_code():
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| `([\w.]+)` \|$", (ROOT / "docs/words.md").read_text("utf-8"), re.MULTILINE)
     assert len(rows) > 30
     assert len({word for word, _, _ in rows}) == len(rows)
@@ -26,7 +26,7 @@ def test_each_word_is_in_the_code() -> None:
         found(path)  # AttributeError if it is not there
 
 
-def test_the_api_page_has_every_public_name() -> None:
+def test_the_api_page_has_every_public_name():
     named = re.findall(r"^::: (flat_tokens\.[\w.]+)$", (ROOT / "docs/api.md").read_text("utf-8"), re.MULTILINE)
     assert {name.removeprefix("flat_tokens.") for name in named if name.count(".") == 1} == set(flat_tokens.__all__)
     assert all(found(name) is not None for name in named)

@@ -23,7 +23,7 @@ from tests.refusal import refusal
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
 
 
-def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path):
     """A build takes shards from the cache that only an older version names; it gets them or makes them, and ends right."""
     root = tmp_path / "out"
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 6) for name in ("a", "b", "c")]
@@ -58,7 +58,7 @@ def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path: Path
     assert staged(root) == []
 
 
-def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_collections_at_once_do_not_disturb_each_other(tmp_path):
     """Nor do lists of the versions: what another one has just removed is no error."""
     root = tmp_path / "out"
     first = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 2)))
@@ -85,7 +85,7 @@ def test_collections_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert staged(root) == []
 
 
-def test_the_link_leads_somewhere_behind_a_kill_between_pointer_and_link(tmp_path: Path) -> None:
+def test_the_link_leads_somewhere_behind_a_kill_between_pointer_and_link(tmp_path):
     """A collection mends it before it removes what it led to."""
     root = tmp_path / "out"
     source = write_notes(tmp_path / "in/a.jsonl", 4)
@@ -98,7 +98,7 @@ def test_the_link_leads_somewhere_behind_a_kill_between_pointer_and_link(tmp_pat
     assert not (root / ".latest.fresh").is_symlink()
 
 
-def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
+def test_a_collection_removes_what_deaths_left(tmp_path):
     """However young it is: nobody goes on with half a record, a probe, or the origin of a version that is gone."""
     root = tmp_path / "out"
     build = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 4)))
@@ -114,7 +114,7 @@ def test_a_collection_removes_what_deaths_left(tmp_path: Path) -> None:
     assert flat_tokens.verify(root).path == build.path
 
 
-def test_readers_keep_their_version_while_the_next_is_built_and_until_it_is_collected(tmp_path: Path) -> None:
+def test_readers_keep_their_version_while_the_next_is_built_and_until_it_is_collected(tmp_path):
     """What is published is never touched again; a version goes whole. What is mapped stays, what is opened anew is not there."""
     root = tmp_path / "out"
     source = write_notes(tmp_path / "in/a.jsonl", 20)

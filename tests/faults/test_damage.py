@@ -32,7 +32,6 @@ from tests.faults.support import (
     write_notes,
 )
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 Damage = Callable[[Path], None]
 Spoil = Callable[[Path, str, str], None]
@@ -118,15 +117,13 @@ OF_A_SHARD = (
 )
 
 
-def test_these_are_all_files_of_a_shard(output: Path) -> None:
+def test_these_are_all_files_of_a_shard(output):
     for key in receipts(output):
         assert set(digests(output / "_cache" / key)) == set(OF_A_SHARD)
 
 
 @pytest.mark.parametrize("damage", first_fast([remove, flip_bit, become_directory, cut_off, empty], 3, every=2))
-def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(
-    built: Built, output: Path, damage: Damage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(built, output, damage, caplog):
     """Each file in turn, in a shard of its own. One whose receipt is gone is not there."""
     damaged = dict(zip(sorted(receipts(output)), OF_A_SHARD[: -1 if damage is remove else None], strict=False))
     for key, name in damaged.items():
@@ -134,9 +131,7 @@ def test_damage_to_any_file_of_a_shard_is_found_and_the_shard_built_again(
     check_mended(built, output, set(damaged), caplog)
 
 
-def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(
-    built: Built, output: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(built, output, caplog):
     """As after a kill between the shard and its receipt: no damage, no warning."""
     before = {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in sorted(receipts(output))}
     for key in list(before)[:3]:
@@ -145,7 +140,7 @@ def test_a_shard_without_a_receipt_is_tokenized_again_and_found_whole(
     assert before == {key: (output / f"_cache/{key}/receipt.json").read_bytes() for key in before}
 
 
-def test_what_has_no_receipt_is_replaced(built: Built, output: Path) -> None:
+def test_what_has_no_receipt_is_replaced(built, output):
     """Nobody counts on it, so it is not put aside, unless it is no shard at all."""
     settings, version, expected = built
     one, other, third, *_ = sorted(receipts(output))
@@ -209,11 +204,11 @@ SPOILT = [
 
 @pytest.mark.parametrize("those", [SPOILT[::2], SPOILT[1::2]], ids=len)
 def test_a_receipt_that_lies_is_not_believed(
-    built: Built,
-    output: Path,
-    those: list[Spoil],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    built,
+    output,
+    those,
+    caplog,
+):
     """Each of those of several shards."""
     *keys, other = sorted(receipts(output))
     lying = dict(zip(keys[: len(those)], those, strict=True))
@@ -222,7 +217,7 @@ def test_a_receipt_that_lies_is_not_believed(
     check_mended(built, output, set(lying), caplog)
 
 
-def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(built: Built, output: Path) -> None:
+def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(built, output):
     """Readers may have it open: who removes the version gets it back from the shards, byte by byte."""
     settings, version, expected = built
     published = output / "versions" / version
@@ -247,9 +242,7 @@ def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
 
 
 @pytest.mark.parametrize("damage", [cut_off, remove])
-def test_a_rerun_over_a_shortened_version_says_so(
-    built: Built, output: Path, damage: Damage, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_a_rerun_over_a_shortened_version_says_so(built, output, damage, tmp_path, terminal):
     settings, version, _ = built
     damage(output / "versions" / version / "train/encoded_tokens/c/0")
     config = tmp_path / "config.json"
@@ -278,7 +271,7 @@ def test_a_rerun_over_a_shortened_version_says_so(
         b'{"version": "x", "sequence": 1}',
     ],
 )
-def test_a_junk_pointer_is_a_clear_error(built: Built, output: Path, content: bytes) -> None:
+def test_a_junk_pointer_is_a_clear_error(built, output, content):
     """Before any work; nothing is overwritten."""
     (output / "latest.json").write_bytes(content)
     with refusal(r"latest\.json: is not .*\. Restore it or remove it, and run again\."):
@@ -291,7 +284,7 @@ def test_a_junk_pointer_is_a_clear_error(built: Built, output: Path, content: by
     flat_tokens.verify(output, "full")
 
 
-def test_a_pointer_with_another_manifest_is_a_clear_error(built: Built, output: Path) -> None:
+def test_a_pointer_with_another_manifest_is_a_clear_error(built, output):
     """It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew."""
     spoiled = {**pointer(output), "manifest_sha256": "0" * 64}
     (output / "latest.json").write_text(json.dumps(spoiled))
@@ -300,7 +293,7 @@ def test_a_pointer_with_another_manifest_is_a_clear_error(built: Built, output: 
     assert pointer(output) == spoiled
 
 
-def test_a_pointer_to_a_version_that_is_gone_moves_on(built: Built, output: Path) -> None:
+def test_a_pointer_to_a_version_that_is_gone_moves_on(built, output):
     (output / "latest.json").write_text(json.dumps({**pointer(output), "version": "gone", "sequence": 7}))
     result = build_here({**built[0], "output": str(output)})
     assert result.was_published

@@ -7,7 +7,6 @@ and judged by ``tests/fuzz/mutated_datasets.py``.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ NAMES = [target.name for target in DATASETS]
 
 
 @pytest.mark.slow
-def test_some_mutations_are_found_and_never_misread(tmp_path: Path) -> None:
+def test_some_mutations_are_found_and_never_misread(tmp_path):
     """``docs/measured/fuzzing.md`` says how ten thousand are made."""
     runs, seconds = 12, 80
     amount = ("--runs", str(runs), "--seconds", str(seconds))

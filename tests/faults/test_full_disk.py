@@ -21,7 +21,6 @@ from tests.faults.support import (
     staged,
     version_digests,
 )
-from tests.terminal import Terminal
 
 
 def write_config(settings: Settings, directory: Path) -> Path:
@@ -70,9 +69,7 @@ except OSError as error:
         *(("", limit, 10_000_000, "[Errno 27] File too large") for limit in (100_000, 4 << 20, 5_000_001)),
     ],
 )
-def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(
-    tmp_path: Path, fault: str, limit: int, size: int, told: str
-) -> None:
+def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(tmp_path, fault, limit, size, told):
     """Of a small object, and of one that is written past the page cache, where a write that does not end at a block's end is
     refused as invalid: that is not the cause.
     """
@@ -82,7 +79,7 @@ def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(
 
 
 @pytest.mark.slow
-def test_file_size_limit_fails_the_command_in_one_line(settings: Settings, tmp_path: Path) -> None:
+def test_file_size_limit_fails_the_command_in_one_line(settings, tmp_path):
     """And without the limit the same command completes."""
     root, config = Path(settings["output"]), write_config(settings, tmp_path)
     failed = run_limited(command(config), 100_000)
@@ -124,7 +121,7 @@ def in_a_small_disk(script: str, disk: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_may_mount")
-def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_it(settings: Settings, tmp_path: Path) -> None:
+def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_it(settings, tmp_path):
     disk = tmp_path / "disk"
     config = write_config({**settings, "output": str(disk / "out")}, tmp_path)
     build = " ".join(command(config))
@@ -148,7 +145,7 @@ def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_may_mount")
-def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: Path) -> None:
+def test_read_only_output_is_refused_in_one_line(settings, tmp_path):
     disk = tmp_path / "disk"
     config = write_config({**settings, "output": str(disk / "out")}, tmp_path)
     build = " ".join(command(config))
@@ -159,7 +156,7 @@ def test_read_only_output_is_refused_in_one_line(settings: Settings, tmp_path: P
     ]
 
 
-def test_output_that_is_no_directory_is_refused_in_one_line(settings: Settings, tmp_path: Path, terminal: Terminal) -> None:
+def test_output_that_is_no_directory_is_refused_in_one_line(settings, tmp_path, terminal):
     (tmp_path / "file").write_text("in the way")
     config = write_config({**settings, "output": str(tmp_path / "file/out")}, tmp_path)
     errors = terminal.errors("build", config, "--no-server", status=1)

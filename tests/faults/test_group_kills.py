@@ -74,7 +74,7 @@ def as_on_threads(tmp_path: Path, version: str) -> bool:
     return same and version == alone.version
 
 
-def test_a_run_a_worker_and_both_together_are_killed(service: Pool, workers: dict[str, Process], tmp_path: Path) -> None:
+def test_a_run_a_worker_and_both_together_are_killed(service, workers, tmp_path):
     """The run alone, the worker alone, whose run lives on, and a worker with its run, while another one takes over."""
     told(tmp_path, "killed")
     build = service.build(tmp_path / "build.yaml")
@@ -96,9 +96,7 @@ def test_a_run_a_worker_and_both_together_are_killed(service: Pool, workers: dic
     assert not (tmp_path / "out/_groups").exists()
 
 
-def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(
-    service: Pool, workers: dict[str, Process], tmp_path: Path
-) -> None:
+def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(service, workers, tmp_path):
     """Run again as a command, terminated, and then run as a deployment."""
     settings = told(tmp_path, "orphans")
     seen = {}
@@ -127,7 +125,7 @@ AWAY_SECONDS = 10.0
 
 
 @pytest.mark.usefixtures("workers")
-def test_the_server_dies_and_comes_back(service: Pool, tmp_path: Path) -> None:
+def test_the_server_dies_and_comes_back(service, tmp_path):
     """Builds on groups and on threads both end well, and running them again makes nothing again."""
     settings = told(tmp_path, "away", 60)
     threads = {**settings, "output": str(tmp_path / "threads"), "runner": "threads"}

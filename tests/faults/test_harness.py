@@ -48,7 +48,7 @@ OF_OPERATIONS = "kills elsewhere lasting power"
         ("chains", "streamed($|, .*(dropped|columns|files))", 200),
     ],
 )
-def test_a_sample(names: str, under: str, every: int) -> None:
+def test_a_sample(names, under, every):
     flaws = [flaw for flaw in campaign(names, "--under", under, "--every", str(every)) if not flaw["known"]]
     assert not flaws, "\n".join(f"{flaw['what']}: {flaw['under']}, {flaw['name']}: {flaw['told']}" for flaw in flaws)
 
@@ -61,12 +61,12 @@ def test_a_sample(names: str, under: str, every: int) -> None:
         ("together", "two different builds, s3|gc and the build of a new version, gs", "", 50),
     ],
 )
-def test_a_sample_on_stores(name: str, under: str, match: str, every: int) -> None:
+def test_a_sample_on_stores(name, under, match, every):
     """Deaths, faults that pass and faults that stay, in the midst of a command's requests; and two commands at once."""
     flaws = campaign(name, "--under", under, "--match", match, "--every", str(every))
     assert [flaw for flaw in flaws if not flaw["known"]] == []
 
 
 @pytest.mark.usefixtures("corpus", "vocabularies")
-def test_a_sample_of_kills_on_the_corpus() -> None:
+def test_a_sample_of_kills_on_the_corpus():
     assert campaign("corpus", "--every", "150") == []

@@ -57,7 +57,7 @@ shutil.rmtree(here / "d")
 """
 
 
-def test_operations_of_every_kind_are_counted_and_others_are_not(tmp_path: Path) -> None:
+def test_operations_of_every_kind_are_counted_and_others_are_not(tmp_path):
     counts, fired, _ = run(tmp_path, f"{EVERY_KIND}\nPath('/dev/null').read_bytes()")
     assert fired is None
     assert {kind for kind in KINDS if not counts.get(kind)} == set()
@@ -67,14 +67,14 @@ def test_operations_of_every_kind_are_counted_and_others_are_not(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_operation_of_any_kind_fails(tmp_path: Path, kind: str) -> None:
+def test_an_operation_of_any_kind_fails(tmp_path, kind):
     """Once, with the system's own error, which names a path where the call has one."""
     code, filename = run(tmp_path, EVERY_KIND, Fault(kind, 1, "EIO"))
     assert code == errno.EIO
     assert (filename is None) == (kind in ("write", "truncate", "fsync", "read"))
 
 
-def test_the_second_one_fails_and_all_behind_it_where_that_is_wanted(tmp_path: Path) -> None:
+def test_the_second_one_fails_and_all_behind_it_where_that_is_wanted(tmp_path):
     program = """
 failed = []
 for name in "abcd":
@@ -89,7 +89,7 @@ raise OSError(0, "", "".join(failed))
     assert run(tmp_path, program, Fault("create", 1, "ENOSPC", path="/c$"))[1] == "c"
 
 
-def test_half_of_a_write_and_of_a_read(tmp_path: Path) -> None:
+def test_half_of_a_write_and_of_a_read(tmp_path):
     """What buffers asks again; who calls the system by himself sees it."""
     program = "raise OSError(os.write(os.open(here / 'a', os.O_WRONLY | os.O_CREAT), bytes(10)), '')"
     assert run(tmp_path, program, Fault("write", 1, "short"))[0] == 5
@@ -98,7 +98,7 @@ def test_half_of_a_write_and_of_a_read(tmp_path: Path) -> None:
     assert run(tmp_path, program, Fault("read", 1, "short"))[0] == 10
 
 
-def test_an_operation_that_is_done_may_be_said_to_have_failed(tmp_path: Path) -> None:
+def test_an_operation_that_is_done_may_be_said_to_have_failed(tmp_path):
     assert run(tmp_path, "os.mkdir(here / 'a')", Fault("mkdir", 1, "EIO done"))[0] == errno.EIO
     assert (tmp_path / "a").is_dir()
 
@@ -112,13 +112,13 @@ def test_an_operation_that_is_done_may_be_said_to_have_failed(tmp_path: Path) ->
         (Fault("rename", 1, "kill"), {"b": b"12345678"}),
     ],
 )
-def test_death_is_right_behind_an_operation_or_within_a_write(tmp_path: Path, fault: Fault, left: dict[str, bytes]) -> None:
+def test_death_is_right_behind_an_operation_or_within_a_write(tmp_path, fault, left):
     with pytest.raises(AssertionError, match=r"^-9 "):
         run(tmp_path, "(here / 'a').write_bytes(b'12345678'); os.rename(here / 'a', here / 'b')", fault)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
 
 
-def test_numpy_and_temporary_files_are_reached(tmp_path: Path) -> None:
+def test_numpy_and_temporary_files_are_reached(tmp_path):
     counts, _, _ = run(
         tmp_path, "import tempfile\nnp.save(here / 'a.npy', np.arange(9))\ntempfile.TemporaryFile(dir=here).write(b'1')"
     )
@@ -139,7 +139,7 @@ SYNC_DIRECTORY
 
 @pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("directory", [False, True])
-def test_a_disk_keeps_what_was_synced(tmp_path: Path, file: bool, directory: bool) -> None:
+def test_a_disk_keeps_what_was_synced(tmp_path, file, directory):
     """A name comes with the sync of its directory, bytes with that of their file."""
     here = tmp_path / "here"
     here.mkdir()
@@ -156,7 +156,7 @@ def test_a_disk_keeps_what_was_synced(tmp_path: Path, file: bool, directory: boo
     assert (tmp_path / "after/old").read_bytes() == states["names"]["old"]
 
 
-def test_a_disk_that_synced_everything_holds_everything(tmp_path: Path) -> None:
+def test_a_disk_that_synced_everything_holds_everything(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
     disk = Disk(here)

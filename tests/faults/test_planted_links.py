@@ -44,7 +44,7 @@ def settings_at(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, elsewhere: Path) -> None:
+def test_a_link_in_place_of_a_directory_is_refused(name, tmp_path, elsewhere):
     """By a build and by a collection, before they do anything."""
     settings, output = settings_at(tmp_path), tmp_path / "out"
     build_here(settings)
@@ -72,7 +72,7 @@ def test_a_link_in_place_of_a_directory_is_refused(name: str, tmp_path: Path, el
         (".latest.lock", "directory", ".latest.lock: is a directory instead of a file"),
     ],
 )
-def test_something_else_in_a_place_of_the_output_is_refused_before_work(name: str, kind: str, told: str, tmp_path: Path) -> None:
+def test_something_else_in_a_place_of_the_output_is_refused_before_work(name, kind, told, tmp_path):
     settings, output = settings_at(tmp_path), tmp_path / "out"
     output.mkdir()
     (output / name).mkdir() if kind == "directory" else (output / name).touch()
@@ -84,7 +84,7 @@ def test_something_else_in_a_place_of_the_output_is_refused_before_work(name: st
 @pytest.mark.parametrize("name", ["_staging/0123", "_staging/0123/4567", "_staging/collected", "_cache/" + "f" * 64,
     "_cache/files/0123.raw", "_quarantine/x", "_groups/x", "versions/x", "origins/x.json", "runs/x-y.json"])  # fmt: skip
 @pytest.mark.parametrize("kind", first_fast(["directory", "file"]))
-def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name: str, kind: str, tmp_path: Path, elsewhere: Path) -> None:
+def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name, kind, tmp_path, elsewhere):
     settings, output = settings_at(tmp_path), tmp_path / "out"
     build_here(settings)
     (output / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name: str, kind: s
     assert tree_of(elsewhere) == before
 
 
-def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path):
     """Somebody moved it to another disk."""
     settings, output = settings_at(tmp_path), tmp_path / "out"
     first = build_here(settings).version
@@ -112,7 +112,7 @@ def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path: Path) 
     assert read_pointer(Store.at(output)).version == last
 
 
-def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path: Path, elsewhere: Path) -> None:
+def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path, elsewhere):
     root = Store.at(tmp_path)
     with attempt(root, tmp_path / "_cache", "0123") as place:
         name = Path(place.staging).name
@@ -122,7 +122,7 @@ def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path: Path, elsew
     assert [*tree_of(elsewhere / "0123" / name)] == ["c"]
 
 
-def test_remove(tmp_path: Path, elsewhere: Path) -> None:
+def test_remove(tmp_path, elsewhere):
     """Trees with links in them, links, files, and nothing."""
     (tmp_path / "tree/below").mkdir(parents=True)
     (tmp_path / "tree/below/link").symlink_to(elsewhere)
@@ -162,7 +162,7 @@ def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
         "versions/VERSION/documents/train/key",
     ],
 )
-def test_a_build_writes_through_no_link_below_its_output(name: str, tmp_path: Path, elsewhere: Path) -> None:
+def test_a_build_writes_through_no_link_below_its_output(name, tmp_path, elsewhere):
     """Its names can be foreseen. A link in the way of the build is told with the next step."""
     settings, output = settings_at(tmp_path), tmp_path / "out"
     is_told = name in ("versions/VERSION", "versions/VERSION/train/encoded_tokens")
@@ -177,7 +177,7 @@ def test_a_build_writes_through_no_link_below_its_output(name: str, tmp_path: Pa
     assert tree_of(elsewhere) == before
 
 
-def test_an_output_and_what_is_above_it_may_be_links(tmp_path: Path) -> None:
+def test_an_output_and_what_is_above_it_may_be_links(tmp_path):
     """The user made them."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
@@ -185,7 +185,7 @@ def test_an_output_and_what_is_above_it_may_be_links(tmp_path: Path) -> None:
     assert (tmp_path / "disk/latest.json").exists()
 
 
-def test_groups_and_reports_are_written_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+def test_groups_and_reports_are_written_through_no_link(tmp_path, elsewhere):
     (tmp_path / "out/_groups").mkdir(parents=True)
     group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keeps": True, "room": None, "workers": 1,
         "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip

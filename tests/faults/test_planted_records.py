@@ -61,7 +61,7 @@ def fresh_store(output: Path) -> ResultStore:
     return ResultStore(result_storage=ReceiptStorage.at(Store.at(output)))
 
 
-def test_the_planted_record_is_one_that_prefect_would_run(tmp_path: Path) -> None:
+def test_the_planted_record_is_one_that_prefect_would_run(tmp_path):
     """Without our storage, the same bytes under the same key run: the other tests test something."""
     fuse = tmp_path / "fuse"
     (tmp_path / "results").mkdir()
@@ -72,7 +72,7 @@ def test_the_planted_record_is_one_that_prefect_would_run(tmp_path: Path) -> Non
     assert fuse.exists()
 
 
-def test_a_record_is_made_of_the_receipt(storage: ReceiptStorage, output: Path, key: str) -> None:
+def test_a_record_is_made_of_the_receipt(storage, output, key):
     record = json.loads(storage.read_path(key))
     assert record["metadata"]["serializer"]["type"] == "json"
     assert record["metadata"]["storage_key"] == key
@@ -85,7 +85,7 @@ def test_a_record_is_made_of_the_receipt(storage: ReceiptStorage, output: Path, 
     assert json.loads(asyncio.run(storage.aread_path(key))) == record
 
 
-def test_slices_of_one_task_are_found_together_or_not_at_all(output: Path) -> None:
+def test_slices_of_one_task_are_found_together_or_not_at_all(output):
     keys = sorted(receipts(output))
     assert len(keys) > 1
     together = key_of_pack(keys)
@@ -95,7 +95,7 @@ def test_slices_of_one_task_are_found_together_or_not_at_all(output: Path) -> No
     assert fresh_store(output).exists(keys[0])
 
 
-def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStorage, key: str) -> None:
+def test_a_planted_record_is_never_run(settings, storage, key):
     """Wherever below the output it stands, a shard's own files included: it is a miss, and the same bytes are built."""
     output = Path(settings["output"])
     fuse = output.parent / "fuse"
@@ -127,7 +127,7 @@ def test_a_planted_record_is_never_run(settings: Settings, storage: ReceiptStora
     assert not fuse.exists()
 
 
-def test_nothing_is_written_for_prefect(storage: ReceiptStorage, output: Path, key: str, tmp_path: Path) -> None:
+def test_nothing_is_written_for_prefect(storage, output, key, tmp_path):
     """Neither over a receipt nor beside it."""
     before = digests(output)
     for name in (key, "new", "../outside", "/outside", f"_cache/{key}/receipt.json"):
@@ -138,14 +138,14 @@ def test_nothing_is_written_for_prefect(storage: ReceiptStorage, output: Path, k
 
 
 @pytest.mark.parametrize("name", ["0" * 64, "", ".", "../_cache", "../../etc", "a/b", hashlib.sha256(b"x").hexdigest()])
-def test_what_is_no_shard_is_a_miss(storage: ReceiptStorage, output: Path, name: str) -> None:
+def test_what_is_no_shard_is_a_miss(storage, output, name):
     with refusal("no receipt"):
         storage.read_path(name)
     assert not fresh_store(output).exists(name or "0")
 
 
 @pytest.mark.parametrize("name", ["encoded_tokens/c/0", "documents/row/zarr.json", "receipt.json"])
-def test_a_damaged_shard_is_a_miss(storage: ReceiptStorage, output: Path, key: str, name: str) -> None:
+def test_a_damaged_shard_is_a_miss(storage, output, key, name):
     path = output / "_cache" / key / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
@@ -156,7 +156,7 @@ def test_a_damaged_shard_is_a_miss(storage: ReceiptStorage, output: Path, key: s
     assert [aside.name[:64] for aside in (output / "_quarantine").glob("*-*")] == [key]
 
 
-def test_damage_after_a_look_is_seen_at_the_next_one(storage: ReceiptStorage, output: Path, key: str) -> None:
+def test_damage_after_a_look_is_seen_at_the_next_one(storage, output, key):
     """Prefect asks and then reads: both have one check, the next pair has its own."""
     storage.read_path(key)
     storage.read_path(key)

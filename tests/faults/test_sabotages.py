@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from tests.faults.sabotages import SABOTAGES, Sabotage, found, source_of
+from tests.faults.sabotages import SABOTAGES, found, source_of
 from tests.faults.support import ROOT
 
 
-def test_every_sabotage_can_still_be_made() -> None:
+def test_every_sabotage_can_still_be_made():
     """The text that it changes is there, once; it has a check, which is there too."""
     assert len(SABOTAGES) >= 12
     assert not [name for name, count in Counter(one.name for one in SABOTAGES).items() if count > 1]
@@ -29,6 +28,6 @@ def test_every_sabotage_can_still_be_made() -> None:
         for k, one in enumerate(SABOTAGES)
     ],
 )
-def test_a_sabotage_is_found(sabotage: Sabotage, tmp_path: Path) -> None:
+def test_a_sabotage_is_found(sabotage, tmp_path):
     is_found, told = found(sabotage, tmp_path)
     assert is_found, told

@@ -6,7 +6,6 @@ import hashlib
 import time
 import types
 from collections.abc import Iterator
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -51,7 +50,7 @@ def between(web_server: str) -> Iterator[Proxy]:  # noqa: F811
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
-def test_files_of_a_spoiled_web_server_come_whole(between: Proxy, root: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_files_of_a_spoiled_web_server_come_whole(between, root, tmp_path):  # noqa: F811
     """Cut off, they go on where they were."""
     data = b"".join(b'{"text": "document %06d %d"}\n' % (i, i * i) for i in range(60_000))
     (root / "data.jsonl").write_bytes(data)
@@ -66,7 +65,7 @@ def test_files_of_a_spoiled_web_server_come_whole(between: Proxy, root: Path, tm
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_readers_of_a_spoiled_web_server_read_right(between: Proxy, layout: flat_tokens.LayoutName) -> None:
+def test_readers_of_a_spoiled_web_server_read_right(between, layout):
     expected = np.concatenate(sequences())
     rows = np.random.default_rng(1).permutation(len(expected) // 256)[:40]
     for seed in SEEDS[:2]:
@@ -76,7 +75,7 @@ def test_readers_of_a_spoiled_web_server_read_right(between: Proxy, layout: flat
     assert between.faults
 
 
-def test_what_a_busy_web_server_does_not_tell_is_not_absent(between: Proxy) -> None:
+def test_what_a_busy_web_server_does_not_tell_is_not_absent(between):
     store = Store.at(f"{between.url}/mmap")
     between.left[:] = ["503", "reset"] * 3
     assert store.exists("zarr.json")
@@ -84,7 +83,7 @@ def test_what_a_busy_web_server_does_not_tell_is_not_absent(between: Proxy) -> N
     assert not store.exists("nothing.json")
 
 
-def test_files_of_a_spoiled_hub_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_spoiled_hub_come_whole(tmp_path, monkeypatch):
     from huggingface_hub import HfFileSystem, close_session
     from huggingface_hub.utils import _http
 

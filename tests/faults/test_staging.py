@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import tasks.output.leases
 import tasks.shards.write
 from flat_tokens.stores.store import Store
@@ -48,7 +46,7 @@ def other_process(output: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path: Path) -> None:
+def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path):
     """Also if it was another version's; and what it wrote is never taken for its own by another attempt."""
     output = tmp_path / "out"
     settings = settings_of(output, write_notes(tmp_path / "in/a.jsonl", 2))
@@ -65,7 +63,7 @@ def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path: Path) 
     assert not (output / "_staging").exists()
 
 
-def test_live_process_removes_its_staging_itself(tmp_path: Path) -> None:
+def test_live_process_removes_its_staging_itself(tmp_path):
     with other_process(tmp_path) as (process, staging):
         process.communicate("")
         assert process.returncode == 0
@@ -73,7 +71,7 @@ def test_live_process_removes_its_staging_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "_staging").exists()
 
 
-def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path: Path) -> None:
+def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path):
     """A directory without a lock, a lock without a directory, an empty build."""
     staging = tmp_path / "_staging"
     (staging / "build" / "0123456789ab" / "deep").mkdir(parents=True)
@@ -88,7 +86,7 @@ def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path: 
     sweep(str(tmp_path))
 
 
-def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(tmp_path: Path) -> None:
+def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(tmp_path):
     """Its rerun has nothing to write, and no attempt of its own."""
     notes, url = write_notes(tmp_path / "in/a.jsonl", 2), f"memory://{uuid.uuid4().hex}"
     settings = {**settings_of(tmp_path, notes, scratch=str(tmp_path / "scratch")), "output": url}
@@ -98,7 +96,7 @@ def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(tmp_
     assert not (tmp_path / "scratch/_staging").exists()
 
 
-def test_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_attempt_leaves_nothing(tmp_path):
     def fail() -> None:
         with attempt(Store.at(tmp_path), tmp_path, "build") as place:
             Path(place.staging, "file").write_text("x")
@@ -109,7 +107,7 @@ def test_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> None:
+def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path):
     """Every one finds its directory there, however many begin, sweep and end beside it."""
     faults = []
 
@@ -129,7 +127,7 @@ def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path: Path) -> No
     assert not (tmp_path / "_staging").exists()
 
 
-def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staging_stays_until_who_writes_there_has_ended(tmp_path, monkeypatch):
     """A build that fails waits for the shards that are under way. Else half a shard is moved to the cache, with a receipt."""
     failed, stayed = threading.Event(), []
     real = tasks.shards.write.tokenize_slice
@@ -153,7 +151,7 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path: Path, monkeypa
     assert all(stayed)
 
 
-def test_nothing_leaves_a_staging_directory_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_leaves_a_staging_directory_that_is_being_removed(tmp_path, monkeypatch):
     """As a thread would have it that somebody did not wait for, such as behind a second Ctrl-C: half of a shard would get its
     name.
     """

@@ -11,7 +11,6 @@ import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -62,7 +61,7 @@ def put_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_spoiled_store_keeps_large_objects_whole(bucket, monkeypatch, tmp_path):
     """They go up in parts, of which each may be lost, and the last acknowledgement too."""
     store = Store.at(f"{bucket.url}/large", staging=str(tmp_path / "staging"))
     put_in_parts(store, monkeypatch)
@@ -81,7 +80,7 @@ def test_a_spoiled_store_keeps_large_objects_whole(bucket: Bucket, monkeypatch: 
     assert list((tmp_path / "staging").iterdir()) == []
 
 
-def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket, monkeypatch):
     """Asked again, the store knows of no such upload any more; begun anew, it becomes the same object."""
     store, data = Store.at(f"{bucket.url}/parts"), np.random.default_rng(1).bytes(11_000_000)
     put_in_parts(store, monkeypatch)
@@ -102,7 +101,7 @@ def test_an_upload_whose_last_acknowledgement_is_lost_is_done(bucket: Bucket, mo
     assert store.digest("object") == writer.stored
 
 
-def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
+def test_faults_that_pass_are_not_noticed(bucket):
     """Whatever is asked, and however many of them come in a row."""
     store = Store.at(f"{bucket.url}/below")
     for faults in (["429", "503", "reset", "half"], ["lost"], ["half upload", "lost", "429"]):
@@ -122,7 +121,7 @@ def test_faults_that_pass_are_not_noticed(bucket: Bucket) -> None:
             assert act() == expected
 
 
-def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
+def test_a_read_is_one_request_whatever_stands_there(bucket):
     store = Store.at(f"{bucket.url}/below")
     for key, data in {"some": b"content", "none": b""}.items():
         store.put(key, data)
@@ -134,7 +133,7 @@ def test_a_read_is_one_request_whatever_stands_there(bucket: Bucket) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stays_silent_is_given_up(bucket, monkeypatch):
     """No call hangs. The error names the object, and is one of those that another try may mend."""
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
@@ -147,7 +146,7 @@ def test_a_store_that_stays_silent_is_given_up(bucket: Bucket, monkeypatch: pyte
     assert not Store.at(f"{bucket.url}/out").exists("object")
 
 
-def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_silence_is_no_harm(bucket, monkeypatch):
     monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
     store = Store.at(f"{bucket.url}/out")
     bucket.proxy.stall_seconds = 60
@@ -158,7 +157,7 @@ def test_a_short_silence_is_no_harm(bucket: Bucket, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("trouble", ["no bucket", "403"])
-def test_what_does_not_pass_is_told_at_once(bucket: Bucket, tmp_path: Path, trouble: str) -> None:
+def test_what_does_not_pass_is_told_at_once(bucket, tmp_path, trouble):
     """Before any work, and without asking again and again."""
     output = f"{bucket.url}/out" if trouble == "403" else f"{bucket.protocol}://no-such-bucket/out"
     settings = settings_of(tmp_path, write_notes(tmp_path / "notes.jsonl", 3))
@@ -170,7 +169,7 @@ def test_what_does_not_pass_is_told_at_once(bucket: Bucket, tmp_path: Path, trou
     assert SECRET not in str(raised.value)
 
 
-def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path, monkeypatch):
     """Nobody waits for a wrong address as long as for a busy store."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -183,7 +182,7 @@ def test_a_store_that_is_nowhere_is_told_before_any_work(tmp_path: Path, monkeyp
         fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
-def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
+def test_half_an_upload_is_never_seen(bucket):
     """Neither instead of nothing nor instead of what was there."""
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.0)
     store.put("there", b"old")
@@ -196,7 +195,7 @@ def test_half_an_upload_is_never_seen(bucket: Bucket) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "half", "503"])
-def test_the_pointer_is_moved_once_whatever_is_lost(bucket: Bucket, fault: str) -> None:
+def test_the_pointer_is_moved_once_whatever_is_lost(bucket, fault):
     """The write was done and its acknowledgement lost, or it was not done: both are found out by reading."""
     root = Store.at(f"{bucket.url}/pointer-{fault}")
     content = [b"first", b"second", b"third"]
@@ -210,7 +209,7 @@ def test_the_pointer_is_moved_once_whatever_is_lost(bucket: Bucket, fault: str) 
         assert root.read("latest.json") == content[i]
 
 
-def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machines_move_is_not_undone(bucket, monkeypatch):
     """It writes after we have looked, while our first try is lost on its way: there is no second one."""
     root = Store.at(f"{bucket.url}/race")
     assert swap(root, "latest.json", look(root, "latest.json"), b"one")
@@ -225,7 +224,7 @@ def test_another_machines_move_is_not_undone(bucket: Bucket, monkeypatch: pytest
     assert root.read("latest.json") == b"theirs"
 
 
-def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_lags_hides_nothing(monkeypatch):
     """What a listing does not show yet is asked for by its name, and what was never there is missed."""
     url = f"memory://{uuid.uuid4().hex}"
     write_sequences(url, [np.arange(5, dtype=np.uint32)])
@@ -238,7 +237,7 @@ def test_a_listing_that_lags_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("layout", first_fast(LAYOUTS))
-def test_readers_of_a_spoiled_store_read_right(bucket: Bucket, layout: flat_tokens.LayoutName) -> None:
+def test_readers_of_a_spoiled_store_read_right(bucket, layout):
     """Sequences and packed rows through faults are what was written."""
     url, rng = f"{bucket.url}/read-{layout}", np.random.default_rng(5)
     sequences = [rng.integers(0, 50_000, int(length), np.uint32) for length in rng.integers(0, 400, 300)]
@@ -257,9 +256,7 @@ def test_readers_of_a_spoiled_store_read_right(bucket: Bucket, layout: flat_toke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
-def test_credentials_are_in_nothing_that_is_written_or_said(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_are_in_nothing_that_is_written_or_said(bucket, tmp_path, caplog, monkeypatch):
     """Neither in objects nor in files, logs or errors, of builds that succeed and of one that fails half way."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", f"token-{SECRET}")
     caplog.set_level(logging.INFO)

@@ -14,7 +14,7 @@ def rows_of(page: Path) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| ")][1:]
 
 
-def test_rows_are_replaced_by_those_of_the_same_fault_and_command(tmp_path: Path) -> None:
+def test_rows_are_replaced_by_those_of_the_same_fault_and_command(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}{END}behind\n")
     one, other = Row("kills", "build"), Row("kills", "gc")

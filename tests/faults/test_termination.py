@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ DEMO = ROOT / "deployments/demo"
 
 
 @pytest.mark.slow
-def test_terminated_build_ends_and_goes_on(tmp_path: Path) -> None:
+def test_terminated_build_ends_and_goes_on(tmp_path):
     """Exit status 143 and one line that says what to do, whenever the signal comes."""
     settings = settings_of(tmp_path / "out", DEMO / "stories.parquet", DEMO / "notes.jsonl", slice_bytes=8000)
     version = build_here(settings).version  # in about a second, of 26 slices

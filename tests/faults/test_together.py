@@ -55,16 +55,14 @@ def check_equal_builds(settings: Settings, outcomes: list[dict[str, Any]], calm:
 
 
 @pytest.mark.parametrize("count", first_fast([2, 4]))
-def test_equal_builds_at_once_all_succeed(settings: Settings, tmp_path: Path, count: int) -> None:
+def test_equal_builds_at_once_all_succeed(settings, tmp_path, count):
     outcomes = together(*[settings] * count)
     check_equal_builds(settings, outcomes, tmp_path / "calm")
     assert not (Path(settings["output"]) / "_quarantine").exists()
 
 
 @pytest.mark.parametrize("times", first_fast([1, 4]))
-def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
-    settings: Settings, tmp_path: Path, times: int
-) -> None:
+def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(settings, tmp_path, times):
     """What one build has just mended, another one that saw the damage too leaves in place."""
     root = Path(settings["output"])
     for turn in range(times):
@@ -79,7 +77,7 @@ def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(
 
 
 @pytest.mark.parametrize("times", first_fast([1, 5]))
-def test_different_builds_at_once_lose_no_update(settings: Settings, tmp_path: Path, times: int) -> None:
+def test_different_builds_at_once_lose_no_update(settings, tmp_path, times):
     """Both versions are complete; who comes second to the pointer is told so, and its rerun makes it the latest."""
     root = Path(settings["output"])
     other = settings_of(root, write_notes(tmp_path / "in/b.jsonl", 12), slice_bytes=400)

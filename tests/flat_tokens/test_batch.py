@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +22,7 @@ def starts(*entries: int) -> np.ndarray:
     return np.array(entries, np.uint64)
 
 
-def test_the_worked_example_byte_for_byte() -> None:
+def test_the_worked_example_byte_for_byte():
     batch = TokenBatch.from_sequences([[1, 2], [3, 4, 5], [6, 7, 8]])
     assert batch.encoded_tokens.tobytes() == bytes.fromhex(
         "03000000 04000000 07000000 08000000 0a000000 0d000000 0e000000 10000000"
@@ -46,9 +44,7 @@ def test_the_worked_example_byte_for_byte() -> None:
     ],
     ids=["none at all", "one", "only empties", "start", "end", "middle", "everywhere", "the smallest and the largest id"],
 )
-def test_empty_sequences_repeat_an_entry_and_mark_no_token(
-    sequences: list[list[int]], encoded: list[int], seq_starts: list[int]
-) -> None:
+def test_empty_sequences_repeat_an_entry_and_mark_no_token(sequences, encoded, seq_starts):
     batch = TokenBatch.from_sequences(sequences)
     assert batch.encoded_tokens.tolist() == encoded
     assert batch.encoded_tokens.dtype == np.uint32
@@ -63,7 +59,7 @@ TOO_LARGE = [2**31, 2**32 - 1, 2**32, 2**62, 2**63, 2**64 - 1, 2**64]
 
 
 @pytest.mark.parametrize("wrong", [*TOO_LARGE, -1, -(2**31), -(2**63), -(2**70), 1.5, np.uint64(2**63), "7", None])
-def test_what_is_no_token_id_is_refused(wrong: Any) -> None:
+def test_what_is_no_token_id_is_refused(wrong):
     """A fraction is not cut to an integer, text not parsed."""
     for sequence in ([wrong], [wrong, 2]):
         with refusal("token ids"):
@@ -71,14 +67,14 @@ def test_what_is_no_token_id_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [2**31, 2**31 + 5, 2**32 - 1])
-def test_a_flat_id_that_does_not_fit_is_refused_before_anything_is_shifted(wrong: int) -> None:
+def test_a_flat_id_that_does_not_fit_is_refused_before_anything_is_shifted(wrong):
     tokens = flat(1, 2, wrong, 3)
     with refusal(f"token id {wrong} does not fit"):
         TokenBatch.from_flat(tokens, starts(0, 4))
     assert tokens.tolist() == [1, 2, wrong, 3]
 
 
-def test_flat_tokens_are_encoded_in_place() -> None:
+def test_flat_tokens_are_encoded_in_place():
     tokens, seq_starts = flat(1, 2, 3), starts(0, 0, 2, 3, 3)
     batch = TokenBatch.from_flat(tokens, seq_starts)
     assert batch.encoded_tokens is tokens
@@ -88,13 +84,13 @@ def test_flat_tokens_are_encoded_in_place() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
-def test_arrays_of_any_integer_type_are_sequences(dtype: type) -> None:
+def test_arrays_of_any_integer_type_are_sequences(dtype):
     batch = TokenBatch.from_sequences([np.array([1, 127], dtype), [2**31 - 1], np.array([], dtype)])
     assert batch.encoded_tokens.tolist() == [3, 254, 2**32 - 1]
 
 
 @given(ragged)
-def test_every_sentence_of_the_format_holds(sequences: list[list[int]]) -> None:
+def test_every_sentence_of_the_format_holds(sequences):
     """Against plain integers: id * 2 + 1 where the token starts a sequence, id * 2 elsewhere."""
     batch = TokenBatch.from_sequences(sequences)
     assert batch.encoded_tokens.tolist() == [

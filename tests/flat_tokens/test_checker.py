@@ -98,7 +98,7 @@ def refused(dataset: Path, level: Any = "full") -> str:
 # What is right
 
 
-def test_a_good_dataset_passes(dataset: Path) -> None:
+def test_a_good_dataset_passes(dataset):
     files = [path for path in dataset.rglob("*") if path.is_file() and path.parent != dataset]
     for level in ("quick", "full"):
         assert verify(dataset, level) == (  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_a_good_dataset_passes(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
+def test_a_written_dataset_passes(tmp_path, name):
     write_sequences(tmp_path / "dataset", SEQUENCES, layout=name, provenance={"from": "here"})
     verification = verify(tmp_path / "dataset", "full")
     assert (verification.token_count, verification.seq_count) == (8, 4)
@@ -133,12 +133,12 @@ def test_a_written_dataset_passes(tmp_path: Path, name: LayoutName) -> None:
         assert described == {"key": described["key"], "size": len(data), "blake3": blake3(data).hexdigest()}
 
 
-def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path: Path, layout: Layout) -> None:
+def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path, layout):
     publish(tmp_path / "dataset", layout, manifest=False)
     assert verify(tmp_path / "dataset", "full")[2:] == (0, 0, 16, 8)
 
 
-def test_nothing_published_is_a_file_not_found_error(dataset: Path) -> None:
+def test_nothing_published_is_a_file_not_found_error(dataset):
     for marker in ("zarr.json", ".zgroup"):
         (dataset / marker).unlink(missing_ok=True)
     for level in ("quick", "full"):
@@ -150,7 +150,7 @@ def test_nothing_published_is_a_file_not_found_error(dataset: Path) -> None:
 
 
 @LEVELS
-def test_any_missing_file_is_named(dataset: Path, level: str) -> None:
+def test_any_missing_file_is_named(dataset, level):
     for path in [path for path in dataset.glob("*/**/*") if path.is_file()]:
         data = path.read_bytes()
         path.unlink()
@@ -161,7 +161,7 @@ def test_any_missing_file_is_named(dataset: Path, level: str) -> None:
 
 
 @LEVELS
-def test_an_object_of_another_size_is_named(dataset: Path, level: str) -> None:
+def test_an_object_of_another_size_is_named(dataset, level):
     path = tokens_object(dataset, 1)
     size = path.stat().st_size
     for change in (-1, 1):
@@ -173,13 +173,13 @@ def test_an_object_of_another_size_is_named(dataset: Path, level: str) -> None:
 @pytest.mark.parametrize(
     "name", ["stray", "train/encoded_tokens/c/2", "train/encoded_tokens/.0.1234.part", "elsewhere/zarr.json"]
 )
-def test_an_extra_object_is_named(dataset: Path, level: str, name: str) -> None:
+def test_an_extra_object_is_named(dataset, level, name):
     (dataset / name).parent.mkdir(parents=True, exist_ok=True)
     (dataset / name).write_bytes(b"")
     assert f"{name} is not in the manifest" in refused(dataset, level)
 
 
-def test_an_older_dataset_is_checked_by_its_sha256(dataset: Path) -> None:
+def test_an_older_dataset_is_checked_by_its_sha256(dataset):
     """Releases before BLAKE3 wrote a sha256 of each object, and every reader of a manifest takes either."""
     manifest = json.loads((dataset / "manifest.json").read_text())
     for one in manifest["objects"]:
@@ -193,7 +193,7 @@ def test_an_older_dataset_is_checked_by_its_sha256(dataset: Path) -> None:
     assert f"{key} has sha256" in refused(dataset)
 
 
-def test_a_flipped_byte_anywhere_is_named_by_full(dataset: Path) -> None:
+def test_a_flipped_byte_anywhere_is_named_by_full(dataset):
     """quick reads no data; full names every object whose digest has changed, whichever it is."""
     for path in sorted(p for p in dataset.rglob("*") if p.is_file() and p.parent != dataset):
         good = path.read_bytes()
@@ -225,16 +225,14 @@ def test_a_flipped_byte_anywhere_is_named_by_full(dataset: Path) -> None:
         ({"starts": [0, 2, 2, 8]}, "train: token 5 is marked"),
     ],
 )
-def test_what_breaks_a_sentence_of_the_format_is_named_by_full(
-    tmp_path: Path, layout: Layout, wrong: dict[str, Any], complaint: str
-) -> None:
+def test_what_breaks_a_sentence_of_the_format_is_named_by_full(tmp_path, layout, wrong, complaint):
     publish(tmp_path / "dataset", layout, **wrong)
     assert complaint in refused(tmp_path / "dataset")
     assert "blake3" not in refused(tmp_path / "dataset")
     verify(tmp_path / "dataset", "quick")
 
 
-def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path: Path, layout: Layout) -> None:
+def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path, layout):
     publish(tmp_path / "dataset", layout, manifest=False)
     path = tokens_object(tmp_path / "dataset", 0)
     path.write_bytes(bytes(path.stat().st_size))
@@ -246,9 +244,7 @@ ragged = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=12)
 
 @given(train=ragged, block=st.integers(1, 9), name=st.sampled_from(NAMES))
 @examples(25)
-def test_every_batch_passes_wherever_blocks_end(
-    tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], block: int, name: LayoutName
-) -> None:
+def test_every_batch_passes_wherever_blocks_end(tmp_path_factory, train, block, name):
     batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets") / "dataset"
     publish(root, in_small_objects(name), batch.encoded_tokens.tolist(), batch.seq_starts.tolist(), batch.max_token_id)
     with pytest.MonkeyPatch.context() as patch:
@@ -258,9 +254,7 @@ def test_every_batch_passes_wherever_blocks_end(
 
 @given(data=st.data(), train=ragged, block=st.integers(1, 9))
 @examples(30)
-def test_every_single_change_is_found_wherever_blocks_end(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, train: list[list[int]], block: int
-) -> None:
+def test_every_single_change_is_found_wherever_blocks_end(tmp_path_factory, data, train, block):
     """One flag turned over, or one entry of seq_starts moved to where no other sequence starts."""
     batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets") / "dataset"
     encoded, starts = batch.encoded_tokens.tolist(), batch.seq_starts.tolist()
@@ -289,7 +283,7 @@ def pointed_at(tmp_path: Path, **wrong: Any) -> Path:
 
 
 @LEVELS
-def test_the_version_that_the_pointer_names_passes(tmp_path: Path, level: Any) -> None:
+def test_the_version_that_the_pointer_names_passes(tmp_path, level):
     root = pointed_at(tmp_path)
     assert verify(root, level).path == f"{root}/versions/a"
 
@@ -305,7 +299,7 @@ def test_the_version_that_the_pointer_names_passes(tmp_path: Path, level: Any) -
     ],
     ids=str,
 )
-def test_a_pointer_that_stops_builds_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_pointer_that_stops_builds_is_named(tmp_path, wrong):
     root = pointed_at(tmp_path, **wrong)
     assert "latest.json: is not a pointer to a version. Restore it or remove it" in refused(root, "quick")
     assert flat_tokens.open(root).train.token_count == 8
@@ -337,7 +331,7 @@ FORMER = [
         ({"gormer": FORMER}, "has 'gormer', which no pointer has"),
     ],
 )
-def test_a_pointer_that_no_build_writes_is_named(tmp_path: Path, wrong: dict[str, Any], complaint: str, level: str) -> None:
+def test_a_pointer_that_no_build_writes_is_named(tmp_path, wrong, complaint, level):
     verify(pointed_at(tmp_path / "right", sequence=3, former=FORMER), "full")
     assert f"latest.json {complaint}" in refused(
         pointed_at(tmp_path / "wrong", **{"sequence": 9, "former": FORMER, **wrong}), level
@@ -355,7 +349,7 @@ def recorded(root: Path, at: str = "2026-01-06T00:00:00+00:00", **facts: Any) ->
 
 
 @pytest.mark.parametrize("digest", ["blake3", "sha256"])
-def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path: Path, digest: str) -> None:
+def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path, digest):
     """Wherever it is."""
     publish(tmp_path, in_small_objects("mmap"))
     manifest = (tmp_path / "manifest.json").read_text().replace('"blake3"', f'"{digest}"')
@@ -366,7 +360,7 @@ def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("every", first_fast([5, 1]))
-def test_no_changed_byte_of_a_pointer_passes(tmp_path: Path, every: int) -> None:
+def test_no_changed_byte_of_a_pointer_passes(tmp_path, every):
     """Not one of its number or of its former versions, with the record of the run that moved it."""
     root = pointed_at(tmp_path, sequence=3, former=FORMER)
     recorded(root)
@@ -381,7 +375,7 @@ def test_no_changed_byte_of_a_pointer_passes(tmp_path: Path, every: int) -> None
 
 
 @pytest.mark.parametrize("kept", [None, "0" * 64])
-def test_a_number_that_no_run_has_seen_is_named(tmp_path: Path, kept: str | None) -> None:
+def test_a_number_that_no_run_has_seen_is_named(tmp_path, kept):
     """By the record of an earlier release, too, which has no digest."""
     root = pointed_at(tmp_path, sequence=5, former=FORMER)
     recorded(root, sequence=5, history_sha256=kept)
@@ -393,7 +387,7 @@ def test_a_number_that_no_run_has_seen_is_named(tmp_path: Path, kept: str | None
         verify(root, "quick")
 
 
-def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path: Path) -> None:
+def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path):
     """By a rollback, say, or by a run that died before its record; and one without any record, or with others."""
     since = {"version": "v3", "until": "2026-01-06T00:00:01+00:00"}
     root = pointed_at(tmp_path, sequence=3, former=FORMER)
@@ -413,7 +407,7 @@ def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path: Path) -
     assert verify(root, "full").path.startswith(str(root))
 
 
-def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path, monkeypatch):
     root = pointed_at(tmp_path, sequence=3, former=FORMER)
     recorded(root)
     value = json.loads((root / "latest.json").read_bytes())
@@ -432,7 +426,7 @@ def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("wrong", ["another version", "nowhere", "a directory"])
-def test_a_link_that_leads_elsewhere_than_the_pointer_is_named(tmp_path: Path, wrong: str) -> None:
+def test_a_link_that_leads_elsewhere_than_the_pointer_is_named(tmp_path, wrong):
     root = pointed_at(tmp_path)
     verify(root)
     (root / "latest").symlink_to("versions/a")
@@ -450,7 +444,7 @@ def test_a_link_that_leads_elsewhere_than_the_pointer_is_named(tmp_path: Path, w
 
 @LEVELS
 @pytest.mark.parametrize("name", NAMES)
-def test_other_metadata_of_the_root_is_named(tmp_path: Path, name: LayoutName, level: str) -> None:
+def test_other_metadata_of_the_root_is_named(tmp_path, name, level):
     """It is the one thing that no manifest knows, and plain zarr takes the arrays' shapes from a copy there."""
     publish(tmp_path, in_small_objects(name))
     verify(tmp_path, level)  # type: ignore[arg-type]
@@ -468,7 +462,7 @@ def test_other_metadata_of_the_root_is_named(tmp_path: Path, name: LayoutName, l
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 @pytest.mark.parametrize("name", NAMES)
-def test_consolidated_metadata_of_another_writer_agrees_with_the_arrays(tmp_path: Path, name: LayoutName) -> None:
+def test_consolidated_metadata_of_another_writer_agrees_with_the_arrays(tmp_path, name):
     """Right copies pass; one with another shape makes plain zarr read fewer tokens."""
     publish(tmp_path, in_small_objects(name), manifest=False)
     zarr.consolidate_metadata(str(tmp_path))
@@ -485,7 +479,7 @@ def test_consolidated_metadata_of_another_writer_agrees_with_the_arrays(tmp_path
 
 
 @LEVELS
-def test_a_changed_or_missing_manifest_is_named(tmp_path: Path, level: str) -> None:
+def test_a_changed_or_missing_manifest_is_named(tmp_path, level):
     root = pointed_at(tmp_path)
     manifest = root / "versions/a/manifest.json"
     manifest.write_text(manifest.read_text() + " ")
@@ -508,7 +502,7 @@ def test_a_changed_or_missing_manifest_is_named(tmp_path: Path, level: str) -> N
         "{}",
     ],
 )
-def test_a_manifest_of_junk_is_a_named_error(tmp_path: Path, junk: str) -> None:
+def test_a_manifest_of_junk_is_a_named_error(tmp_path, junk):
     publish(tmp_path / "dataset", in_small_objects("mmap"))
     (tmp_path / "dataset/manifest.json").write_text(junk)
     attempts = [
@@ -571,7 +565,7 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
         ("provenance.sources", [{"name": "a", "files": [{**FILE, "parts": [1]}]}]),
     ],
 )
-def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path: Path, at: str, value: object) -> None:
+def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path, at, value):
     write_sequences(tmp_path / "dataset", SEQUENCES)
     path = tmp_path / "dataset/manifest.json"
     manifest = json.loads(path.read_text())
@@ -582,7 +576,7 @@ def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path: Path, 
         read_manifest(Store.at(tmp_path / "dataset"))
 
 
-def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path: Path) -> None:
+def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path):
     """Null stands for what is not known."""
     source = {"name": "a", "revision": None, "files": [FILE], "more": [1]}
     said = {"name": None, "sources": [source], "tokenizer": {"digest": None}, "more": {"a": 1.5}}
@@ -590,14 +584,14 @@ def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path: Path) -> 
     assert read_manifest(Store.at(tmp_path / "dataset"))["provenance"] == said
 
 
-def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path):
     with refusal("tokenizer is 'bytes'"):
         write_dataset(tmp_path / "dataset", [], provenance={"tokenizer": "bytes"})
     assert not (tmp_path / "dataset").exists()
 
 
 @pytest.mark.parametrize("key", ["../pipe", "{tmp_path}/pipe", "train/../../pipe", "", "train//zarr.json", "..\\pipe"])
-def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, key):
     """A named pipe would block for ever who reads it."""
     publish(tmp_path / "dataset", in_small_objects("mmap"))
     os.mkfifo(tmp_path / "pipe")
@@ -612,7 +606,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path, key: s
 # The reference writer's dataset, which has no manifest
 
 
-def test_the_reference_writers_dataset_passes(reference: Path) -> None:
+def test_the_reference_writers_dataset_passes(reference):
     for level in ("quick", "full"):
         assert verify(reference / "seqax/synthetic_dataset.zarr", level)[2:] == (0, 0, 543027, 1024)  # type: ignore[arg-type]
 
@@ -628,7 +622,7 @@ def told_of(dataset: Path, level: Any) -> list[Checked]:
 
 
 @pytest.mark.parametrize("manifest", [True, False])
-def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path: Path, layout: Layout, manifest: bool) -> None:
+def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path, layout, manifest):
     """Every object once for its digest; for the format, two splits of eight tokens and five entries each."""
     publish(tmp_path / "dataset", layout, manifest=manifest)
     stored = verify(tmp_path / "dataset").byte_count
@@ -638,11 +632,11 @@ def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path: Path, layout: 
     assert [now.byte_count for now in told] == sorted(now.byte_count for now in told)
 
 
-def test_a_quick_check_reads_nothing_that_counts(dataset: Path) -> None:
+def test_a_quick_check_reads_nothing_that_counts(dataset):
     assert told_of(dataset, "quick") == [(0, 0, 0)]
 
 
-def test_faults_are_told_of_when_they_are_found(dataset: Path) -> None:
+def test_faults_are_told_of_when_they_are_found(dataset):
     for i in range(2):
         data = bytearray(tokens_object(dataset, i).read_bytes())
         data[0] ^= 1
@@ -657,7 +651,7 @@ def test_faults_are_told_of_when_they_are_found(dataset: Path) -> None:
     assert pickle.loads(pickle.dumps(damaged.value)).faults == damaged.value.faults
 
 
-def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
+def test_a_check_ends_with_the_tenth_fault(tmp_path):
     publish(tmp_path / "dataset", in_small_objects("zarr2"))
     for i in range(12):
         (tmp_path / f"dataset/train/more-{i}").touch()
@@ -671,7 +665,7 @@ def test_a_check_ends_with_the_tenth_fault(tmp_path: Path) -> None:
         verify(tmp_path / "dataset")
 
 
-def test_a_number_that_no_key_signs_is_refused(dataset: Path) -> None:
+def test_a_number_that_no_key_signs_is_refused(dataset):
     """It would be passed over, and an earlier version would be right."""
     for number in (3, "3"):
         with refusal(r"^number is '?3'?, but nothing says who signed it: give key, too"):

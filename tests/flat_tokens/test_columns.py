@@ -66,7 +66,7 @@ def write(store: Store, key: str, *edges: int) -> bytes:
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 10))
 @example([2, 0, 0], 0)  # as many as a row group has
 @examples(40)
-def test_documents_are_taken_by_their_numbers(tmp_path_factory: pytest.TempPathFactory, numbers: list[int], cut: int) -> None:
+def test_documents_are_taken_by_their_numbers(tmp_path_factory, numbers, cut):
     """In any order, more than once, from one object or two."""
     store = Store.at(tmp_path_factory.mktemp("columns"))
     edges = [0, *([cut] if 0 < cut < 10 else []), 10]
@@ -79,12 +79,12 @@ def test_documents_are_taken_by_their_numbers(tmp_path_factory: pytest.TempPathF
     assert list(columns.faults()) == []
 
 
-def test_bytes_do_not_depend_on_how_rows_came(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_how_rows_came(tmp_path):
     store = Store.at(tmp_path)
     assert write(store, "a", 0, 10) == write(store, "b", 0, 1, 2, 6, 6, 10)
 
 
-def test_objects_of_a_split_are_found_by_their_names() -> None:
+def test_objects_of_a_split_are_found_by_their_names():
     keys = [
         "documents/train/columns/20.parquet",
         name_of("train", 0),
@@ -98,7 +98,7 @@ def test_objects_of_a_split_are_found_by_their_names() -> None:
     assert parts_of(keys[3:], "train", 0) == ()
 
 
-def test_kinds_fit_or_do_not() -> None:
+def test_kinds_fit_or_do_not():
     assert [common("null", "text"), common("int64", "float64"), common("bool", "bool")] == ["text", "float64", "bool"]
     assert [common("int64", "text"), common("bool", "int64"), common("int64", "uint64")] == [None, None, None]
     whole, parts = (pa.record_batch({"n": values}) for values in ([1, 2], [0.5]))
@@ -123,7 +123,7 @@ MOST = (1 << 63) - 1
         ([], "int64"),
     ],
 )
-def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values: list[int | None], kind: str) -> None:
+def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values, kind):
     """In shards: a manifest has int64 for both."""
     found = pa.array([7, *values], pa.int64())[1:]
     assert kind_of(found) == kind
@@ -137,14 +137,14 @@ def test_integers_that_float64_does_not_have_are_a_kind_of_their_own(values: lis
         assert as_kind(found, "float64", "n").to_pylist() == values
 
 
-def test_a_null_is_no_integer_whatever_stands_in_its_place() -> None:
+def test_a_null_is_no_integer_whatever_stands_in_its_place():
     data = np.array([MOST, 1], np.int64)
     found = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\2"), pa.py_buffer(data)])
     assert found.to_pylist() == [None, 1]
     assert kind_of(found) == "int64"
 
 
-def test_damage_is_told_with_the_object(tmp_path: Path) -> None:
+def test_damage_is_told_with_the_object(tmp_path):
     store = Store.at(tmp_path)
     data = write(store, name_of("train", 0), 0, 6)
     columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
@@ -156,7 +156,7 @@ def test_damage_is_told_with_the_object(tmp_path: Path) -> None:
         assert "columns/0.parquet: cannot be read" in fault
 
 
-def test_documents_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_documents_that_are_not_there_are_told(tmp_path):
     store = Store.at(tmp_path)
     write(store, name_of("train", 0), 0, 5)
     columns = Columns(store, KINDS, (Part(name_of("train", 0), 0, 6),))
@@ -188,7 +188,7 @@ def read(path: Path) -> Iterator[pa.RecordBatch]:
 
 @given(lines())
 @examples(60)
-def test_json_lines_have_the_values_that_they_say(tmp_path_factory: pytest.TempPathFactory, told: list[dict[str, Any]]) -> None:
+def test_json_lines_have_the_values_that_they_say(tmp_path_factory, told):
     """However many lines are read at a time, by Arrow's parser and by Python's."""
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     wanted = [line.get("v") for line in told]
@@ -201,7 +201,7 @@ def test_json_lines_have_the_values_that_they_say(tmp_path_factory: pytest.TempP
 
 @given(st.lists(values, min_size=1, max_size=8))
 @examples(40)
-def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory: pytest.TempPathFactory, told: list[Any]) -> None:
+def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory, told):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_text("".join(json.dumps({"text": "a", "v": value}) + "\n" for value in told))
     kinds = {type(value) for value in told if value is not None}
@@ -215,9 +215,7 @@ def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory: pytest
 @pytest.mark.parametrize("size", [1 << 20, 30])
 @pytest.mark.parametrize("value", [(1 << 53) + 1, -(1 << 60) - 1, 10**20 + 1, 10**400])
 @pytest.mark.parametrize("other", [0.5, None, 1])
-def test_an_integer_that_would_be_rounded_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, value: int, other: float | None
-) -> None:
+def test_an_integer_that_would_be_rounded_is_refused(tmp_path, monkeypatch, size, value, other):
     """Beside fractions, or beyond 64 bits; in one block with them or not. It is named with its file and the remedy."""
     monkeypatch.setattr(limits, "BATCH_BYTES", size)
     path = tmp_path / "x.jsonl"
@@ -232,7 +230,7 @@ def test_an_integer_that_would_be_rounded_is_refused(
             assert f"x.jsonl: column 'v' is float64 here, which does not have its value {value}. Write" in str(error.value)
 
 
-def test_a_fraction_beyond_float64_is_refused(tmp_path: Path) -> None:
+def test_a_fraction_beyond_float64_is_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     for pair in (("0.5", "-1e400"), ("-1e400", "0.5"), ("1", "-1e400"), ("-1e400", "null")):
         path.write_text("".join(f'{{"text": "a", "v": {value}}}\n' for value in pair))
@@ -242,14 +240,14 @@ def test_a_fraction_beyond_float64_is_refused(tmp_path: Path) -> None:
     assert joined(list(read(path))).num_rows == 0
 
 
-def test_integers_that_float64_has_stand_beside_fractions(tmp_path: Path) -> None:
+def test_integers_that_float64_has_stand_beside_fractions(tmp_path):
     path = tmp_path / "x.jsonl"
     values = [1 << 54, 0.5, -(1 << 70), 1e300, None]
     path.write_text("".join(json.dumps({"text": "a", "v": one}) + "\n" for one in values))
     assert joined(list(read(path))).column("v").to_pylist() == values
 
 
-def test_decimals_that_float64_does_not_have_are_refused() -> None:
+def test_decimals_that_float64_does_not_have_are_refused():
     whole = [Decimal(1 << 60), Decimal(-5), None]
     assert as_kept(pa.array(whole, pa.decimal128(38, 0)), "v", "x.parquet").to_pylist() == [1 << 60, -5, None]
     assert as_kept(pa.array([Decimal("0.1"), None]), "v", "x.parquet").to_pylist() == [0.1, None]
@@ -259,6 +257,6 @@ def test_decimals_that_float64_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.timestamp("ms", "UTC"), pa.date64()])
-def test_times_that_are_in_no_calendar_are_refused(kind: pa.DataType) -> None:
+def test_times_that_are_in_no_calendar_are_refused(kind):
     with refusal(rf"^x.parquet: column 'v' has a {re.escape(str(kind))} that is out of range. Write its values as text"):
         as_kept(pa.array([0, 1 << 62]).view(kind), "v", "x.parquet")

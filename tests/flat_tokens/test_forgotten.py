@@ -12,7 +12,7 @@ SALT = bytes(range(8))
 KEYS = np.arange(1, 1001, dtype=np.uint64) * np.uint64(7919)
 
 
-def test_the_listed_keys_and_no_others_are_forgotten() -> None:
+def test_the_listed_keys_and_no_others_are_forgotten():
     listed = Forgotten(SALT).with_documents(KEYS[::3], np.empty(0, np.uint64))
     assert (listed.those(KEYS) == (np.arange(1000) % 3 == 0)).all()
     assert not Forgotten(SALT).those(KEYS).any()
@@ -24,13 +24,13 @@ def test_the_listed_keys_and_no_others_are_forgotten() -> None:
     assert listed.with_documents(KEYS[::3], KEYS[:0]).sha256 == listed.sha256
 
 
-def test_a_damaged_list_is_refused() -> None:
+def test_a_damaged_list_is_refused():
     for wrong in ({}, {"salt": "zz", "digests": "", "windows": ""}, {"salt": "00" * 8, "digests": "AAA", "windows": ""}):
         with refusal("is not a list of forgotten documents"):
             Forgotten.of(wrong)
 
 
-def test_any_run_of_23_tokens_of_a_document_is_found() -> None:
+def test_any_run_of_23_tokens_of_a_document_is_found():
     """Wherever it begins, and however the tokens come in parts."""
     document = np.random.default_rng(0).integers(0, 50_000, 480).astype(np.uint32)
     others = np.random.default_rng(1).integers(0, 50_000, 5_000).astype(np.uint32)
@@ -47,13 +47,13 @@ def test_any_run_of_23_tokens_of_a_document_is_found() -> None:
 
 
 @pytest.mark.parametrize(("length", "windows"), [(0, 0), (15, 0), (16, 1), (17, 2), (24, 2), (25, 3), (100_000, 64)])
-def test_a_document_has_a_window_for_each_step_up_to_64(length: int, windows: int) -> None:
+def test_a_document_has_a_window_for_each_step_up_to_64(length, windows):
     document = np.random.default_rng(0).integers(0, 50_000, length).astype(np.uint32)
     assert len(windows_of(document, SALT)) == windows
     assert len(hashes(document, SALT)) == max(length - WINDOW + 1, 0)
 
 
-def test_windows_that_others_have_are_left_out() -> None:
+def test_windows_that_others_have_are_left_out():
     document = np.arange(100, dtype=np.uint32)
     listed = Forgotten(SALT).with_documents(KEYS[:1], windows_of(document, SALT))
     shared = np.concatenate([found for _, found in Scan(listed).of([document[:50]])])

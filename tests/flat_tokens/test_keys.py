@@ -37,7 +37,7 @@ def keys(texts: list[bytes]) -> list[int]:
     return found.tolist()  # type: ignore[no-any-return]
 
 
-def test_keys_never_change() -> None:
+def test_keys_never_change():
     """Datasets are split by them: another key would move documents between train and validation."""
     assert keys([b"", b"hello", b"The quick brown fox jumps over the lazy dog", "Grüße, 世界!\0".encode()]) == [
         0,
@@ -48,14 +48,14 @@ def test_keys_never_change() -> None:
 
 
 @given(texts=st.lists(st.binary(max_size=100), max_size=20), block=st.sampled_from([8, 16, 24, 64]))
-def test_keys_do_not_depend_on_where_blocks_end(texts: list[bytes], block: int) -> None:
+def test_keys_do_not_depend_on_where_blocks_end(texts, block):
     """They are the documented formula."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.keys, "BLOCK_BYTES", block)
         assert keys(texts) == [reference_key(text) for text in texts]
 
 
-def test_texts_about_as_long_as_the_real_block() -> None:
+def test_texts_about_as_long_as_the_real_block():
     block = flat_tokens.keys.BLOCK_BYTES
     rng = np.random.default_rng(0)
     texts = [rng.bytes(length) for length in (3, block - 1, block, block + 1, 0, 5, 2 * block + 13, block - 8, 8, 1)]
@@ -65,14 +65,14 @@ def test_texts_about_as_long_as_the_real_block() -> None:
 @given(
     texts=st.lists(st.binary(max_size=30), min_size=1, max_size=10), before=st.binary(max_size=20), after=st.binary(max_size=20)
 )
-def test_offsets_need_not_begin_at_zero(texts: list[bytes], before: bytes, after: bytes) -> None:
+def test_offsets_need_not_begin_at_zero(texts, before, after):
     """A slice of an Arrow column shares the buffers of the whole."""
     data = np.frombuffer(before + b"".join(texts) + after, np.uint8)
     offsets = np.cumsum([len(before), *map(len, texts)], dtype=np.int64)
     assert document_keys(data, offsets).tolist() == keys(texts)
 
 
-def test_the_input_is_not_changed() -> None:
+def test_the_input_is_not_changed():
     data = np.frombuffer(b"read-only bytes", np.uint8)
     document_keys(data, np.array([0, 9, 15]))
     assert data.tobytes() == b"read-only bytes"

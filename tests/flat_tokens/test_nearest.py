@@ -15,7 +15,6 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.reader import datasets_below
 from flat_tokens.stores.store import Store
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 BATCH = TokenBatch.from_sequences([[1, 2, 3]])
 
@@ -59,20 +58,20 @@ SAID = {
 
 
 @pytest.mark.parametrize("path", SAID)
-def test_what_is_there_and_the_nearest_dataset_are_named(place: Path, path: str) -> None:
+def test_what_is_there_and_the_nearest_dataset_are_named(place, path):
     said = re.escape(f"{place}/{path}: {SAID[path].format(place=place)}")
     with refusal(f"^{said}", FileNotFoundError):
         flat_tokens.open(place / path)
 
 
-def test_what_is_named_can_be_opened(place: Path) -> None:
+def test_what_is_named_can_be_opened(place):
     with pytest.raises(FileNotFoundError) as raised:
         flat_tokens.open(place / "out")
     for path in str(raised.value).partition("below: ")[2].split(", "):
         assert flat_tokens.open(path).train.seq_count + flat_tokens.open(path).validation.seq_count == 1
 
 
-def test_many_datasets_are_counted(tmp_path: Path) -> None:
+def test_many_datasets_are_counted(tmp_path):
     for i in range(8):
         (tmp_path / f"{i}").mkdir()
         (tmp_path / f"{i}/latest.json").touch()
@@ -80,7 +79,7 @@ def test_many_datasets_are_counted(tmp_path: Path) -> None:
         flat_tokens.open(tmp_path)
 
 
-def test_a_url_is_answered_in_the_same_way() -> None:
+def test_a_url_is_answered_in_the_same_way():
     memory = fsspec.filesystem("memory")
     write_dataset("memory://nearest/web", [BATCH])
     try:
@@ -92,13 +91,13 @@ def test_a_url_is_answered_in_the_same_way() -> None:
         memory.rm("/nearest", recursive=True)
 
 
-def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_into(place: Path) -> None:
+def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_into(place):
     output(place / "out/.hidden")
     os.symlink(place / "out", place / "out/again")
     assert [store.url for store in datasets_below(Store.at(place))] == [f"{place}/out/web", f"{place}/out/deep/er/plain"]
 
 
-def test_inspect_lists_the_datasets_below(place: Path, tool: Terminal) -> None:
+def test_inspect_lists_the_datasets_below(place, tool):
     output(place / "out/broken")
     (place / "out/broken/latest.json").write_text("{}")
     said = tool.json("inspect", place / "out")
@@ -112,7 +111,7 @@ def test_inspect_lists_the_datasets_below(place: Path, tool: Terminal) -> None:
     assert lines[3].split() == ["web", "flat-tokens", "one", "3", "1"]
 
 
-def test_inspect_lists_exports_below_but_takes_one_in_several_directories_for_one(place: Path, tool: Terminal) -> None:
+def test_inspect_lists_exports_below_but_takes_one_in_several_directories_for_one(place, tool):
     for format in ("mds", "modalities"):
         tool.out("export", place / "out/web", place / "exports" / format, "--to", format)
     listed = tool.json("inspect", place / "exports")["datasets"]

@@ -78,7 +78,7 @@ CHOICES: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path: Path, name: str) -> None:
+def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path, name):
     call, complaint = CHOICES[name]
     before = sorted(path.parent.rglob("*"))
     recognises = name in ("import_dataset format", "open_any format")
@@ -102,7 +102,7 @@ TRUTHS: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", TRUTHS)
-def test_a_truth_value_is_true_or_false(path: Path, name: str) -> None:
+def test_a_truth_value_is_true_or_false(path, name):
     """The text "false" would count as true."""
     for value in ("false", "no", 0, []):
         with refusal(rf"{name.split()[0]} is {re.escape(repr(value))}, but it is True or False"):
@@ -136,13 +136,13 @@ WHOLE: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_is_no_whole_number_is_refused_by_name(path: Path, name: str) -> None:
+def test_what_is_no_whole_number_is_refused_by_name(path, name):
     with refusal(r"\w+ is '4', but it is a whole number", TypeError):
         WHOLE[name](path, "4")
 
 
 @pytest.mark.parametrize("name", ["threads", "export threads"])
-def test_there_is_a_thread(path: Path, name: str) -> None:
+def test_there_is_a_thread(path, name):
     with refusal("threads is 0, but it is 1 or more"):
         WHOLE[name](path, 0)
 
@@ -157,14 +157,14 @@ def closed(kind: type[Any]) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("format", "option", "value"), [(name, *one) for name, entry in FORMATS.items() for one in closed(entry.options)]
 )
-def test_an_option_of_a_format_is_refused_by_name(path: Path, format: str, option: str, value: Any) -> None:
+def test_an_option_of_a_format_is_refused_by_name(path, format, option, value):
     with refusal(rf"{option} is {re.escape(repr(value))}, but it is "):
         export_of(path, format, {option: value})
     with refusal(rf"{format} has no option 'no_such_option'; it has .*{option}"):
         export_of(path, format, {"no_such_option": 1})
 
 
-def test_options_of_another_format_are_refused(path: Path, tmp_path: Path) -> None:
+def test_options_of_another_format_are_refused(path, tmp_path):
     write(export_of(path, "megatron", {}), str(tmp_path / "out"))
     for options in (FORMATS["parquet"].options(), {"sequence": "document"}):
         with refusal(r"options are .*, but those of megatron are Megatron, with .*sequence", TypeError):
@@ -193,7 +193,7 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             )
 
 
-def test_every_closed_option_of_what_is_public_is_among_these() -> None:
+def test_every_closed_option_of_what_is_public_is_among_these():
     tried = {word for name in (*TRUTHS, *CHOICES) for word in name.split()}
     found = {
         f"{name}({parameter.name})"
@@ -205,14 +205,14 @@ def test_every_closed_option_of_what_is_public_is_among_these() -> None:
     assert [one for one in sorted(found) if one.partition("(")[2].rstrip(")") not in tried] == []
 
 
-def test_digits_from_elsewhere() -> None:
+def test_digits_from_elsewhere():
     right = {"0": 0, b"017": 17, str(2**63 - 1): 2**63 - 1}
     wrong = [str(2**63), "9" * 5000, "\u00b2", "\u0663", b"\xb2", "", "-1", "1_0", None]
     assert [*map(digits, [*right, *wrong])] == [*right.values(), *[None] * len(wrong)]
 
 
 @pytest.mark.parametrize("said", ["9" * 5000, "\u00b2"])
-def test_numbers_of_servers_that_are_none(said: str) -> None:
+def test_numbers_of_servers_that_are_none(said):
     error = OSError()
     error.response = SimpleNamespace(headers={"Retry-After": said}, status_code=said)  # type: ignore[attr-defined]
     assert (retry_after(error), own_status(error)) == (0.0, None)

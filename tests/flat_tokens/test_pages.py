@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +25,7 @@ DATA_OF_4_PLACES_IN_IT = header(b"\x15\x00", b"\x15\x0c", b"\x15\x0c", b"\x2c\x1
 DATA_OF_2_PLAIN_VALUES = header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", b"\x2c\x15\x04\x15\x00\x15\x06\x15\x06\x00") + bytes(5)
 
 
-def test_headers_by_the_letter_of_the_format() -> None:
+def test_headers_by_the_letter_of_the_format():
     data = b"PAR1" + DICTIONARY_OF_3_ENTRIES_IN_100_BYTES + DATA_OF_4_PLACES_IN_IT + DATA_OF_2_PLAIN_VALUES
     assert list(pages_of(io.BytesIO(data), 4, 6)) == [
         Page(0, 0, 100, for_each_row=False),
@@ -52,9 +50,7 @@ TEXTS = [None if i % 11 == 5 else f"text number {i} " * (i % 9) for i in range(3
         {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True},
     ],
 )
-def test_pages_have_all_rows_and_at_most_what_they_say(
-    tmp_path: Path, version: str, compression: str, options: dict[str, Any]
-) -> None:
+def test_pages_have_all_rows_and_at_most_what_they_say(tmp_path, version, compression, options):
     path = tmp_path / "a.parquet"
     table = pa.table({"text": pa.array(TEXTS, pa.string())})
     settings = {"row_group_size": 1000, "data_page_size": 4000, "write_batch_size": 50, "compression": compression}
@@ -79,7 +75,7 @@ def test_pages_have_all_rows_and_at_most_what_they_say(
                 assert sum(lengths[group * 1000 : at]) == pytest.approx(sum(page.about_bytes for page in pages), rel=0.1)
 
 
-def test_more_rows_than_there_are_and_other_kinds_of_pages_are_refused() -> None:
+def test_more_rows_than_there_are_and_other_kinds_of_pages_are_refused():
     with refusal("have 4 rows or more, not 3"):
         list(pages_of(io.BytesIO(DATA_OF_4_PLACES_IN_IT), 0, 3))
     with refusal("damaged"):
@@ -88,7 +84,7 @@ def test_more_rows_than_there_are_and_other_kinds_of_pages_are_refused() -> None
         list(pages_of(io.BytesIO(header(b"\x15\x0a", b"\x15\x0c", b"\x15\x0c")), 0, 1))
 
 
-def test_long_statistics_are_passed_over() -> None:
+def test_long_statistics_are_passed_over():
     """A header may be longer than what is read at first."""
     long = b"x" * 100_000
     statistics = b"\x5c\x18" + b"\xa0\x8d\x06" + long + b"\0"
@@ -107,12 +103,12 @@ def test_long_statistics_are_passed_over() -> None:
     ],
 )
 @pytest.mark.timeout(20)
-def test_values_that_no_header_has_are_an_error_at_once(value: bytes) -> None:
+def test_values_that_no_header_has_are_an_error_at_once(value):
     with refusal("damaged"):
         list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x28", b"\x15\x0a", value)), 0, 1))
 
 
-def test_pages_that_say_they_are_larger_than_allowed_are_refused() -> None:
+def test_pages_that_say_they_are_larger_than_allowed_are_refused():
     """Whether before or after they are unpacked, and of whatever encoding."""
     two_billions = b"\x15\xfe\xff\xff\xff\x0f"
     places = b"\x2c\x15\x08\x15\x10\x15\x06\x15\x06\x00"
@@ -124,7 +120,7 @@ def test_pages_that_say_they_are_larger_than_allowed_are_refused() -> None:
 
 
 @given(data=st.binary(max_size=200), start=st.integers(0, 50))
-def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data: bytes, start: int) -> None:
+def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data, start):
     try:
         pages = list(pages_of(io.BytesIO(data), start, 10))
     except ValueError:
@@ -133,7 +129,7 @@ def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data: bytes, sta
 
 
 @given(flips=st.lists(st.tuples(st.integers(0, 100), st.integers(1, 255)), max_size=3))
-def test_headers_with_wrong_bytes_are_an_error_or_others(flips: list[tuple[int, int]]) -> None:
+def test_headers_with_wrong_bytes_are_an_error_or_others(flips):
     data = bytearray(DICTIONARY_OF_3_ENTRIES_IN_100_BYTES + DATA_OF_4_PLACES_IN_IT + DATA_OF_2_PLAIN_VALUES)
     for at, change in flips:
         data[at % len(data)] ^= change
@@ -157,7 +153,7 @@ def test_headers_with_wrong_bytes_are_an_error_or_others(flips: list[tuple[int, 
         ([Page(100, 0, 0, True)], [50, 50]),  # never more than 50 rows
     ],
 )
-def test_batches_by_pages(pages: list[Page], lengths: list[int]) -> None:
+def test_batches_by_pages(pages, lengths):
     assert list(batch_lengths(pages, about_bytes=100, most_bytes=1000, most_rows=50)) == lengths
 
 
@@ -173,7 +169,7 @@ PAGES = st.lists(
 
 
 @given(pages=PAGES)
-def test_batches_have_all_rows_and_stay_within_bounds(pages: list[Page]) -> None:
+def test_batches_have_all_rows_and_stay_within_bounds(pages):
     lengths = list(batch_lengths(pages, about_bytes=500, most_bytes=1500, most_rows=100))
     assert sum(lengths) == sum(page.rows for page in pages)
     assert all(0 < length <= 100 for length in lengths)
@@ -190,7 +186,7 @@ def test_batches_have_all_rows_and_stay_within_bounds(pages: list[Page]) -> None
 @given(
     cuts=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=10), min_size=1, max_size=3),
 )
-def test_common_lengths_end_wherever_one_of_the_columns_does(cuts: list[list[int]]) -> None:
+def test_common_lengths_end_wherever_one_of_the_columns_does(cuts):
     total = min(map(sum, cuts))
     columns = []
     for lengths in cuts:  # all of them as long as the shortest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def content(thing: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_it_is_the_same_elsewhere(train: FlatTokens, name: str) -> None:
+def test_it_is_the_same_elsewhere(train, name):
     thing = OBJECTS[name](train)
     for _ in range(2):  # the second time with warm caches, too
         again = pickle.loads(pickle.dumps(thing))
@@ -68,7 +67,7 @@ def test_it_is_the_same_elsewhere(train: FlatTokens, name: str) -> None:
         assert content(again) == expected
 
 
-def test_what_they_give_is_the_same_elsewhere(train: FlatTokens, tmp_path: Path) -> None:
+def test_what_they_give_is_the_same_elsewhere(train, tmp_path):
     mixture = Mixture([(train.packed(16), 1), (train.documents(16, fields=["encoded"]).tokens.packed(16), 1)], 4, steps=9)
     for thing in (mixture[3], mixture.visits([1, 2], source="0"), train.packed(16).batch([1, 2]), train.packed_documents(64)[0]):
         again = pickle.loads(pickle.dumps(thing))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ SMALL = (
 )
 
 
-def test_pieces_are_those_of_the_bytes() -> None:
+def test_pieces_are_those_of_the_bytes():
     found = Pieces.of_file(SMALL)
     assert found == (
         (b"<unk>", "▁the".encode(), b"<0x41>"),
@@ -50,7 +49,7 @@ def test_pieces_are_those_of_the_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word"])
-def test_pieces_are_those_that_the_library_has(kind: str) -> None:
+def test_pieces_are_those_that_the_library_has(kind):
     data = trained(model_type=kind, control_symbols=["<c>"], byte_fallback=kind != "word")
     model = SentencePieceModel("x", data, Pieces.of_file(data))
     processor, found = model.processor, model.pieces
@@ -60,14 +59,14 @@ def test_pieces_are_those_that_the_library_has(kind: str) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_pieces_or_refused(data: bytes) -> None:
+def test_any_bytes_are_pieces_or_refused(data):
     for begin in (b"", SMALL[:18], SMALL):
         with contextlib.suppress(ValueError):
             assert Pieces.of_file(begin + data).pieces
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, (1 << 64) - 1) | st.binary(max_size=300))))
-def test_fields_are_those_that_were_written(written: list[tuple[int, Any]]) -> None:
+def test_fields_are_those_that_were_written(written):
     def varint(value: int) -> bytes:
         return bytes([value & 0x7F | 0x80]) + varint(value >> 7) if value > 0x7F else bytes([value])
 
@@ -89,7 +88,7 @@ def test_fields_are_those_that_were_written(written: list[tuple[int, Any]]) -> N
         (b"\xff" * 20, "byte 0 begins no number"),
     ],
 )
-def test_what_is_not_a_model_is_refused_with_the_place(tmp_path: Path, data: bytes, words: str) -> None:
+def test_what_is_not_a_model_is_refused_with_the_place(tmp_path, data, words):
     (tmp_path / "tokenizer.model").write_bytes(data)
     for name in (tmp_path, tmp_path / "tokenizer.model"):
         with refusal(f"is not a model of SentencePiece: .*{words}|{words}"):
@@ -103,14 +102,14 @@ def vocabulary() -> Vocabulary:
 
 
 @given(st.text(max_size=40))
-def test_a_vocabulary_gives_back_what_was_encoded(text: str) -> None:
+def test_a_vocabulary_gives_back_what_was_encoded(text):
     encode = vocabulary().encode
     assert encode is not None
     decoded = vocabulary().decode(encode(text))[0].decode()
     assert decoded == (f" {text}".replace("▁", " ") if text else "")
 
 
-def test_a_directory_with_the_file_alone_is_it_and_a_tokenizer_json_is_first(tmp_path: Path) -> None:
+def test_a_directory_with_the_file_alone_is_it_and_a_tokenizer_json_is_first(tmp_path):
     model_file(tmp_path / "tokenizer.model.v3").rename(tmp_path / "tokenizer.model")
     assert load_vocabulary(str(tmp_path)).digest == load_vocabulary(str(tmp_path / "tokenizer.model")).digest
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -118,7 +117,7 @@ def test_a_directory_with_the_file_alone_is_it_and_a_tokenizer_json_is_first(tmp
         load_vocabulary(str(tmp_path))
 
 
-def test_bytes_of_ids_are_those_of_text_and_none_of_control_pieces(tmp_path: Path) -> None:
+def test_bytes_of_ids_are_those_of_text_and_none_of_control_pieces(tmp_path):
     found = token_bytes_of(model := resolve(str(model_file(tmp_path / "x.model", user_defined_symbols=["<u>▁"]))))
     assert isinstance(model, SentencePieceModel)
     assert isinstance(found, TokenBytes)

@@ -28,7 +28,6 @@ from flat_tokens.writer import write_dataset
 from tests.damage import change_file
 from tests.examples import NIGHTLY, examples
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 NAMES = get_args(LayoutName)
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 8]]
@@ -54,7 +53,7 @@ def sequences(split: flat_tokens.FlatTokens) -> list[list[int]]:
 
 
 @LAYOUTS
-def test_a_dataset_at_a_path(tmp_path: Path, layout: LayoutName) -> None:
+def test_a_dataset_at_a_path(tmp_path, layout):
     write(tmp_path / "dataset", validation=[[9], [10, 2**31 - 1]], layout=layout)
     for path in (tmp_path / "dataset", str(tmp_path / "dataset"), f"{tmp_path}/dataset/", f"file://{tmp_path}/dataset"):
         dataset = flat_tokens.open(path)
@@ -66,7 +65,7 @@ def test_a_dataset_at_a_path(tmp_path: Path, layout: LayoutName) -> None:
         assert dataset.manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
 
 
-def test_sequences_are_decoded_and_slices_are_not(tmp_path: Path) -> None:
+def test_sequences_are_decoded_and_slices_are_not(tmp_path):
     write(tmp_path / "dataset")
     train = flat_tokens.open(tmp_path / "dataset").train
     assert train.sequence(1).tolist() == [3, 4, 5]
@@ -79,7 +78,7 @@ def test_sequences_are_decoded_and_slices_are_not(tmp_path: Path) -> None:
     assert [sequence.tolist() for sequence in train] == SEQUENCES
 
 
-def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
+def test_what_is_not_there_is_an_index_error(tmp_path):
     write(tmp_path / "dataset")
     dataset = flat_tokens.open(tmp_path / "dataset")
     for i in (4, -5, 2**40):
@@ -91,7 +90,7 @@ def test_what_is_not_there_is_an_index_error(tmp_path: Path) -> None:
 
 
 @LAYOUTS
-def test_an_empty_split_is_a_split(tmp_path: Path, layout: LayoutName) -> None:
+def test_an_empty_split_is_a_split(tmp_path, layout):
     write(tmp_path / "dataset", layout=layout)
     validation = flat_tokens.open(tmp_path / "dataset").validation
     assert (validation.token_count, validation.seq_count, validation.max_token_id, len(validation)) == (0, 0, 0, 0)
@@ -106,7 +105,7 @@ def point(root: Path, version: str) -> None:
     (root / "latest.json").write_text(json.dumps({"version": version, "manifest_sha256": "", "sequence": 1}))
 
 
-def test_a_pointer_is_resolved_once(tmp_path: Path) -> None:
+def test_a_pointer_is_resolved_once(tmp_path):
     """What is open stays the version that it was, in this process and in those it is sent to."""
     write(tmp_path / "versions/old", [[1]])
     write(tmp_path / "versions/new", [[2]])
@@ -120,7 +119,7 @@ def test_a_pointer_is_resolved_once(tmp_path: Path) -> None:
     assert sequences(flat_tokens.open(tmp_path).train) == [[2]]
 
 
-def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
+def test_nothing_to_open_is_a_file_not_found_error(tmp_path):
     with refusal(f"{tmp_path}/nothing: there is nothing here", FileNotFoundError):
         flat_tokens.open(tmp_path / "nothing")
     write(tmp_path / "dataset")
@@ -129,7 +128,7 @@ def test_nothing_to_open_is_a_file_not_found_error(tmp_path: Path) -> None:
         flat_tokens.open(tmp_path / "dataset")
 
 
-def test_a_pointer_to_no_version_is_a_file_not_found_error(tmp_path: Path) -> None:
+def test_a_pointer_to_no_version_is_a_file_not_found_error(tmp_path):
     point(tmp_path, "gone")
     with refusal(f"{tmp_path}/versions/gone", FileNotFoundError):
         flat_tokens.open(tmp_path)
@@ -152,9 +151,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]
 
 
 @LAYOUTS
-def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: LayoutName
-) -> None:
+def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(tmp_path, monkeypatch, layout):
     """However large the dataset: with the shards' indexes known and the entries' chunk read, just the sequence's bytes."""
     rng = np.random.default_rng(0)
     root = f"memory://{tmp_path.name}-{layout}/dataset"
@@ -171,7 +168,7 @@ def test_a_sequence_costs_one_read_of_starts_and_one_of_tokens(
         assert requests == [[("train/encoded_tokens/c/0", 4000)]]
 
 
-def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path, monkeypatch):
     """From an object store; and one before each for the indexes of shards that were not read yet."""
     root = f"memory://{tmp_path.name}/dataset"
     sequences = [[i % 100] * 1000 for i in range(40_000 // 100)]
@@ -187,7 +184,7 @@ def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path:
 
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=10), st.sampled_from(NAMES))
 @examples(15)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, train: list[list[int]], layout: LayoutName) -> None:
+def test_what_is_written_is_read(tmp_path_factory, train, layout):
     root = tmp_path_factory.mktemp("datasets")
     write(root / "dataset", train, train[::-1], layout=layout)
     dataset = flat_tokens.open(root / "dataset")
@@ -199,7 +196,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, train
 # Datasets of other writers
 
 
-def test_the_reference_writers_dataset(reference: Path) -> None:
+def test_the_reference_writers_dataset(reference):
     path = reference / "seqax/synthetic_dataset.zarr"
     dataset = flat_tokens.open(path)
     assert (dataset.train.token_count, dataset.train.seq_count, dataset.train.max_token_id) == (264992, 512, 1017)
@@ -274,7 +271,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_plain_zarr_datasets_read_right(tmp_path: Path, way: dict[str, Any]) -> None:
+def test_plain_zarr_datasets_read_right(tmp_path, way):
     plain(tmp_path / "dataset", **way)
     dataset = flat_tokens.open(tmp_path / "dataset")
     assert sequences(dataset.train) == SEQUENCES
@@ -290,7 +287,7 @@ def test_plain_zarr_datasets_read_right(tmp_path: Path, way: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path: Path, zarr_format: int) -> None:
+def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path, zarr_format):
     """zarr-python does not store a chunk of zeros; that is no loss."""
     plain(tmp_path / "dataset", zarr_format=zarr_format, chunks=2)
     train = zarr.open_group(tmp_path / "dataset/train", mode="r+")
@@ -301,9 +298,7 @@ def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path: Path, za
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
-def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(
-    tmp_path: Path, way: dict[str, Any], is_whole: bool
-) -> None:
+def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(tmp_path, way, is_whole):
     """Without checksums flipped bits are data, here as there. What cannot be decoded is a ValueError that names the file."""
     plain(tmp_path / "dataset", **way)
     path = next(p for p in (tmp_path / "dataset/train/encoded_tokens").rglob("*") if p.is_file() and p.name in ("0", "c.0"))
@@ -430,7 +425,7 @@ V2: dict[str, Any] = {
     [pytest.param("compact", by, id=f"v3 {name}") for name, by in V3.items()]
     + [pytest.param("zarr2", by, id=f"v2 {name}") for name, by in V2.items()],
 )
-def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName, by: Any) -> None:
+def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path, layout, by):
     write(tmp_path / "dataset", layout=layout)
     array = tmp_path / "dataset/train/encoded_tokens"
     change_file(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
@@ -458,7 +453,7 @@ def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path: Path, layout: 
     ],
     ids=["empty", "open", "list", "null", "number", "text", "nan", "nul", "deep objects", "deep lists", "long number"],
 )
-def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path: Path, layout: LayoutName, text: str) -> None:
+def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path, layout, text):
     write(tmp_path / "dataset", layout=layout)
     array = ".zarray" if layout == "zarr2" else "zarr.json"
     group = ".zattrs" if layout == "zarr2" else "zarr.json"
@@ -472,7 +467,7 @@ def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path: Path, layout:
 
 @pytest.mark.usefixtures("small_memory")
 @LAYOUTS
-def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
+def test_metadata_of_two_megabytes_is_refused_unread(tmp_path, layout):
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train/encoded_tokens" / (".zarray" if layout == "zarr2" else "zarr.json")
     path.write_bytes(path.read_bytes() + b" " * (2 << 20))
@@ -486,7 +481,7 @@ def test_metadata_of_two_megabytes_is_refused_unread(tmp_path: Path, layout: Lay
 
 @pytest.mark.parametrize("wrong", [None, -1, 8.0, True, "8", 2**31, [8], float("nan")])
 @pytest.mark.parametrize("layout", ["mmap", "zarr2"])
-def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wrong: object) -> None:
+def test_a_wrong_max_token_id_is_refused(tmp_path, layout, wrong):
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
     change_file(path, {"max_token_id": wrong} if layout == "zarr2" else {"attributes": {"max_token_id": wrong}})
@@ -495,7 +490,7 @@ def test_a_wrong_max_token_id_is_refused(tmp_path: Path, layout: LayoutName, wro
 
 
 @pytest.mark.parametrize("wrong", [None, "true", "missing"])
-def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: object) -> None:
+def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path, wrong):
     batch = TokenBatch.from_sequences(SEQUENCES)._replace(loss_mask=np.ones(8, np.uint8))
     write_dataset(tmp_path / "dataset", [batch])
 
@@ -511,7 +506,7 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path: Path, wrong: ob
 
 @pytest.mark.parametrize("wrong", [-1, None, "max_token_id"])
 @pytest.mark.parametrize("node", ["", "train", "train/encoded_tokens"])
-def test_attributes_that_are_no_object_are_refused(tmp_path: Path, tool: Terminal, node: str, wrong: object) -> None:
+def test_attributes_that_are_no_object_are_refused(tmp_path, tool, node, wrong):
     write(tmp_path / "dataset")
     path = tmp_path / "dataset" / node / "zarr.json"
     change_file(path, {"attributes": wrong})
@@ -529,7 +524,7 @@ def test_attributes_that_are_no_object_are_refused(tmp_path: Path, tool: Termina
 @pytest.mark.parametrize(
     ("layout", "name"), [("compact", "clevel"), ("zarr2", "clevel"), ("compact", "level"), ("zarr2", "level")]
 )
-def test_a_level_that_is_no_number_is_refused(tmp_path: Path, layout: LayoutName, name: str, wrong: object) -> None:
+def test_a_level_that_is_no_number_is_refused(tmp_path, layout, name, wrong):
     write(tmp_path / "dataset", layout=layout)
     array = "encoded_tokens" if name == "clevel" else "seq_starts"
     path = tmp_path / "dataset/train" / array / (".zarray" if layout == "zarr2" else "zarr.json")
@@ -542,7 +537,7 @@ def test_a_level_that_is_no_number_is_refused(tmp_path: Path, layout: LayoutName
         flat_tokens.open(tmp_path / "dataset")
 
 
-def test_a_split_whose_attributes_were_removed_is_gone_not_wrong(tmp_path: Path) -> None:
+def test_a_split_whose_attributes_were_removed_is_gone_not_wrong(tmp_path):
     """A version that is removed loses its files one by one."""
     write(tmp_path / "dataset", layout="zarr2")
     (tmp_path / "dataset/train/.zattrs").unlink()
@@ -570,7 +565,7 @@ def rewrite_starts(root: Path, entries: list[int]) -> None:
         ([2**64 - 1, 2, 5, 8], "begins with 18446744073709551615 instead of 0"),
     ],
 )
-def test_seq_starts_that_cannot_be_are_refused(tmp_path: Path, entries: list[int], complaint: str) -> None:
+def test_seq_starts_that_cannot_be_are_refused(tmp_path, entries, complaint):
     write(tmp_path / "dataset")
     rewrite_starts(tmp_path / "dataset", entries)
     with refusal(f"{tmp_path}/dataset/train/seq_starts: {complaint}"):
@@ -579,7 +574,7 @@ def test_seq_starts_that_cannot_be_are_refused(tmp_path: Path, entries: list[int
 
 @pytest.mark.usefixtures("small_memory")
 @pytest.mark.parametrize(("start", "stop"), [(5, 2), (2, 9), (2, 2**40), (2**63, 8), (2**64 - 1, 8), (3, 2**64 - 1)])
-def test_seq_starts_that_decrease_or_exceed_are_refused_where_they_are_read(tmp_path: Path, start: int, stop: int) -> None:
+def test_seq_starts_that_decrease_or_exceed_are_refused_where_they_are_read(tmp_path, start, stop):
     """Opening does not read them all: the sequence says so, and verify does."""
     write(tmp_path / "dataset")
     rewrite_starts(tmp_path / "dataset", [0, start, stop, 8, 8])
@@ -612,7 +607,7 @@ BOMBS: dict[str, tuple[dict[str, Any], Callable[[], bytes]]] = {
 
 @pytest.mark.parametrize(("way", "bomb"), BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("array", ["encoded_tokens", "seq_starts"])
-def test_a_decompression_bomb_is_refused(tmp_path: Path, way: dict[str, Any], bomb: Callable[[], bytes], array: str) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path, way, bomb, array):
     """A chunk is inflated to its own size and no further; nothing of what it says of itself is believed."""
     plain(tmp_path / "dataset", starts_chunks=100_000, **{"chunks": 100_000, **way})
     path = next(p for p in (tmp_path / "dataset/train" / array).rglob("0") if p.is_file())
@@ -627,7 +622,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, way: dict[str, Any], bo
 
 @pytest.mark.parametrize("frame", [CLAIM, numcodecs.Zstd(1).encode(ZEROS)], ids=["claimed", "inflated"])
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
-def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path: Path, layout: LayoutName, frame: bytes) -> None:
+def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path, layout, frame):
     import google_crc32c
 
     write(tmp_path / "dataset", layout=layout)
@@ -647,7 +642,7 @@ def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path: Path, layout: 
 
 @pytest.mark.usefixtures("small_memory")
 @LAYOUTS
-def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path: Path, layout: LayoutName) -> None:
+def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path, layout):
     write(tmp_path / "dataset", layout=layout)
     path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
     with path.open("r+b") as sparse:
@@ -657,7 +652,7 @@ def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path: Path, l
 
 
 @LAYOUTS
-def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path, layout: LayoutName) -> None:
+def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path, layout):
     """Metadata and seq_starts may agree on 2**46 tokens; asking for them does not take the machine down."""
     write(tmp_path / "dataset", layout=layout)
     rewrite_starts(tmp_path / "dataset", [0, 2**46])
@@ -674,7 +669,7 @@ def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path: Path
     "pointer",
     ["../x", "..", ".", "", "/etc", "a/b", "a/../../x", "x\0y", 3, ["a"], {"a": 1}, True],
 )
-def test_a_pointer_that_names_no_version_is_refused(tmp_path: Path, pointer: object) -> None:
+def test_a_pointer_that_names_no_version_is_refused(tmp_path, pointer):
     write(tmp_path / "x")
     write(tmp_path / "output/versions/a")
     (tmp_path / "output/latest.json").write_text(json.dumps({"version": pointer}))
@@ -685,7 +680,7 @@ def test_a_pointer_that_names_no_version_is_refused(tmp_path: Path, pointer: obj
 @pytest.mark.parametrize(
     "junk", [b"", b"junk", b"[]", b'"a"', b"null", b"\xff\xfe", b"{" * 100_000, b'{"a":' * 100_000, b" " * (2 << 20)]
 )
-def test_a_pointer_of_junk_is_refused(tmp_path: Path, junk: bytes) -> None:
+def test_a_pointer_of_junk_is_refused(tmp_path, junk):
     write(tmp_path / "versions/a")
     (tmp_path / "latest.json").write_bytes(junk)
     for attempt in (flat_tokens.open, flat_tokens.verify):
@@ -702,9 +697,7 @@ values = st.recursive(
 
 @given(data=st.data(), layout=st.sampled_from(["mmap", "compact", "zarr2", "v2 delta", "v3 default", "v3 shards"]))
 @examples(100)
-def test_whatever_metadata_says_the_answer_is_data_or_a_named_error(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, layout: str
-) -> None:
+def test_whatever_metadata_says_the_answer_is_data_or_a_named_error(tmp_path_factory, data, layout):
     """One value of the metadata, at any depth, is replaced by anything that JSON can say."""
     template = tmp_path_factory.getbasetemp() / f"template-{layout}"
     if not template.exists():

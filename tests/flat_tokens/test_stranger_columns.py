@@ -81,7 +81,7 @@ def made(root: Path, column: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the peak")
 @pytest.mark.parametrize("column", first_fast(COLUMNS, 0, every=2))
-def test_few_bytes_take_bounded_memory(column: str, tmp_path: Path) -> None:
+def test_few_bytes_take_bounded_memory(column, tmp_path):
     count = made(tmp_path, column)
     for name, reads in READERS.items():
         told = subprocess.run(
@@ -95,7 +95,7 @@ def test_few_bytes_take_bounded_memory(column: str, tmp_path: Path) -> None:
             assert refused, name
 
 
-def test_a_text_that_all_documents_have_is_no_fault(tmp_path: Path) -> None:
+def test_a_text_that_all_documents_have_is_no_fault(tmp_path):
     """Such as a licence: it is once in a dictionary, and it is read so."""
     text = "licence " * 4000
     columns = stored(tmp_path, pa.table({"t": [text] * ROWS}), compression="zstd")
@@ -104,7 +104,7 @@ def test_a_text_that_all_documents_have_is_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 20, 300])
-def test_columns_within_a_column_are_a_fault(depth: int, tmp_path: Path) -> None:
+def test_columns_within_a_column_are_a_fault(depth, tmp_path):
     """However many there are within each other."""
     kind = pa.string()
     for _ in range(depth):
@@ -115,7 +115,7 @@ def test_columns_within_a_column_are_a_fault(depth: int, tmp_path: Path) -> None
     assert len(list(columns.faults())) == 1
 
 
-def test_what_is_refused_names_the_object_and_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_names_the_object_and_the_next_step(tmp_path, monkeypatch):
     columns = stored(tmp_path, pa.table({"t": ["x" * 1000] * 100}))
     monkeypatch.setattr("flat_tokens.columns.LARGEST_TAKEN", 50_000)
     with refusal(r"0\.parquet: columns of 100 documents .* Read fewer documents"):

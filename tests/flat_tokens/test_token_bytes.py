@@ -41,7 +41,7 @@ def tokenizer_json(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_tokens_have_their_bytes_and_special_tokens_none(tmp_path: Path) -> None:
+def test_tokens_have_their_bytes_and_special_tokens_none(tmp_path):
     assert token_bytes(str(tokenizer_json(tmp_path / "tokenizer.json"))).lengths.tolist() == [1, 1, 2, 0, 3]
     assert token_bytes("bytes").lengths.tolist() == [0] + [1] * 256
     ranks = token_bytes(str(rank_file(tmp_path / "x.tiktoken")), pattern="gpt2")
@@ -50,13 +50,13 @@ def test_tokens_have_their_bytes_and_special_tokens_none(tmp_path: Path) -> None
 
 
 @pytest.mark.needs("shared/vocab")
-def test_an_encodings_special_tokens_have_no_bytes() -> None:
+def test_an_encodings_special_tokens_have_no_bytes():
     lengths = token_bytes("gpt2").lengths
     assert lengths[[0, 262, 50255, 50256]].tolist() == [1, 4, 6, 0]  # !, " the", " gazed"
 
 
 @pytest.mark.parametrize("name", ["bytes", TOKENIZER])
-def test_they_are_as_many_as_decoding_gives(name: str) -> None:
+def test_they_are_as_many_as_decoding_gives(name):
     assert token_bytes(name).lengths.tolist() == [
         0 if special else length for length, special in zip(load_vocabulary(name).lengths, specials_of(name), strict=True)
     ]
@@ -68,7 +68,7 @@ def specials_of(name: str) -> list[bool]:
     return [i in {token["id"] for token in added if token["special"]} for i in range(size)]
 
 
-def test_tokens_are_exact_where_a_text_has_their_bytes(tmp_path: Path) -> None:
+def test_tokens_are_exact_where_a_text_has_their_bytes(tmp_path):
     assert token_bytes("bytes").is_exact
     assert token_bytes(TOKENIZER).is_exact
     assert not token_bytes(str(tokenizer_json(tmp_path / "few-bytes.json"))).is_exact
@@ -79,7 +79,7 @@ def test_tokens_are_exact_where_a_text_has_their_bytes(tmp_path: Path) -> None:
         assert not token_bytes(str(path)).is_exact
 
 
-def test_every_version_that_is_built_has_them(version: Path) -> None:
+def test_every_version_that_is_built_has_them(version):
     dataset = flat_tokens.open(version)
     assert dataset.token_bytes.tolist() == token_bytes(TOKENIZER).lengths.tolist()
     written = dataset.manifest["totals"]["documents"]["text_bytes"]
@@ -88,7 +88,7 @@ def test_every_version_that_is_built_has_them(version: Path) -> None:
     flat_tokens.verify(version, "full")
 
 
-def test_datasets_made_of_datasets_have_those_of_the_first_that_has_them(version: Path, tmp_path: Path) -> None:
+def test_datasets_made_of_datasets_have_those_of_the_first_that_has_them(version, tmp_path):
     old = without(version, tmp_path / "old")
     for inputs, has_them in (([old, version], True), ([old], False)):
         output = tmp_path / f"merged-{len(inputs)}"
@@ -100,7 +100,7 @@ def test_datasets_made_of_datasets_have_those_of_the_first_that_has_them(version
     assert merged.token_bytes.tolist() == flat_tokens.open(version).token_bytes.tolist()
 
 
-def test_a_version_without_forgotten_documents_has_those_of_the_one_before(version: Path, tmp_path: Path) -> None:
+def test_a_version_without_forgotten_documents_has_those_of_the_one_before(version, tmp_path):
     shutil.copytree(version.parents[1], tmp_path / "out", symlinks=True)
     result = forget(ForgetRequest(output=str(tmp_path / "out"), reason="they asked", where="row = 0 and source = 'notes'"))
     assert list(result.versions) == [version.name]
@@ -120,7 +120,7 @@ def without(version: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_version_of_an_earlier_release_says_how_they_are_had(version: Path, tmp_path: Path) -> None:
+def test_a_version_of_an_earlier_release_says_how_they_are_had(version, tmp_path):
     old = without(version, tmp_path / "old")
     with refusal(r"its tokens are from elsewhere. flat_tokens.vocabulary.token_bytes has", FileNotFoundError):
         _ = flat_tokens.open(old).token_bytes
@@ -143,7 +143,7 @@ def test_a_version_of_an_earlier_release_says_how_they_are_had(version: Path, tm
         ({"format_version": 2}, "version 2"),
     ],
 )
-def test_a_damaged_record_is_refused_by_its_name(version: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_damaged_record_is_refused_by_its_name(version, tmp_path, changes, message):
     copy = tmp_path / "copy"
     shutil.copytree(version, copy)
     change_file(copy / "token_bytes.json", changes)
@@ -153,7 +153,7 @@ def test_a_damaged_record_is_refused_by_its_name(version: Path, tmp_path: Path, 
         flat_tokens.verify(copy)
 
 
-def test_a_record_with_other_white_space_is_found(version: Path, tmp_path: Path) -> None:
+def test_a_record_with_other_white_space_is_found(version, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(version, copy)
     record = copy / "token_bytes.json"
@@ -163,7 +163,7 @@ def test_a_record_with_other_white_space_is_found(version: Path, tmp_path: Path)
         flat_tokens.verify(copy, "full")
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path):
     written = TokenBytes(np.array([1, 0, 3], np.int32), "ab" * 32, is_exact=False)
     store = Store.at(tmp_path)
     store.put("token_bytes.json", written.record())

@@ -41,7 +41,7 @@ def cut(sequences: list[list[int]], at: list[int]) -> list[TokenBatch]:
     return batches
 
 
-def test_of_no_batches_there_are_no_keys() -> None:
+def test_of_no_batches_there_are_no_keys():
     assert keys_of([]) == []
 
 
@@ -50,11 +50,11 @@ def test_of_no_batches_there_are_no_keys() -> None:
     sequences=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=8),
     at=st.lists(st.integers(0, 60), max_size=6),
 )
-def test_keys_do_not_depend_on_where_batches_are_cut(sequences: list[list[int]], at: list[int]) -> None:
+def test_keys_do_not_depend_on_where_batches_are_cut(sequences, at):
     assert keys_of(cut(sequences, at)) == naive(sequences)
 
 
-def test_a_long_sequence_in_many_batches() -> None:
+def test_a_long_sequence_in_many_batches():
     """Longer than what is hashed at a time."""
     ids = np.random.default_rng(1).integers(0, 50257, 200_001).tolist()
     assert keys_of(cut([[5], ids, [7]], [70_000, 70_001, 190_000])) == naive([[5], ids, [7]])

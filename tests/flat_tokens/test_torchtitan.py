@@ -60,7 +60,7 @@ def expected_of(tokens: list[int], counts: list[bool] | None = None) -> tuple[li
     return tokens[:-1], positions[:-1], labels
 
 
-def test_rows_are_inputs_positions_and_labels(train: FlatTokens) -> None:
+def test_rows_are_inputs_positions_and_labels(train):
     with_one = built(shuffled(train), 1, 0)
     loader = shuffled(train)(CONTEXT + 1, 2, 0)
     for step in range(30):
@@ -72,7 +72,7 @@ def test_rows_are_inputs_positions_and_labels(train: FlatTokens) -> None:
     with_one.close()
 
 
-def test_packs_and_masks_are_trained_on_where_they_count(tmp_path: Path) -> None:
+def test_packs_and_masks_are_trained_on_where_they_count(tmp_path):
     lengths = np.random.default_rng(1).integers(1, 16, 60).tolist()
     train = written(tmp_path / "masked", lengths, masked=True)
     mask = dict(zip((train.slice(0, train.token_count) >> 1).tolist(), train.mask(0, train.token_count).tolist(), strict=True))
@@ -109,9 +109,7 @@ RANKS = ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3))
 
 @pytest.mark.parametrize("kind", ["shuffled", "mixture"])
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
-def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(
-    train: FlatTokens, kind: str, is_whole: bool
-) -> None:
+def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(train, kind, is_whole):
     def mixed(length: int, batch_size: int, start: int) -> ByStep:
         sources = {"a": (train.packed(length), 0.7), "b": (train.packed(length, bos=1), 0.3)}
         return Mixture(sources, batch_size, 5, start=start)
@@ -137,7 +135,7 @@ def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(
                 loader.close()
 
 
-def test_a_ledger_goes_on_by_its_steps(train: FlatTokens, tmp_path: Path) -> None:
+def test_a_ledger_goes_on_by_its_steps(train, tmp_path):
     views = {"a": (train.packed(CONTEXT + 1), 0.5), "b": (train.packed(CONTEXT + 1, bos=1), 0.5)}
     ledger = Ledger.create(tmp_path / "run.json", views, batch_size=4)
     ledger.edit(3, {"a": 0.1, "b": 0.9})
@@ -155,7 +153,7 @@ def test_a_ledger_goes_on_by_its_steps(train: FlatTokens, tmp_path: Path) -> Non
         loader.close()
 
 
-def test_the_end_is_that_of_the_loader(train: FlatTokens) -> None:
+def test_the_end_is_that_of_the_loader(train):
     def once(length: int, batch_size: int, start: int) -> ByStep:
         return ShuffledLoader(train.packed(length), batch_size, drop_last=True, start=start)
 
@@ -170,7 +168,7 @@ NEW = {"max_context_length": CONTEXT, "num_tokens_per_batch": 4 * CONTEXT}
 """The sizes that ``trainer.py`` passes: of torchtitan 0.3.0, and of its main branch on 21 August 2026."""
 
 
-def test_each_trainer_gets_the_dimensions_that_it_takes(train: FlatTokens) -> None:
+def test_each_trainer_gets_the_dimensions_that_it_takes(train):
     """Main's model takes one dimension: a row of four contexts is not four rows."""
     config, others = Config(batches=shuffled(train)), {"dp_world_size": 2, "dp_rank": 1, "tokenizer": None}
     old, new = config.build(**others, **OLD, snapshot_every_n_steps=10), config.build(**others, **NEW)
@@ -194,12 +192,12 @@ def test_each_trainer_gets_the_dimensions_that_it_takes(train: FlatTokens) -> No
         ({}, TypeError, "(None, None, None, None)"),
     ],
 )
-def test_sizes_that_are_not_known_are_refused(train: FlatTokens, sizes: Any, error: type[Exception], words: str) -> None:
+def test_sizes_that_are_not_known_are_refused(train, sizes, error, words):
     with pytest.raises(error, match=re.escape(words)):
         Config(batches=shuffled(train)).build(dp_world_size=1, dp_rank=0, **sizes)
 
 
-def test_what_does_not_fit_the_trainer_is_refused(train: FlatTokens) -> None:
+def test_what_does_not_fit_the_trainer_is_refused(train):
     def short(length: int, batch_size: int, start: int) -> ByStep:
         return ShuffledLoader(train.packed(length - 1), batch_size, epochs=None, start=start)
 

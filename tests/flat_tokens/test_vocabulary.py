@@ -50,28 +50,28 @@ CL100K = pytest.param("cl100k_base", marks=pytest.mark.needs("bpe_openai"))
 
 
 @pytest.mark.parametrize("name", ["bytes", TOKENIZER, pytest.param("gpt2", marks=pytest.mark.needs("shared/vocab")), CL100K])
-def test_ids_and_digests_are_those_of_builds(name: str) -> None:
+def test_ids_and_digests_are_those_of_builds(name):
     check_same_tokenizer(load_vocabulary(name), TokenizerConfig(name=name))
 
 
-def test_a_rank_file_with_its_pattern_is_the_builds_tokenizer(tmp_path: Path) -> None:
+def test_a_rank_file_with_its_pattern_is_the_builds_tokenizer(tmp_path):
     path, pattern = str(rank_file(tmp_path / "small.tiktoken")), r"\s?\w+|\W"
     check_same_tokenizer(load_vocabulary(path, pattern=pattern), TokenizerConfig(name=path, pattern=pattern))
 
 
-def test_a_rank_file_without_its_pattern_decodes_but_does_not_encode(tmp_path: Path) -> None:
+def test_a_rank_file_without_its_pattern_decodes_but_does_not_encode(tmp_path):
     vocabulary = load_vocabulary(str(rank_file(tmp_path / "small.tiktoken")))
     assert decoded(vocabulary, [104, 105, 258]) == b"hi the"
     assert vocabulary.encode is None
     assert vocabulary.digest is None
 
 
-def test_bytes_are_byte_values_plus_one() -> None:
+def test_bytes_are_byte_values_plus_one():
     assert decoded(BYTES, [0x61 + 1, 0xC3 + 1, 0xA9 + 1]) == "aé".encode()
     assert BYTES.size == 257
 
 
-def test_ids_that_stand_for_nothing_are_replacement_characters() -> None:
+def test_ids_that_stand_for_nothing_are_replacement_characters():
     """Id 0 of ``bytes``, and ids behind the last, up to the largest that the format holds."""
     assert decoded(BYTES, [0, 98, 257, 2**31 - 1]).decode() == "\ufffda\ufffd\ufffd"
     assert BYTES.piece(0) == BYTES.piece(2**31 - 1) == "\ufffd".encode()
@@ -81,7 +81,7 @@ def test_ids_that_stand_for_nothing_are_replacement_characters() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 40), st.binary(min_size=1, max_size=5)), st.lists(st.integers(0, 60)))
-def test_decoding_joins_the_pieces_and_says_where_each_ends(pieces: dict[int, bytes], ids: list[int]) -> None:
+def test_decoding_joins_the_pieces_and_says_where_each_ends(pieces, ids):
     vocabulary = Vocabulary.of("drawn", None, pieces, None)
     expected = [pieces.get(i, "\ufffd".encode()) for i in ids]
     data, ends = vocabulary.decode(np.array(ids, np.uint32))
@@ -137,9 +137,7 @@ LLAMA = {
         ({"a": 0, "b": 1}, None, {}, b"ab"),
     ],
 )
-def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(
-    tmp_path: Path, vocabulary: dict[str, int], decoder: dict[str, Any] | None, model: dict[str, Any], text: bytes
-) -> None:
+def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(tmp_path, vocabulary, decoder, model, text):
     """Added tokens stand for what they are called, in any of them."""
     definition = tokenizer_json(vocabulary, decoder, **model)
     if decoder and decoder["type"] == "WordPiece":
@@ -150,7 +148,7 @@ def test_tokens_of_a_tokenizer_json_become_bytes_as_its_decoder_says(
     assert decoded(loaded, [*range(len(vocabulary)), len(vocabulary)]) == text + "<s>▁".encode()
 
 
-def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path: Path) -> None:
+def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     for wrong in ("tokeniser.json", "tokenzer.json"):
         with refusal(rf"No such file or directory. Did you mean {tmp_path}/tokenizer.json\?"):
@@ -169,7 +167,7 @@ def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path: P
         ("/nowhere/gpt2x", None),
     ],
 )
-def test_a_name_that_is_nearly_one_is_refused_with_that(name: str, near: str | None) -> None:
+def test_a_name_that_is_nearly_one_is_refused_with_that(name, near):
     question = rf" Did you mean '{near}'\?" if near else ""
     with refusal(rf"^there is no tokenizer '{name}'\.{question} Set tokenizer to one of"):
         load_vocabulary(name)
@@ -184,7 +182,7 @@ def test_a_name_that_is_nearly_one_is_refused_with_that(name: str, near: str | N
         ("merges.txt", ["a b"]),
     ],
 )
-def test_a_tokenizer_of_another_form_is_refused_with_the_way_to_one_that_is_read(tmp_path: Path, file: str, content: Any) -> None:
+def test_a_tokenizer_of_another_form_is_refused_with_the_way_to_one_that_is_read(tmp_path, file, content):
     """By its content, whatever it is called; by its name within a directory; with the tokenizer.json where there is one."""
     (tmp_path / file).write_text(json.dumps(content))
     advice = (
@@ -211,7 +209,7 @@ def tekken(**changes: Any) -> dict[str, Any]:
     return {"vocab": vocab, "special_tokens": special, "config": config | changes}
 
 
-def test_a_tekken_has_its_special_tokens_first_and_as_many_others_as_it_says(tmp_path: Path) -> None:
+def test_a_tekken_has_its_special_tokens_first_and_as_many_others_as_it_says(tmp_path):
     path = tmp_path / "tekken.json"
     path.write_text(json.dumps(tekken()))
     vocabulary = load_vocabulary(str(tmp_path))
@@ -224,7 +222,7 @@ def test_a_tekken_has_its_special_tokens_first_and_as_many_others_as_it_says(tmp
     assert found.lengths[[0, 1, 2, 3, 259]].tolist() == [0, 0, 0, 1, 2]
 
 
-def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path: Path) -> None:
+def test_an_id_far_too_large_is_refused_before_a_table_is_made(tmp_path):
     (tmp_path / "x.tiktoken").write_bytes(b"YQ== 2147483647\n")
     with refusal("up to 67108863 are decoded"):
         load_vocabulary(str(tmp_path / "x.tiktoken"))
@@ -263,14 +261,14 @@ def tekken_file(rank: int = 0, change: dict[str, Any] | None = None, **changes: 
         ("x.json", tekken_file(9, {"token_bytes": "AA=="}), "been there"),
     ],
 )
-def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_a_file_that_is_no_tokenizer_is_refused_by_its_name(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
     with refusal(f"{path}.*{words}"):
         load_vocabulary(str(path))
 
 
-def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch):
     """Whatever its client raises: it has errors that are none of Python's own for the network."""
     hub, client = pytest.importorskip("huggingface_hub"), pytest.importorskip("httpx")
 
@@ -283,7 +281,7 @@ def test_a_hub_that_cannot_be_reached_is_no_fault_of_the_tokenizer(monkeypatch: 
 
 
 @pytest.mark.parametrize(("name", "package"), [("gpt2", "tiktoken"), (TOKENIZER, "tokenizers"), ("org/name", "huggingface_hub")])
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+def test_a_package_that_is_not_installed_is_named(monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with refusal(f"needs the package '{package}'.*pip install {package}", ModuleNotFoundError):
         load_vocabulary(name)

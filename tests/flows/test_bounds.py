@@ -47,7 +47,7 @@ print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 @pytest.mark.parametrize("kind", first_fast(["jsonl", "text"], 0, every=2))
-def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path: Path, kind: str) -> None:
+def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path, kind):
     text = "A long document says the same thing again, and again, in slightly other words. " * 2_531_646
     source = tmp_path / f"long.{kind}"
     source.write_text(json.dumps({"text": text}) + "\n" if kind == "jsonl" else text)
@@ -59,7 +59,7 @@ def test_one_document_of_200_mb_is_one_sequence_in_under_2_gb(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("tokenizer", first_fast(["demo", "cl100k_base"], 0, every=2))
-def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path: Path, vocabularies: Path, tokenizer: str) -> None:
+def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path, vocabularies, tokenizer):
     source = tmp_path / "spaceless.txt"
     source.write_bytes(b"abcdefghij" * 1_000_000)
     done = build(tmp_path, source, **({} if tokenizer == "demo" else {"tokenizer": tokenizer}))
@@ -67,7 +67,7 @@ def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path: Path, voca
     assert done.peak_bytes < 2e9
 
 
-def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path: Path) -> None:
+def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path):
     source = tmp_path / "line.jsonl"
     with source.open("wb") as file:
         file.write(b'{"text": "first"}\n{"text": "')
@@ -80,7 +80,7 @@ def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly  # test_a_line_over_the_cap_is_not_held_in_memory has it with 32 MB
-def test_a_line_of_2_gb_can_be_skipped(tmp_path: Path) -> None:
+def test_a_line_of_2_gb_can_be_skipped(tmp_path):
     source = tmp_path / "line.jsonl"
     with source.open("wb") as file:
         file.write(b'{"text": "first"}\n{"text": "')

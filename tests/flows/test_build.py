@@ -34,7 +34,7 @@ def config(output: Path, **settings: Any) -> BuildConfig:
     )
 
 
-def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
+def test_steps_and_duplicates_are_seen_by_name(tmp_path):
     steps = [{"use": "length", "min_bytes": 1}, {"use": "pattern", "name": "boilerplate", "drop": "lorem ipsum"}]
     sources = [{"name": name, "path": str(DEMO / "stories.parquet"), "id_column": "id"} for name in ("stories", "again")]
     settings = {"documents": {"steps": steps, "duplicates": "drop"}, "sources": sources, "slice_bytes": 20_000}
@@ -54,7 +54,7 @@ def test_steps_and_duplicates_are_seen_by_name(tmp_path: Path) -> None:
     assert result.totals["documents"]["skipped"] == {"duplicate": result.totals["documents"]["written"]}
 
 
-def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path: Path) -> None:
+def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path):
     steps = [{"use": "length", "name": name, "min_bytes": 1} for name in "abcdef"]
     build_dataset(config(tmp_path / "out", name="many-steps", documents={"steps": steps}))
     seen = task_runs("build many-steps with bytes")
@@ -62,7 +62,7 @@ def test_more_steps_than_a_name_has_room_for_are_counted(tmp_path: Path) -> None
     assert not [name for name in seen if name.startswith("duplicates ")]
 
 
-def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receipts(tmp_path: Path) -> None:
+def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receipts(tmp_path):
     """A new split finds the tokens of every slice, and the server shows it as cached; without the indexes it does not."""
     result = build_dataset(config(tmp_path / "out", name="first"))
     seen = task_runs("build first with bytes")
@@ -78,7 +78,7 @@ def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receip
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
 
 
-def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tmp_path: Path) -> None:
+def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tmp_path):
     """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
     parameters = {"config": config(tmp_path / "out").model_dump(mode="json", exclude_unset=True)}
     program = (
@@ -96,7 +96,7 @@ def hundred_lines(directory: Path) -> Path:
     return write_rows(directory / "lines.jsonl", [{"text": f"{i} " + "a" * 60} for i in range(100)])
 
 
-def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: Path) -> None:
+def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path):
     settings = {"sources": [{"path": str(hundred_lines(tmp_path))}], "slice_bytes": 50, "workers": 2}
     watched = build_dataset(config(tmp_path / "watched", name="small", **settings))
     alone = build_here(config(tmp_path / "alone", name="small", **settings))
@@ -120,7 +120,7 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path: P
 
 
 @pytest.mark.timeout(120)
-def test_a_task_of_slices_that_are_stored_and_slices_that_are_not_ends(tmp_path: Path) -> None:
+def test_a_task_of_slices_that_are_stored_and_slices_that_are_not_ends(tmp_path):
     """Every other slice is published already. None waits for one of its own task."""
     sources = [{"name": f"{i}", "path": str(tmp_path / f"{i}.jsonl")} for i in range(12)]
     for i, source in enumerate(sources):
@@ -130,7 +130,7 @@ def test_a_task_of_slices_that_are_stored_and_slices_that_are_not_ends(tmp_path:
     assert (first.slices, again.slices, again.slices_reused) == (6, 12, 6)
 
 
-def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> None:
+def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path):
     path = hundred_lines(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:60], '{"text": 1}\n', *lines[61:]]))
@@ -140,7 +140,7 @@ def test_what_was_tokenized_before_a_bad_document_is_kept(tmp_path: Path) -> Non
     assert 60 <= len(receipts) < 100
 
 
-def test_after_an_error_nothing_is_begun_any_more() -> None:
+def test_after_an_error_nothing_is_begun_any_more():
     begun = []
 
     def work(number: int) -> int:

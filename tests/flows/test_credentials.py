@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -48,7 +46,7 @@ def told() -> str:
     return json.dumps([ask(f"/{name}/filter", limit=limit) for name, limit in most.items()], ensure_ascii=False)
 
 
-def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(bucket: str, tmp_path: Path) -> None:
+def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(bucket, tmp_path):
     notes = write_notes(tmp_path / "notes.jsonl", 1)
     settings = settings_of(f"{bucket}/out", notes, scratch=f"{tmp_path}/scratch", name="by-block")
     result = build_dataset(BuildConfig.model_validate(settings))
@@ -83,9 +81,7 @@ def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(buc
         ),
     ],
 )
-def test_what_is_no_such_block_is_told_without_what_it_holds(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: Any, message: str
-) -> None:
+def test_what_is_no_such_block_is_told_without_what_it_holds(monkeypatch, name, value, message):
     if value is not None:
         Secret(value=value).save("odd", overwrite=True)
     monkeypatch.setenv(CREDENTIALS, name)
@@ -94,7 +90,7 @@ def test_what_is_no_such_block_is_told_without_what_it_holds(
     assert HIDDEN not in str(refused.value)
 
 
-def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_sign_are_in_the_block_too(tmp_path, monkeypatch):
     """They sign in all threads of a run, and nobody is told them."""
     key = KEY.decode()
     Secret(value={"signing": {"keys": key}}).save("odd", overwrite=True)
@@ -111,7 +107,7 @@ def test_keys_that_sign_are_in_the_block_too(tmp_path: Path, monkeypatch: pytest
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
-def test_options_that_were_there_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_were_there_are_there_again(monkeypatch):
     Secret(value={"s3": {"key": "b"}}).save("odd", overwrite=True)
     monkeypatch.setenv(CREDENTIALS, "secret/odd")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"key": "a", "anon": False})

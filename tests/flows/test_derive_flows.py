@@ -13,11 +13,10 @@ from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import digests, settings_of, write_notes
 from tests.flows.asked import on_prefect_server
 from tests.made import read_docs
-from tests.terminal import Terminal
 
 
 @on_prefect_server
-def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
+def test_a_forgetting_is_a_flow(tmp_path):
     """It ends well, and its caller gets what was forgotten."""
     build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))))
     forgotten = forget_documents(ForgetRequest(output=str(tmp_path / "out"), reason="they asked", where="row = 2"))
@@ -25,7 +24,7 @@ def test_a_forgetting_is_a_flow(tmp_path: Path) -> None:
 
 
 @on_prefect_server
-def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
+def test_a_training_is_a_flow_with_a_summary(tmp_path):
     """Of a configuration, and of what it builds; the second one finds what the first has written."""
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
     request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to/{name}-{size}")
@@ -37,7 +36,7 @@ def test_a_training_is_a_flow_with_a_summary(tmp_path: Path) -> None:
     assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]
 
 
-def test_commands_publish_and_say_so_once(datasets: tuple[Path, Path], tmp_path: Path, terminal: Terminal) -> None:
+def test_commands_publish_and_say_so_once(datasets, tmp_path, terminal):
     a, b = datasets
     out = tmp_path / "out"
     said = terminal.out("merge", a, b, out, "--name", "both")
@@ -62,7 +61,7 @@ def test_commands_publish_and_say_so_once(datasets: tuple[Path, Path], tmp_path:
     assert terminal.json("relayout", out, out, "--layout", "compact")["layout"] == "compact"
 
 
-def test_commands_export_and_import(datasets: tuple[Path, Path], tmp_path: Path, terminal: Terminal) -> None:
+def test_commands_export_and_import(datasets, tmp_path, terminal):
     a, _ = datasets
     files, back = tmp_path / "files", tmp_path / "back"
     status, said, _ = terminal("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")

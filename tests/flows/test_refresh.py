@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ def config(tmp_path: Path) -> BuildConfig:
 
 
 @on_prefect_server
-def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildConfig, tmp_path: Path) -> None:
+def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config, tmp_path):
     first = refresh_dataset(config)
     write_notes(tmp_path / "in/b.jsonl", 3)
     second = refresh_dataset(config, keep_versions=1, grace_days=0)
@@ -59,7 +58,7 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config: BuildC
 
 
 @on_prefect_server
-def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: BuildConfig, tmp_path: Path) -> None:
+def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config, tmp_path):
     first = refresh_dataset(config)
     write_notes(tmp_path / "in/a.jsonl", 1)
     states = [refresh_dataset(config, return_state=True) for _ in range(2)]
@@ -86,7 +85,7 @@ def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config: Bui
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server", "vocabularies")
-def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildConfig, tmp_path: Path) -> None:
+def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config, tmp_path):
     refresh_dataset(config)
     results = retokenize_dataset(
         str(tmp_path / "out"), ["bytes", {"name": "gpt2", "engine": "reference"}], f"{tmp_path}/{{tokenizer}}"
@@ -109,9 +108,7 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config: BuildC
         ),
     ],
 )
-def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(
-    config: BuildConfig, entrypoint: str, parameters: dict[str, Any], names: list[str]
-) -> None:
+def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(config, entrypoint, parameters, names):
     """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
     given = {names[0]: config.model_dump(mode="json", exclude_unset=True), **parameters}
     program = (
@@ -126,7 +123,7 @@ def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(
 
 
 @pytest.mark.parametrize("parameters", [{"keep_versions": 0}, {"grace_days": -1}])
-def test_a_policy_that_keeps_nothing_is_refused(config: BuildConfig, parameters: dict[str, int]) -> None:
+def test_a_policy_that_keeps_nothing_is_refused(config, parameters):
     from prefect.exceptions import ParameterTypeError
 
     with pytest.raises(ParameterTypeError):

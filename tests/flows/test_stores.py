@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
-from flat_tokens import LAYOUTS, LayoutName
+from flat_tokens import LAYOUTS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from tasks.config import Source
@@ -47,7 +47,7 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield found.url
 
 
-def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> None:
+def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path):
     url = f"memory://{uuid.uuid4().hex}"
     there = run(url, tmp_path / "scratch")
     here = run(str(tmp_path / "out"), tmp_path / "scratch", layout="compact")
@@ -61,9 +61,7 @@ def test_memory_as_output_gives_the_same_objects_as_a_disk(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("layout", first_fast(LAYOUTS, 0, every=3))
-def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
-    tmp_path: Path, bucket: str, layout: LayoutName
-) -> None:
+def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(tmp_path, bucket, layout):
     """Only the manifest and the card name where the text came from."""
     Store.at(bucket).upload("text/stories.parquet", DEMO / "stories.parquet")
     settings = {"layout": layout, "slice_bytes": 60_000}
@@ -85,7 +83,7 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(
 
 
 @pytest.mark.slow
-def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_names(monkeypatch):
     named, plain = f"abfss://bucket@{ACCOUNT}.dfs.core.windows.net/in", "az://bucket/in"
     with BUCKETS["abfs"](monkeypatch) as bucket:
         with container_at(bucket.server) as container:
@@ -119,7 +117,7 @@ def notes(path: Path, count: int) -> Path:
     return path
 
 
-def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch, tmp_path):
     """One for the 16 MB of tokens, and those of the version, of what is found and of what is removed again."""
     with BUCKETS["s3"](monkeypatch) as bucket:
         source = Store.at(f"{bucket.url}/in")
@@ -134,7 +132,7 @@ def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_slice_costs_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_costs_few_requests(tmp_path, monkeypatch):
     """The ten objects of a shard are stored. It is looked for, and its four arrays come back once, though it is counted and both
     splits are written from it. One that is there already is read through once, and nothing of it is asked for again. What its
     removal costs behind the publication is not counted here.

@@ -39,11 +39,11 @@ def kept(name: str) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [kept(name) for name in KEPT])
-def test_an_input_that_was_kept_breaks_nothing(faults: dict[str, str | None], name: str) -> None:
+def test_an_input_that_was_kept_breaks_nothing(faults, name):
     assert faults[name] is None
 
 
-def test_every_fault_that_is_known_has_an_input() -> None:
+def test_every_fault_that_is_known_has_an_input():
     """A fault that was mended is no longer known."""
     from tests.fuzz.known import KNOWN
 
@@ -52,7 +52,7 @@ def test_every_fault_that_is_known_has_an_input() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path):
     command = [sys.executable, "-m", "tests.fuzz", "--seconds", "300", "--keep", str(tmp_path), "groups"]
     driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)})
     places = (Path("/dev/shm"), tmp_path)
@@ -73,7 +73,7 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_some_fuzzing_finds_no_other_faults(tmp_path: Path) -> None:
+def test_some_fuzzing_finds_no_other_faults(tmp_path):
     """As many runs of the same seed on every machine. Datasets are in ``tests/faults/test_dataset_mutations.py``."""
     from tests.fuzz.targets import TARGETS
 

@@ -36,7 +36,7 @@ UNLIMITED = [
 ]
 
 
-def test_records_of_gigabytes_are_not_read(tmp_path: Path) -> None:
+def test_records_of_gigabytes_are_not_read(tmp_path):
     """In a process that may have one gigabyte."""
     records = ", ".join(f"({name!r}, lambda: {call})" for name, _, call in UNLIMITED)
     code = WITHIN.format(imports="\n".join(imports for _, imports, _ in UNLIMITED), records=f"[{records}]")

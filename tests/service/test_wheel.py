@@ -68,7 +68,7 @@ def run(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 
 @pytest.mark.slow
-def test_each_wheel_has_one_package_and_the_trainers_wheel_is_the_library_alone(wheels: dict[str, Path]) -> None:
+def test_each_wheel_has_one_package_and_the_trainers_wheel_is_the_library_alone(wheels):
     for name, path in wheels.items():
         with zipfile.ZipFile(path) as wheel:
             assert {member.partition("/")[0] for member in wheel.namelist()} == {name, f"{name}-0.1.0.dist-info"}
@@ -80,7 +80,7 @@ def test_each_wheel_has_one_package_and_the_trainers_wheel_is_the_library_alone(
 
 
 @pytest.mark.slow
-def test_the_installed_service_builds_without_a_checkout(run: Run, tmp_path: Path) -> None:
+def test_the_installed_service_builds_without_a_checkout(run, tmp_path):
     assert run("python", "-I", "-c", IMPORT_ALL).splitlines() == ["[]", "[]"]
     assert run("python", "-I", "-c", FLOW).strip() == "build-dataset"
     demo = ROOT / "deployments/demo"

@@ -30,7 +30,7 @@ from tasks.config import (
 from tasks.download.sources import resolve_source
 from tasks.faults import faults_of
 from tasks.locations import plain_location
-from tasks.models import Model, Slice, SourceFile, TokenShard, digest_of
+from tasks.models import Slice, SourceFile, TokenShard, digest_of
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice
 
@@ -56,7 +56,7 @@ def token_shard(**facts: Any) -> TokenShard:
     return TokenShard.model_validate({**nothing, "read": 0, "written": 0, "skipped": {}, "replaced": {}, **facts})
 
 
-def test_a_single_source_and_a_tokenizer_by_name_are_short_forms() -> None:
+def test_a_single_source_and_a_tokenizer_by_name_are_short_forms():
     short = config()
     assert short.sources == (Source(path="/in"),)
     assert short.tokenizer == TokenizerConfig(name="bytes")
@@ -64,7 +64,7 @@ def test_a_single_source_and_a_tokenizer_by_name_are_short_forms() -> None:
     assert BuildConfig.model_validate_json(short.model_dump_json()) == short
 
 
-def test_defaults_are_those_that_the_documentation_promises() -> None:
+def test_defaults_are_those_that_the_documentation_promises():
     made = config()
     assert (made.fraction, made.split_seed, made.layout, made.verify_level) == (0.005, 0, "auto", "quick")
     assert (made.documents.on_bad, made.documents.empty, made.documents.max_bytes) == ("error", "keep", 256 << 20)
@@ -72,7 +72,7 @@ def test_defaults_are_those_that_the_documentation_promises() -> None:
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "deployments").rglob("demo.yaml")), ids=str)
-def test_examples_are_valid(example: Path) -> None:
+def test_examples_are_valid(example):
     settings = yaml.safe_load(example.read_text())
     assert [source.path for source in BuildConfig.model_validate(settings).sources] == [
         one["path"] for one in settings["sources"]
@@ -98,7 +98,7 @@ def test_examples_are_valid(example: Path) -> None:
         "/data/with space",
     ],
 )
-def test_plain_locations_are_taken_as_they_are(location: str) -> None:
+def test_plain_locations_are_taken_as_they_are(location):
     assert plain_location(location) == location
     assert Source(path=location).path == location
 
@@ -121,9 +121,7 @@ def test_plain_locations_are_taken_as_they_are(location: str) -> None:
         ("~nobody-of-this-name/out", "begins in the home directory of 'nobody-of-this-name', whom this machine does not know"),
     ],
 )
-def test_what_would_become_a_directory_that_nobody_meant_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, words: str
-) -> None:
+def test_what_would_become_a_directory_that_nobody_meant_is_refused(tmp_path, monkeypatch, place, words):
     """As an output and as scratch; a source that is there may be called so."""
     for settings in ({"output": place}, {"scratch": place}):
         with pytest.raises(ValidationError) as refused:
@@ -138,7 +136,7 @@ def test_what_would_become_a_directory_that_nobody_meant_is_refused(
     assert len(resolve_source(Source(path=tmp_path / name), 0).files) == 1
 
 
-def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absolute_paths_are_those_of_this_directory(tmp_path, monkeypatch):
     """Of every setting that names a file; another directory does not change them."""
     monkeypatch.chdir(tmp_path)
     step = {"use": "normalize"}
@@ -163,7 +161,7 @@ def test_absolute_paths_are_those_of_this_directory(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("settings", [{"output": SECRET}, {"scratch": SECRET}, {"source": {"path": SECRET}}])
-def test_secrets_are_refused_and_not_repeated(settings: dict[str, Any]) -> None:
+def test_secrets_are_refused_and_not_repeated(settings):
     """Neither by the error that a person sees nor by pydantic's, which may end in a log."""
     with pytest.raises(ValidationError) as refused:
         config(**settings)
@@ -188,12 +186,12 @@ def test_secrets_are_refused_and_not_repeated(settings: dict[str, Any]) -> None:
         ("memory://x/out", "memory:///x/"),
     ],
 )
-def test_output_and_sources_within_each_other_are_refused(output: str, path: str) -> None:
+def test_output_and_sources_within_each_other_are_refused(output, path):
     with refusal(r"are within each other. Keep them apart", ValidationError):
         config(output=output, source={"path": path})
 
 
-def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path) -> None:
+def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "data")
     with refusal("are within each other", ValidationError):
@@ -213,21 +211,21 @@ def test_a_link_does_not_hide_that_the_output_is_within_a_source(tmp_path: Path)
         ("/x", "s3://x"),
     ],
 )
-def test_other_places_are_taken_as_they_are(output: str, path: str) -> None:
+def test_other_places_are_taken_as_they_are(output, path):
     assert config(output=output, source={"path": path}).output == output
 
 
-def test_any_share_may_be_validation() -> None:
+def test_any_share_may_be_validation():
     for fraction in (0, 1, 0.5, 1e-12):
         assert config(validation_fraction=fraction).fraction == fraction
 
 
-def test_a_validation_split_of_a_source_replaces_the_drawn_one() -> None:
+def test_a_validation_split_of_a_source_replaces_the_drawn_one():
     assert config(source={"path": "/in", "validation_split": "test"}).fraction == 0
     assert config(source={"path": "/in", "validation_split": "test"}, validation_fraction=0).fraction == 0
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_a_config_cannot_be_changed():
     with refusal("frozen", ValidationError):
         config().output = "/elsewhere"
 
@@ -237,7 +235,7 @@ def test_a_config_cannot_be_changed() -> None:
     [BuildConfig, Source, HubDataset, TokenizerConfig, DocumentPolicy, TokenShard],
     ids=lambda model: model.__name__,
 )
-def test_every_model_refuses_what_it_does_not_know(model: type[Model]) -> None:
+def test_every_model_refuses_what_it_does_not_know(model):
     with refusal("Extra inputs are not permitted", ValidationError):
         model.model_validate({"surely_unknown": 1})
 
@@ -252,7 +250,7 @@ def test_every_model_refuses_what_it_does_not_know(model: type[Model]) -> None:
         {"ranges": [[[0, "a", 9, "ab", "text"], 0, 9, None]]},
     ],
 )
-def test_a_slice_from_another_process_is_one(wrong: dict[str, Any]) -> None:
+def test_a_slice_from_another_process_is_one(wrong):
     slices = TypeAdapter(Slice)
     right = Slice(range_of_slice(source_file(stamp=(1, 2)), 0, 9, 9).ranges * 2)
     assert slices.validate_json(slices.dump_json(right)) == right
@@ -260,7 +258,7 @@ def test_a_slice_from_another_process_is_one(wrong: dict[str, Any]) -> None:
         slices.validate_python(wrong)
 
 
-def test_every_setting_of_a_build_is_explained() -> None:
+def test_every_setting_of_a_build_is_explained():
     """The schema is the form that people fill in."""
     schema = BuildConfig.model_json_schema()
     described = {**schema["properties"], **{f"Source.{k}": v for k, v in schema["$defs"]["Source"]["properties"].items()}}
@@ -268,7 +266,7 @@ def test_every_setting_of_a_build_is_explained() -> None:
     assert schema["additionalProperties"] is False
 
 
-def test_digests_are_the_same_for_ever() -> None:
+def test_digests_are_the_same_for_ever():
     """On every machine: keys of stored shards are made of them. The literals were computed by sha256sum."""
     assert digest_of() == "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"  # of "[]"
     assert digest_of({"b": (1, None), "a": "é"}) == "0d2e6bc8782011b4170a5474904112aba13b0d61992e8273bcafaccad0af071b"
@@ -278,11 +276,11 @@ def test_digests_are_the_same_for_ever() -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")), st.lists, max_leaves=5))
-def test_a_digest_does_not_change_on_its_way_through_json(value: Any) -> None:
+def test_a_digest_does_not_change_on_its_way_through_json(value):
     assert digest_of(json.loads(json.dumps(value))) == digest_of(value)
 
 
-def test_a_file_is_its_content_wherever_it_lies() -> None:
+def test_a_file_is_its_content_wherever_it_lies():
     here, there = source_file(), source_file(location="/elsewhere", name="b", stamp=(1, 2))
     assert here.identity() == there.identity()
     assert here.identity() != source_file(sha256="cd").identity()
@@ -290,13 +288,13 @@ def test_a_file_is_its_content_wherever_it_lies() -> None:
     assert source_file(line_ends="crlf").identity() != here.identity() == ("ab", "jsonl")
 
 
-def test_slices_are_named_by_file_and_range() -> None:
+def test_slices_are_named_by_file_and_range():
     whole = range_of_slice(source_file(), 0, 9, 9)
     assert whole.label == "a.jsonl[0:9]"
     assert changed(whole, rows=(5, 10)).label == "a.jsonl[0:9]@5"
 
 
-def test_a_receipt_that_lost_a_document_is_refused() -> None:
+def test_a_receipt_that_lost_a_document_is_refused():
     token_shard(read=5, written=3, skipped={"null": 1, "empty": 1})
     with refusal(r"shard kkkkkkkkkkkk: read 5, written 3, skipped \{'null': 1\}", ValidationError):
         token_shard(read=5, written=3, skipped={"null": 1})
@@ -315,7 +313,7 @@ def test_a_receipt_that_lost_a_document_is_refused() -> None:
         ({"cpu.max": "nonsense\n"}, MINE),
     ],
 )
-def test_a_containers_share_of_the_time_counts(tmp_path: Path, files: dict[str, str], cores: int) -> None:
+def test_a_containers_share_of_the_time_counts(tmp_path, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -323,7 +321,7 @@ def test_a_containers_share_of_the_time_counts(tmp_path: Path, files: dict[str, 
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
-def test_a_process_that_is_bound_to_one_core_has_one() -> None:
+def test_a_process_that_is_bound_to_one_core_has_one():
     program = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
         "from tasks.config import available_cores; print(available_cores())"
@@ -344,26 +342,26 @@ def test_a_process_that_is_bound_to_one_core_has_one() -> None:
         (99, 99),
     ],
 )
-def test_sizes_are_for_people(told: str | int, bytes_: int) -> None:
+def test_sizes_are_for_people(told, bytes_):
     assert config(slice_bytes=told).slice_bytes == bytes_
 
 
 @pytest.mark.parametrize("told", ["128 mb", "MB", "-1 MB", "1.5 B", "9 TB", "", True])
-def test_a_size_that_is_none_is_refused(told: str | bool) -> None:
+def test_a_size_that_is_none_is_refused(told):
     with refusal("slice_bytes", ValidationError):
         config(slice_bytes=told)
 
 
 @given(st.integers(0, 1 << 40))
-def test_a_size_for_people_is_the_same_size(count: int) -> None:
+def test_a_size_for_people_is_the_same_size(count):
     assert byte_count(size_for_people(count)) == count
 
 
-def test_sizes_for_people_are_short() -> None:
+def test_sizes_for_people_are_short():
     sizes = {128_000_000: "128 MB", 256 << 20: "256 MiB", 8 << 30: "8 GiB", 32_000_000_000: "32 GB", 1500: "1500", 0: "0"}
     assert {count: size_for_people(count) for count in sizes} == sizes
 
 
-def test_null_leaves_a_group_of_settings_as_it_is() -> None:
+def test_null_leaves_a_group_of_settings_as_it_is():
     """So the form submits groups that nobody has opened."""
     assert config(documents=None, groups=None) == config()

@@ -25,7 +25,7 @@ from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, settings_of, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
-from tests.tasks.conftest import IN_A_STORE, ON_DISK, Build
+from tests.tasks.conftest import IN_A_STORE, ON_DISK
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -42,7 +42,7 @@ def shards(root: Store) -> int:
     return sum(key.startswith("_cache/") and key.endswith("/receipt.json") for key, _ in root.listing())
 
 
-def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root: Store, build: Build) -> None:
+def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root, build):
     build("a", "b")
     latest = build("b", "c")
     before = sorted(root.listing())
@@ -59,7 +59,7 @@ def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root: Sto
     flat_tokens.verify(root.url, "full")
 
 
-def test_what_kept_versions_hold_needs_no_shards(root: Store, build: Build, output: str, tmp_path: Path) -> None:
+def test_what_kept_versions_hold_needs_no_shards(root, build, output, tmp_path):
     """After a build every token is stored once, and a refresh is as cheap."""
     build("a", "b")
     build("b", "c")
@@ -71,7 +71,7 @@ def test_what_kept_versions_hold_needs_no_shards(root: Store, build: Build, outp
     assert (again.slices_reused, again.text_bytes_tokenized) == (2, 0)
 
 
-def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(root: Store, build: Build) -> None:
+def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(root, build):
     """Those of a build that died behind its commit, and those of one that nobody went on with."""
     with shards_stay():
         build("a")
@@ -87,7 +87,7 @@ def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(roo
     assert shards(root) == 0
 
 
-def test_the_latest_pinned_ones_and_the_last_n_are_kept(root: Store, build: Build) -> None:
+def test_the_latest_pinned_ones_and_the_last_n_are_kept(root, build):
     names = [build("a", split_seed=seed) for seed in range(5)]
     pin(root, names[0])
     collect(root, Policy(keep_versions=2, grace_days=0), delete=True)
@@ -98,7 +98,7 @@ def test_the_latest_pinned_ones_and_the_last_n_are_kept(root: Store, build: Buil
 
 
 @ON_DISK
-def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(root: Store, build: Build) -> None:
+def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(root, build):
     """A version that was read for a month and was replaced an hour ago has readers."""
     output = Path(root.root)
     one = build("a")
@@ -119,7 +119,7 @@ def age(directory: Path, days: float) -> None:
 
 
 @ON_DISK
-def test_young_remains_of_a_build_that_may_be_resumed_stay(root: Store, build: Build) -> None:
+def test_young_remains_of_a_build_that_may_be_resumed_stay(root, build):
     """Shards without a version, a version without its marker."""
     output = Path(root.root)
     build("a")
@@ -140,7 +140,7 @@ def test_young_remains_of_a_build_that_may_be_resumed_stay(root: Store, build: B
 
 
 @ON_DISK
-def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(root: Store, build: Build) -> None:
+def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(root, build):
     output = Path(root.root)
     with shards_stay():
         build("a", "b", "c")
@@ -154,7 +154,7 @@ def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(root: Stor
 
 
 @ON_DISK
-def test_staging_of_dead_processes_goes_without_grace(root: Store, build: Build) -> None:
+def test_staging_of_dead_processes_goes_without_grace(root, build):
     output = Path(root.root)
     build("a")
     dead = output / "_staging/0123456789abcdef/abc/file"
@@ -167,7 +167,7 @@ def test_staging_of_dead_processes_goes_without_grace(root: Store, build: Build)
     assert not (output / "_staging").exists()
 
 
-def test_groups_that_no_build_came_back_for_go_when_they_are_old(root: Store, build: Build, tmp_path: Path) -> None:
+def test_groups_that_no_build_came_back_for_go_when_they_are_old(root, build, tmp_path):
     """A build that runs holds them, one that is run again stores them again."""
     build("a")
     for name, data in (("0" * 64, b"12345"), ("1" * 64, b"1")):
@@ -185,7 +185,7 @@ def test_groups_that_no_build_came_back_for_go_when_they_are_old(root: Store, bu
     assert not (tmp_path / "out/_groups").exists()
 
 
-def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_path: Path) -> None:
+def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_path):
     output, remote = tmp_path / "out", f"memory://{uuid.uuid4().hex}"
     root = Store.at(output)
     for name in ("a", "b"):
@@ -205,7 +205,7 @@ def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_p
     assert not list((output / "_quarantine").glob("shard*"))
 
 
-def test_while_a_build_runs_nothing_goes_that_it_may_read(root: Store, build: Build, tmp_path: Path) -> None:
+def test_while_a_build_runs_nothing_goes_that_it_may_read(root, build, tmp_path):
     build("a")
     build("b")
     with building(root, tmp_path / "scratch"):
@@ -217,9 +217,7 @@ def test_while_a_build_runs_nothing_goes_that_it_may_read(root: Store, build: Bu
     assert kinds(collect(root, NOW, delete=True)) == {"version": 1, "record": 1}
 
 
-def test_a_version_that_is_pinned_or_made_the_latest_at_the_last_moment_stays(
-    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_pinned_or_made_the_latest_at_the_last_moment_stays(root, build, monkeypatch):
     """Between the listing and the removal; on object stores even between the marker's removal and the rest's."""
     for late in (lambda version: pin(root, version), lambda version: roll_back(root, version)):
         one = build("a")
@@ -268,9 +266,7 @@ def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int
 @IN_A_STORE
 @pytest.mark.parametrize("way", ["refresh", "collection"])
 @pytest.mark.parametrize("every", first_fast([9, 5]))
-def test_the_rest_of_a_version_whose_removal_died_goes_at_once(
-    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch, way: str, every: int
-) -> None:
+def test_the_rest_of_a_version_whose_removal_died_goes_at_once(root, build, monkeypatch, way, every):
     """On an object store, where objects go one by one. A build that has not finished stays: it may be resumed."""
     policy = Policy(keep_versions=1, grace_days=30)
     left = dying_at_a_removal(root, monkeypatch)
@@ -298,9 +294,7 @@ def test_the_rest_of_a_version_whose_removal_died_goes_at_once(
 
 
 @IN_A_STORE
-def test_two_collections_of_an_object_store_may_meet_at_any_version(
-    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_collections_of_an_object_store_may_meet_at_any_version(root, build, monkeypatch):
     """Found on Google Cloud Storage: one removed a marker that the other one had just seen."""
     old, new = (build("a", split_seed=seed) for seed in range(2))
     real, others = Store.read, [root]
@@ -317,9 +311,7 @@ def test_two_collections_of_an_object_store_may_meet_at_any_version(
 
 
 @IN_A_STORE
-def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(
-    root: Store, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(root, build, monkeypatch):
     """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
     left = dying_at_a_removal(root, monkeypatch)
     for death in itertools.count(1, 7):
@@ -346,7 +338,7 @@ def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_v
     assert death > 28
 
 
-def test_without_a_pointer_no_version_is_superfluous(root: Store, build: Build) -> None:
+def test_without_a_pointer_no_version_is_superfluous(root, build):
     for seed in range(3):
         build("a", split_seed=seed)
     root.remove("latest.json")
@@ -356,7 +348,7 @@ def test_without_a_pointer_no_version_is_superfluous(root: Store, build: Build) 
 
 @ON_DISK
 @pytest.mark.parametrize("value", [7, None, "x", [7], [{"path": 7}], {"path": "x"}])
-def test_settings_that_are_not_understood_need_no_tables(root: Store, build: Build, value: object) -> None:
+def test_settings_that_are_not_understood_need_no_tables(root, build, value):
     """The record of an origin is damaged: a version is kept for it all the same, and so is what is young."""
     output = Path(root.root)
     version = build("a")
@@ -368,7 +360,7 @@ def test_settings_that_are_not_understood_need_no_tables(root: Store, build: Bui
 
 
 @ON_DISK
-def test_what_is_not_understood_stops_a_collection(root: Store, build: Build) -> None:
+def test_what_is_not_understood_stops_a_collection(root, build):
     output = Path(root.root)
     version = build("a")
     (output / "versions" / version / "manifest.json").write_text("{")

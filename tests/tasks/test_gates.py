@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,11 +19,11 @@ WEB, NOTES = Subject(source="web"), Subject(source="notes")
     ("written", "kept"),
     [("-50 %", "-50 %"), ("- 50%", "-50 %"), ("+12.5 %", "+12.5 %"), (7, 7), (0, 0)],
 )
-def test_a_limit_is_a_number_or_a_change(written: Any, kept: Any) -> None:
+def test_a_limit_is_a_number_or_a_change(written, kept):
     assert Gate(of="tokens", at_least=written).at_least == kept
 
 
-def test_a_share_may_be_written_in_per_cent() -> None:
+def test_a_share_may_be_written_in_per_cent():
     assert Gate(of="skipped_share", at_most="5 %").at_most == 0.05
 
 
@@ -47,7 +45,7 @@ def test_a_share_may_be_written_in_per_cent() -> None:
         ({"of": "skipped_share", "at_most": 0.1, "step": "length", "reason": "empty"}, "is named length.REASON"),
     ],
 )
-def test_a_gate_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: str) -> None:
+def test_a_gate_that_makes_no_sense_is_refused(settings, fault):
     with pytest.raises(ValidationError) as raised:
         Gate(**settings)
     assert fault in "; ".join(faults_of(raised.value, Gate))
@@ -61,7 +59,7 @@ def test_a_gate_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: 
         ({"of": "skipped_share", "step": "lenght", "at_most": 0}, "there is no step 'lenght'. Did you mean 'length'?"),
     ],
 )
-def test_a_gate_of_what_there_is_not_is_refused_with_the_nearest_name(gate: dict[str, Any], fault: str) -> None:
+def test_a_gate_of_what_there_is_not_is_refused_with_the_nearest_name(gate, fault):
     settings = {
         "output": "/tmp/out",
         "tokenizer": "bytes",
@@ -74,14 +72,14 @@ def test_a_gate_of_what_there_is_not_is_refused_with_the_nearest_name(gate: dict
     assert fault in "; ".join(faults_of(raised.value, BuildConfig, one_source=True))
 
 
-def test_a_first_version_is_judged_by_what_is_absolute_alone() -> None:
+def test_a_first_version_is_judged_by_what_is_absolute_alone():
     gates = [Gate(of="documents", at_least="-10 %"), Gate(of="removed_share", at_most=0), Gate(of="tokens", at_least=9)]
     now = {("documents", ALL): 1, ("tokens", ALL): 1}
     assert [one.of for one in judge(gates, now, None)] == ["tokens"]
     assert [one.of for one in judge(gates, now, {("documents", ALL): 9, ("tokens", ALL): 9})] == ["documents", "tokens"]
 
 
-def test_a_source_that_is_lost_is_found_and_one_that_is_new_is_not() -> None:
+def test_a_source_that_is_lost_is_found_and_one_that_is_new_is_not():
     before = {("documents", WEB): 100}
     assert judge(LOST_SOURCES, {("documents", WEB): 50, ("documents", NOTES): 1}, before) == []
     (found,) = judge(LOST_SOURCES, {("documents", WEB): 49, ("documents", NOTES): 1}, before)
@@ -91,13 +89,13 @@ def test_a_source_that_is_lost_is_found_and_one_that_is_new_is_not() -> None:
     }
 
 
-def test_what_could_not_be_told_does_not_pass() -> None:
+def test_what_could_not_be_told_does_not_pass():
     gate = Gate(of="changed_share", at_most=0.5)
     (found,) = judge([gate], {("changed_share", ALL): None}, {})
     assert "is unknown" in found.sentence
 
 
-def test_the_strictest_action_wins() -> None:
+def test_the_strictest_action_wins():
     gates = [Gate(of="documents", at_least=9, action=action) for action in ("warn", "hold", "stop")]
     found = judge(gates, {("documents", ALL): 1}, None)
     assert [worst(found), worst(found[:2]), worst(found[:1]), worst([])] == ["stop", "hold", "warn", None]
@@ -105,7 +103,7 @@ def test_the_strictest_action_wins() -> None:
 
 
 @given(before=st.integers(0, 2**50), now=st.integers(0, 2**50), percent=st.integers(-100, 300))
-def test_changes_are_compared_exactly(before: int, now: int, percent: int) -> None:
+def test_changes_are_compared_exactly(before, now, percent):
     gate = Gate(of="tokens", at_least=f"{percent:+} %")
     is_found = bool(judge([gate], {("tokens", ALL): now}, {("tokens", ALL): before}))
     assert is_found == (100 * now < before * (100 + percent))

@@ -59,7 +59,7 @@ def stored(tmp_path: Path) -> Stored:
     return root, mine, put_group(root, mine)
 
 
-def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(stored: Stored) -> None:
+def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(stored):
     root, mine, digest = stored
     assert read_group(root, digest) == mine
     assert put_group(root, mine) == digest == mine.digest
@@ -67,7 +67,7 @@ def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(stored: 
     assert (mine.stage, mine.label) == ("split", "train tokens 0 to 8 to train tokens 8 to 16 (2)")
 
 
-def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored: Stored, tmp_path: Path) -> None:
+def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored, tmp_path):
     root, _, digest = stored
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     facts = json.loads(path.read_text())
@@ -91,9 +91,7 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored: St
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_a_group_that_is_damaged_is_refused_by_its_path(
-    stored: Stored, tmp_path: Path, damage: dict[str, Any], words: str
-) -> None:
+def test_a_group_that_is_damaged_is_refused_by_its_path(stored, tmp_path, damage, words):
     root, _, digest = stored
     path = tmp_path / "out" / GROUPS / digest / "group.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
@@ -101,7 +99,7 @@ def test_a_group_that_is_damaged_is_refused_by_its_path(
         read_group(root, digest)
 
 
-def test_results_come_with_the_last_report_and_not_before(stored: Stored) -> None:
+def test_results_come_with_the_last_report_and_not_before(stored):
     root, mine, digest = stored
     assert read_report(root, digest, "run") is None
     with reporting(root, mine, "run") as results:
@@ -115,7 +113,7 @@ def test_results_come_with_the_last_report_and_not_before(stored: Stored) -> Non
     assert last.under_way == ()
 
 
-def test_reports_keep_coming_and_tell_how_far_the_work_is(stored: Stored) -> None:
+def test_reports_keep_coming_and_tell_how_far_the_work_is(stored):
     root, mine, digest = stored
     meter.reset()
     meter.begin("tokenize")
@@ -140,7 +138,7 @@ def test_reports_keep_coming_and_tell_how_far_the_work_is(stored: Stored) -> Non
         (RuntimeError("HTTP 503"), True),
     ],
 )
-def test_a_failure_is_reported_with_whether_another_try_may_help(stored: Stored, error: Exception, may_pass: bool) -> None:
+def test_a_failure_is_reported_with_whether_another_try_may_help(stored, error, may_pass):
     root, mine, digest = stored
     with pytest.raises(type(error)), reporting(root, mine, "run"):
         raise error
@@ -149,7 +147,7 @@ def test_a_failure_is_reported_with_whether_another_try_may_help(stored: Stored,
     assert report.results is None
 
 
-def test_a_report_that_is_damaged_counts_as_none(stored: Stored, tmp_path: Path) -> None:
+def test_a_report_that_is_damaged_counts_as_none(stored, tmp_path):
     root, mine, digest = stored
     with reporting(root, mine, "run") as results:
         results.append(WRITTEN)
@@ -160,21 +158,21 @@ def test_a_report_that_is_damaged_counts_as_none(stored: Stored, tmp_path: Path)
         assert read_report(root, digest, "run") is None
 
 
-def test_a_group_that_is_forgotten_leaves_nothing(stored: Stored, tmp_path: Path) -> None:
+def test_a_group_that_is_forgotten_leaves_nothing(stored, tmp_path):
     root, _, digest = stored
     forget(root, digest)
     assert not list((tmp_path / "out").iterdir())
     forget(root, digest)
 
 
-def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_path: Path) -> None:
+def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_path):
     with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "one") as place:
         assert group(tmp_path).place(place) == place
         assert group(tmp_path, keeps=False, room=9).place(place) == place._replace(keeps=False, room=9)
         assert group(tmp_path, keeps=False, room=9).digest == group(tmp_path).digest
 
 
-def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
+def test_a_machine_that_does_not_see_the_output_says_so(tmp_path):
     """Where a dataset is, a group that is not there is one whose build has ended."""
     root = Store.at(tmp_path / "out")
     with pytest.raises(FileNotFoundError):
@@ -185,7 +183,7 @@ def test_a_machine_that_does_not_see_the_output_says_so(tmp_path: Path) -> None:
     check_seen(root)
 
 
-def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(tmp_path: Path) -> None:
+def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(tmp_path):
     root, mine = Store.at(tmp_path / "out"), group(tmp_path)
     with signing.using(KEY):
         digest = put_group(root, mine)

@@ -43,9 +43,7 @@ Client = Callable[[str, Path], object]
 
 @CLIENTS
 @pytest.mark.parametrize("leads", ["{other}/data/a.jsonl", "/secret/a.jsonl", "/to/x/../../secret/a", "/data/%2e%2e/secret/a"])
-def test_a_redirect_out_of_the_roots_is_refused_before_it_is_followed(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client, leads: str
-) -> None:
+def test_a_redirect_out_of_the_roots_is_refused_before_it_is_followed(servers, tmp_path, monkeypatch, client, leads):
     one, other = servers
     monkeypatch.setenv(INPUT_ROOTS, f"{one.home}/data,x,{tmp_path}")
     monkeypatch.chdir(tmp_path)
@@ -57,9 +55,7 @@ def test_a_redirect_out_of_the_roots_is_refused_before_it_is_followed(
 
 
 @CLIENTS
-def test_a_redirect_within_the_roots_is_followed(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
+def test_a_redirect_within_the_roots_is_followed(servers, tmp_path, monkeypatch, client):
     one, other = servers
     monkeypatch.chdir(tmp_path)
     one.leads = f"{other.home}/data/a.jsonl"
@@ -71,9 +67,7 @@ def test_a_redirect_within_the_roots_is_followed(
 
 @CLIENTS
 @pytest.mark.parametrize("leads", ["/data/a.jsonl", "{one}/data/b.jsonl", "/again/to/a.jsonl"])
-def test_a_redirect_to_another_path_of_the_same_server_is_followed(
-    servers: tuple[Server, Server], tmp_path: Path, client: Client, leads: str
-) -> None:
+def test_a_redirect_to_another_path_of_the_same_server_is_followed(servers, tmp_path, client, leads):
     """Also where that leads on."""
     one, _ = servers
     one.leads, one.to = leads.format(one=one.home), "/to/" if leads != "/again/to/a.jsonl" else "/first/to/"
@@ -82,18 +76,14 @@ def test_a_redirect_to_another_path_of_the_same_server_is_followed(
 
 
 @CLIENTS
-def test_a_redirect_to_an_address_of_credentials_is_refused(
-    servers: tuple[Server, Server], tmp_path: Path, client: Client
-) -> None:
+def test_a_redirect_to_an_address_of_credentials_is_refused(servers, tmp_path, client):
     servers[0].leads = "http://[2002:a9fe:a9fe::1]/latest"
     with refusal("an address at which cloud machines get", (ValueError, OSError)):
         client(f"{servers[0].home}/to/a.jsonl", tmp_path)
 
 
 @CLIENTS
-def test_a_name_of_a_link_local_address_is_refused_when_it_is_connected_to(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
+def test_a_name_of_a_link_local_address_is_refused_when_it_is_connected_to(servers, tmp_path, monkeypatch, client):
     """What the name led to is looked at, not what it may lead to the next time."""
     import tasks.locations
 
@@ -105,7 +95,7 @@ def test_a_name_of_a_link_local_address_is_refused_when_it_is_connected_to(
     assert servers[0].paths == []
 
 
-def test_headers_of_ours_stay_with_the_first_server(servers: tuple[Server, Server]) -> None:
+def test_headers_of_ours_stay_with_the_first_server(servers):
     one, other = servers
     one.leads = f"{other.home}/data/a.jsonl"
     import fsspec
@@ -118,7 +108,7 @@ def test_headers_of_ours_stay_with_the_first_server(servers: tuple[Server, Serve
     assert not {"X-Key", "Authorization"} & set(other.headers[0])
 
 
-def test_what_begins_at_the_hub_may_lead_to_public_servers_by_https(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_at_the_hub_may_lead_to_public_servers_by_https(monkeypatch):
     monkeypatch.setenv(INPUT_ROOTS, "https://huggingface.co/datasets/org")
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     hub = "https://huggingface.co/datasets/org/name/resolve/main/a.parquet"
@@ -140,7 +130,7 @@ def test_what_begins_at_the_hub_may_lead_to_public_servers_by_https(monkeypatch:
         check_hop("https://huggingface.co.example/a", "https://cdn-lfs.hf.co/a")
 
 
-def test_a_root_may_name_a_link_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_may_name_a_link_local_address(monkeypatch):
     monkeypatch.setenv(INPUT_ROOTS, "http://169.254.7.7:8080/data")
     assert Source(path="http://169.254.7.7:8080/data/a.jsonl").path
     with refusal("may not be read here"):

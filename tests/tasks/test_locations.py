@@ -45,7 +45,7 @@ def config(roots: Path, **settings: Any) -> BuildConfig:
 
 
 @pytest.mark.parametrize("path", ["text", "text/a/*.jsonl", "tokens/versions/x"])
-def test_what_lies_within_the_roots_is_let_through(roots: Path, path: str) -> None:
+def test_what_lies_within_the_roots_is_let_through(roots, path):
     config(roots)
     assert READ(f"{roots}/{path}") == f"{roots}/{path}"
     assert READ(f"file://{roots}/{path}") == f"file://{roots}/{path}"
@@ -76,12 +76,12 @@ def test_what_lies_within_the_roots_is_let_through(roots: Path, path: str) -> No
         "hf://datasets/allenai/c4",
     ],
 )
-def test_what_lies_outside_is_refused_with_the_roots_there_are(roots: Path, location: str) -> None:
+def test_what_lies_outside_is_refused_with_the_roots_there_are(roots, location):
     with refusal(r"may not be read here: FLAT_TOKENS_INPUT_ROOTS allows .*gs://texts/raw", ValidationError):
         READ(location.format(roots=roots))
 
 
-def test_what_may_be_read_may_not_be_written_for_that(roots: Path) -> None:
+def test_what_may_be_read_may_not_be_written_for_that(roots):
     with refusal(r"may not be written here: FLAT_TOKENS_OUTPUT_ROOTS allows .*s3://tokens", ValidationError):
         WRITE(f"{roots}/text/out")
 
@@ -100,7 +100,7 @@ def test_what_may_be_read_may_not_be_written_for_that(roots: Path) -> None:
     ],
     ids=str,
 )
-def test_every_place_of_a_configuration_is_looked_at(roots: Path, settings: dict[str, Any]) -> None:
+def test_every_place_of_a_configuration_is_looked_at(roots, settings):
     with refusal(r"may not be (read|written) here", ValidationError):
         config(roots, **settings)
 
@@ -126,9 +126,7 @@ def test_every_place_of_a_configuration_is_looked_at(roots: Path, settings: dict
         ("openai-community", "openai-community/gpt2", False),
     ],
 )
-def test_a_tokenizer_from_the_hub_lies_below_a_root(
-    monkeypatch: pytest.MonkeyPatch, root: str, name: str, is_let_through: bool
-) -> None:
+def test_a_tokenizer_from_the_hub_lies_below_a_root(monkeypatch, root, name, is_let_through):
     monkeypatch.setenv(INPUT_ROOTS, root)
     if is_let_through:
         assert TokenizerConfig(name=name).name == name
@@ -137,7 +135,7 @@ def test_a_tokenizer_from_the_hub_lies_below_a_root(
             TokenizerConfig(name=name)
 
 
-def test_every_deployment_is_bound(roots: Path) -> None:
+def test_every_deployment_is_bound(roots):
     """Prefect checks a run's parameters by these before the flow begins."""
     inside, outside = f"{roots}/tokens/a", "/srv/a"
     merge = {"operation": {"operation": "merge"}, "inputs": [inside], "output": inside}
@@ -157,7 +155,7 @@ def test_every_deployment_is_bound(roots: Path) -> None:
             flow.validate_parameters(parameters)
 
 
-def test_without_roots_there_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_roots_there_is_no_bound(monkeypatch):
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
     assert READ("/etc/passwd") == WRITE("/etc/passwd") == "/etc/passwd"
@@ -197,7 +195,7 @@ def test_without_roots_there_is_no_bound(monkeypatch: pytest.MonkeyPatch) -> Non
         "{roots}/text/k:/../../elsewhere",
     ],
 )
-def test_what_can_be_read_in_two_ways_is_within_no_root(roots: Path, monkeypatch: pytest.MonkeyPatch, location: str) -> None:
+def test_what_can_be_read_in_two_ways_is_within_no_root(roots, monkeypatch, location):
     allowed = f"{roots}/text,https://data.example/corpus,s3://good/out,hf://datasets/org"
     monkeypatch.setenv(INPUT_ROOTS, allowed)
     monkeypatch.setenv(OUTPUT_ROOTS, allowed)
@@ -207,7 +205,7 @@ def test_what_can_be_read_in_two_ways_is_within_no_root(roots: Path, monkeypatch
             check(location.format(roots=roots))
 
 
-def test_spellings_of_one_place_are_one_place(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spellings_of_one_place_are_one_place(roots, monkeypatch):
     monkeypatch.setenv(INPUT_ROOTS, "https://data.example:443/corpus/,hf://datasets/org/name,s3://good/a b")
     for location in (
         "https://DATA.example/corpus/x y/a.jsonl?download=true",
@@ -220,7 +218,7 @@ def test_spellings_of_one_place_are_one_place(roots: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("path", ["other:x/../org/y", "org/y/../../z", "https://u:SECRET@h/x", "org/x?token=SECRET", "../org/y"])
-def test_a_dataset_of_the_hub_is_a_name_and_no_path(path: str) -> None:
+def test_a_dataset_of_the_hub_is_a_name_and_no_path(path):
     with pytest.raises(ValidationError) as refused:
         HubDataset(path=path)
     assert "SECRET" not in str(refused.value)
@@ -257,14 +255,14 @@ def test_a_dataset_of_the_hub_is_a_name_and_no_path(path: str) -> None:
         "http://[2002:c000:c0::]/",
     ],
 )
-def test_addresses_of_credentials_are_not_asked_however_they_are_written(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_addresses_of_credentials_are_not_asked_however_they_are_written(monkeypatch, url):
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
     with refusal(r"an address at which cloud machines get their credentials\. No root names it", ValidationError):
         READ(url)
 
 
-def test_private_addresses_are_for_runs_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_addresses_are_for_runs_of_ones_own(monkeypatch):
     """A run that came through Prefect's API reads at one only if a root names it."""
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
@@ -327,7 +325,7 @@ WITH_USER = [
 @pytest.mark.parametrize(
     "location", [*SIGNED, *WITH_USER, "https://u%3ASECRET%40h/a", "https://u:SE/CRET@h", "https://h:SECRET/a"]
 )
-def test_a_secret_is_refused_and_not_repeated(location: str) -> None:
+def test_a_secret_is_refused_and_not_repeated(location):
     with pytest.raises(ValueError, match=r"credentials|not followed by a server") as refused:
         plain_location(location)
     assert "CRET" not in str(refused.value)
@@ -337,7 +335,7 @@ def test_a_secret_is_refused_and_not_repeated(location: str) -> None:
     "location",
     ["https://example.org/a/part%231.jsonl", "https://example.org/a%3F.jsonl?raw=true", "https://example.org/a%253Fb%3B"],
 )
-def test_an_encoded_question_mark_or_hash_belongs_to_the_path(location: str) -> None:
+def test_an_encoded_question_mark_or_hash_belongs_to_the_path(location):
     assert plain_location(location) == location
     assert re.match(WITHOUT_SECRETS, location)
 
@@ -350,7 +348,7 @@ def form(flow: Any) -> Any:
 
 
 @pytest.mark.parametrize("location", [*SIGNED, *WITH_USER])
-def test_the_form_of_a_run_refuses_secrets_before_the_run_is_stored(location: str) -> None:
+def test_the_form_of_a_run_refuses_secrets_before_the_run_is_stored(location):
     """As Prefect's server checks parameters; the models would refuse them, but only on the worker."""
     config = {"output": "/data/out", "sources": [{"path": "/data/in"}], "tokenizer": {"name": "bytes"}}
     form(build_dataset).validate({"config": config})
@@ -371,7 +369,7 @@ def test_the_form_of_a_run_refuses_secrets_before_the_run_is_stored(location: st
 
 
 @pytest.mark.parametrize("pattern", ["text", "text/*.jsonl", "text/*/*.jsonl", "text/**/*.jsonl", "text/link.jsonl"])
-def test_links_below_a_root_lead_nowhere_else(roots: Path, pattern: str) -> None:
+def test_links_below_a_root_lead_nowhere_else(roots, pattern):
     (roots / "elsewhere/a.jsonl").write_text("secret")
     if pattern == "text/*/*.jsonl":
         (roots / "text/folder").symlink_to(roots / "elsewhere")
@@ -385,12 +383,12 @@ def test_links_below_a_root_lead_nowhere_else(roots: Path, pattern: str) -> None
     "uri",
     ["/etc/passwd", "file:///etc/passwd", "https://h/a", "hf://datasets/else/x@main/a", f"datasets://else/x@{'0' * 40}?split=a"],
 )
-def test_a_file_that_a_group_names_is_looked_for_within_the_roots(roots: Path, uri: str) -> None:
+def test_a_file_that_a_group_names_is_looked_for_within_the_roots(roots, uri):
     with refusal("may not be read here"):
         fetch_file(FoundFile(source=0, name="a", uri=uri, size=None), (Source(path=f"{roots}/text"),), roots / "scratch")
 
 
-def test_a_worker_without_roots_says_which_are_missing(roots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_roots_says_which_are_missing(roots, monkeypatch):
     assert unbound() is None
     monkeypatch.setenv(INPUT_ROOTS, "")
     assert str(unbound()).startswith("FLAT_TOKENS_INPUT_ROOTS not set")

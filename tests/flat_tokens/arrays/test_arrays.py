@@ -97,7 +97,7 @@ def zarrs_own(root: Path, spec: ArraySpec, length: int) -> zarr.Array[Any]:
 # What is stored
 
 
-def test_a_raw_shard_byte_for_byte(tmp_path: Path) -> None:
+def test_a_raw_shard_byte_for_byte(tmp_path):
     """Chunks with their crc32c one behind the other, the last filled up with ones; then the index and its crc32c."""
     spec = replace(LAYOUTS["mmap"].encoded_tokens, object_length=6, chunk_length=2)
     write(tmp_path, spec, np.array([3, 4, 7], np.uint32))
@@ -114,7 +114,7 @@ def test_a_raw_shard_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "array"), ARRAYS)
-def test_metadata_is_what_zarr_writes_for_the_same_parameters(tmp_path: Path, name: LayoutName, array: str) -> None:
+def test_metadata_is_what_zarr_writes_for_the_same_parameters(tmp_path, name, array):
     spec = spec_of(name, array)
     zarrs_own(tmp_path, spec, 1_000_000)
     mine = {key: json.loads(data) for key, data in spec.metadata(1_000_000).items()}
@@ -135,7 +135,7 @@ JSON_VALUES = st.recursive(
 
 @examples(50)
 @given(st.binary(max_size=300) | st.integers(0, 300_000).map(bytes), st.integers(-1, 9), st.booleans(), st.binary(max_size=9))
-def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data: bytes, level: int, says_size: bool, after: bytes) -> None:
+def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data, level, says_size, after):
     """Of several blocks, and of runs of a byte."""
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=says_size, write_checksum=says_size)
     frame = compressor.compress(data)
@@ -147,12 +147,12 @@ def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data: bytes, level
 
 @examples(100)
 @given(JSON_VALUES, st.sampled_from([None, 1, 2]))
-def test_json_has_the_form_of_the_standard_library(value: Any, indent: int | None) -> None:
+def test_json_has_the_form_of_the_standard_library(value, indent):
     assert to_json(value, indent).decode("utf-8", "surrogatepass") == json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_group_metadata_is_what_zarr_writes(tmp_path: Path, zarr_format: Any) -> None:
+def test_group_metadata_is_what_zarr_writes(tmp_path, zarr_format):
     zarr.create_group(tmp_path, zarr_format=zarr_format, attributes={"max_token_id": 8})
     mine = group_metadata(zarr_format, {"max_token_id": 8})
     assert {key: json.loads(data) for key, data in mine.items()} == {
@@ -165,7 +165,7 @@ LENGTHS = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, OBJECT - 1, OBJECT, OBJECT + 1, 2 
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("name", "array"), OF_ZARRS_BYTES)
-def test_stored_bytes_are_zarrs_own(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+def test_stored_bytes_are_zarrs_own(tmp_path, name, array, length):
     """Whole objects, partial ones, and none at all: every file but the metadata's wording is the same. Chunks of one value and
     of the fill value are stored, too.
     """
@@ -186,7 +186,7 @@ def test_stored_bytes_are_zarrs_own(tmp_path: Path, name: LayoutName, array: str
 
 
 @pytest.mark.parametrize(("name", "array"), ARRAYS)
-def test_zarr_writes_the_same_bytes_under_our_metadata(tmp_path: Path, name: LayoutName, array: str) -> None:
+def test_zarr_writes_the_same_bytes_under_our_metadata(tmp_path, name, array):
     """Our metadata is complete: zarr-python needs nothing else to write the objects that we write."""
     spec = small(name, array)
     items = items_of(spec, 2 * OBJECT + 1)
@@ -205,9 +205,7 @@ def test_zarr_writes_the_same_bytes_under_our_metadata(tmp_path: Path, name: Lay
 @pytest.mark.parametrize("name", NAMES)
 @given(cuts=st.lists(st.integers(0, 30), max_size=5), length=st.integers(0, 30))
 @examples(40)
-def test_stored_bytes_do_not_depend_on_how_items_arrive(
-    tmp_path_factory: pytest.TempPathFactory, name: LayoutName, cuts: list[int], length: int
-) -> None:
+def test_stored_bytes_do_not_depend_on_how_items_arrive(tmp_path_factory, name, cuts, length):
     spec, root = small(name), tmp_path_factory.mktemp("arrays")
     items = items_of(spec, length)
     write(root, spec, items, "whole")
@@ -218,7 +216,7 @@ def test_stored_bytes_do_not_depend_on_how_items_arrive(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_of_objects_by_several_writers_make_one_array(tmp_path: Path, name: LayoutName) -> None:
+def test_runs_of_objects_by_several_writers_make_one_array(tmp_path, name):
     spec, store = small(name), Store.at(tmp_path)
     items = items_of(spec, 3 * OBJECT + 5)
     write(tmp_path, spec, items, "whole")
@@ -231,7 +229,7 @@ def test_runs_of_objects_by_several_writers_make_one_array(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_writer_says_size_and_digest_of_everything_it_stored(tmp_path: Path, name: LayoutName) -> None:
+def test_the_writer_says_size_and_digest_of_everything_it_stored(tmp_path, name):
     with ArrayWriter(Store.at(tmp_path), "array", small(name)) as writer:
         writer.append(items_of(small(name), 2 * OBJECT + 1))
     assert {stored.key: (stored.size, stored.digest) for stored in writer.objects} == {
@@ -239,7 +237,7 @@ def test_the_writer_says_size_and_digest_of_everything_it_stored(tmp_path: Path,
     }
 
 
-def test_inner_chunks_of_the_mmap_layout_can_be_memory_mapped(tmp_path: Path) -> None:
+def test_inner_chunks_of_the_mmap_layout_can_be_memory_mapped(tmp_path):
     """They stand one after another with a crc32c each: a view of [inner chunks, items + 1] whose last column is dropped."""
     spec = LAYOUTS["mmap"].encoded_tokens
     items = items_of(spec, 3 * spec.chunk_length + 17)
@@ -254,7 +252,7 @@ IN_BLOCKS = [name for name in NAMES if LAYOUTS[name].encoded_tokens.block_length
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
-def test_blosc_itself_takes_chunks_in_blocks_and_checks_them(name: LayoutName) -> None:
+def test_blosc_itself_takes_chunks_in_blocks_and_checks_them(name):
     """At full size, of tokens that compress and of bits that do not; a flipped bit in a block is never read as data."""
     spec = LAYOUTS[name].encoded_tokens
     items, rng = items_of(spec, spec.chunk_length), np.random.default_rng(1)
@@ -270,7 +268,7 @@ def test_blosc_itself_takes_chunks_in_blocks_and_checks_them(name: LayoutName) -
             continue
 
 
-def test_a_frame_of_its_blocks_size_is_told_from_the_block() -> None:
+def test_a_frame_of_its_blocks_size_is_told_from_the_block():
     """Blosc takes a block of its own size for one that is not compressed. So such a frame has an empty one behind it."""
     spec = replace(LAYOUTS["zarr2"].encoded_tokens, object_length=64, chunk_length=64, block_length=64)
     sizes = []
@@ -291,7 +289,7 @@ def test_a_frame_of_its_blocks_size_is_told_from_the_block() -> None:
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("name", "array"), ARRAYS)
-def test_zarr_reads_arrays_of_every_length(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+def test_zarr_reads_arrays_of_every_length(tmp_path, name, array, length):
     spec = small(name, array)
     items = items_of(spec, length)
     assert np.array_equal(write(tmp_path, spec, items).read(0, length), items)
@@ -312,7 +310,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @given(data=st.data())
-def test_any_range_equals_the_array(stored: tuple[StoredArray, np.ndarray], data: st.DataObject) -> None:
+def test_any_range_equals_the_array(stored, data):
     array, items = stored
     start = data.draw(st.integers(0, len(items)))
     stop = data.draw(st.integers(start, len(items)))
@@ -326,7 +324,7 @@ def test_any_range_equals_the_array(stored: tuple[StoredArray, np.ndarray], data
 @pytest.mark.parametrize("name", NAMES)
 @given(start=st.integers(0, 200_000), count=st.integers(0, 200_000))
 @examples(25)
-def test_any_range_at_full_size(tmp_path_factory: pytest.TempPathFactory, name: LayoutName, start: int, count: int) -> None:
+def test_any_range_at_full_size(tmp_path_factory, name, start, count):
     root = tmp_path_factory.getbasetemp() / f"full-{name}"
     spec = spec_of(name, "encoded_tokens")
     items = items_of(spec, 400_000)
@@ -338,7 +336,7 @@ def test_any_range_at_full_size(tmp_path_factory: pytest.TempPathFactory, name: 
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)
-def test_datasets_of_before_there_were_blocks_are_read(tmp_path: Path, name: LayoutName) -> None:
+def test_datasets_of_before_there_were_blocks_are_read(tmp_path, name):
     """Their chunks are one checksummed zstd frame each. Ranges alone and together, and damage."""
     spec = replace(spec_of(name, "encoded_tokens"), block_length=None, zstd_level=1)
     items = items_of(spec, 2 * spec.chunk_length + 5)
@@ -389,7 +387,7 @@ def truncations(whole: bytes) -> Any:
     "of", first_fast([(OBJECT, 7), (CHUNK + 1, 1), (OBJECT, 1)], every=2), ids=["some bits", "padded", "full"]
 )
 @pytest.mark.parametrize(("name", "array"), ARRAYS)
-def test_no_flipped_bit_is_read_as_data(tmp_path: Path, name: LayoutName, array: str, of: tuple[int, int]) -> None:
+def test_no_flipped_bit_is_read_as_data(tmp_path, name, array, of):
     """Bits of an object, its padding and its index too; slowly all of them."""
     length, every = of
     refused, harmless = damaged_reads(tmp_path, small(name, array), length, partial(bit_flips, every=every))
@@ -401,14 +399,14 @@ def test_no_flipped_bit_is_read_as_data(tmp_path: Path, name: LayoutName, array:
 
 @pytest.mark.parametrize("length", first_fast([OBJECT, CHUNK + 1]), ids=["full", "padded"])
 @pytest.mark.parametrize(("name", "array"), ARRAYS)
-def test_no_truncated_object_is_read_as_data(tmp_path: Path, name: LayoutName, array: str, length: int) -> None:
+def test_no_truncated_object_is_read_as_data(tmp_path, name, array, length):
     refused, harmless = damaged_reads(tmp_path, small(name, array), length, truncations)
     assert refused > 0
     assert harmless == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path: Path, name: LayoutName) -> None:
+def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path, name):
     def longer(whole: bytes) -> Any:
         return (whole + tail for tail in (b"\0", b"\xff" * 4, bytes(100), bytes(100_000)))
 
@@ -416,7 +414,7 @@ def test_no_object_with_something_behind_it_is_read_as_other_data(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_object_is_named(tmp_path: Path, name: LayoutName) -> None:
+def test_a_missing_object_is_named(tmp_path, name):
     spec = small(name)
     array = write(tmp_path, spec, items_of(spec, 3 * OBJECT))
     path = tmp_path / "array" / spec.object_key(1)
@@ -435,7 +433,7 @@ def change_index(path: Path, chunk: int, entry: Any, chunks: int = OBJECT // CHU
 
 
 @pytest.mark.parametrize("name", ["mmap", "compact"])
-def test_a_missing_inner_chunk_is_named(tmp_path: Path, name: LayoutName) -> None:
+def test_a_missing_inner_chunk_is_named(tmp_path, name):
     """Zarr reads the fill value there, which is above every max_token_id; here it is an error at once."""
     spec = small(name)
     items = items_of(spec, OBJECT)
@@ -454,7 +452,7 @@ def test_a_missing_inner_chunk_is_named(tmp_path: Path, name: LayoutName) -> Non
     "entry", [(0, 10**6), (10**6, 20), (2**63, 2**63), (2**64 - 2, 20), (0, 2**64 - 1), (0, 0), (5, 20), (0, 19), (0, 21)]
 )
 @pytest.mark.parametrize("name", ["mmap", "compact"])
-def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: LayoutName, entry: tuple[int, int]) -> None:
+def test_an_index_that_points_elsewhere_is_refused(tmp_path, name, entry):
     spec = small(name)
     write(tmp_path, spec, items_of(spec, OBJECT))
     path = tmp_path / "array/c/0"
@@ -465,7 +463,7 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path: Path, name: LayoutN
 
 @pytest.mark.parametrize(("name", "array"), [pair for pair in ARRAYS if spec_of(*pair).zstd_level is not None])
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 300])
-def test_a_sound_chunk_of_another_length_is_refused(tmp_path: Path, name: LayoutName, array: str, count: int) -> None:
+def test_a_sound_chunk_of_another_length_is_refused(tmp_path, name, array, count):
     """Checksums are right all through; what a shorter chunk does not fill must not come from old memory."""
     spec = replace(small(name, array), object_length=4, chunk_length=4)
     write(tmp_path, spec, items_of(spec, 4))
@@ -482,7 +480,7 @@ def test_a_sound_chunk_of_another_length_is_refused(tmp_path: Path, name: Layout
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path: Path, name: LayoutName) -> None:
+def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path, name):
     spec = small(name)
 
     def fail() -> None:
@@ -497,9 +495,7 @@ def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path: Path, name
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("successes", first_fast([0, 1, 4, 9, 2, 3, 5, 6, 7, 8, 10, 11], 4, every=4))
-def test_a_full_disk_surfaces_and_leaves_no_partial_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: LayoutName, successes: int
-) -> None:
+def test_a_full_disk_surfaces_and_leaves_no_partial_object(tmp_path, monkeypatch, name, successes):
     """At whichever write it happens: what has a name is whole, and nothing has any other name."""
     batch = TokenBatch.from_sequences([items_of(LAYOUTS[name].encoded_tokens, 1_500_000) >> 1, [1, 2, 3]])
     layout = LAYOUTS[name]

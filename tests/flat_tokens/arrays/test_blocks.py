@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numcodecs
 import numpy as np
@@ -39,17 +38,17 @@ def mixed_items(spec: ArraySpec) -> np.ndarray:
 
 @pytest.mark.parametrize("length", [1, 32, 64, 200])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_many_ranges_equal_the_array(tmp_path: Path, spec: ArraySpec, length: int) -> None:
+def test_many_ranges_equal_the_array(tmp_path, spec, length):
     items = mixed_items(spec)
     starts = np.random.default_rng(1).integers(0, COUNT - length, 500)
     assert np.array_equal(gathered(write(tmp_path, spec, items), starts, length), items[starts[:, None] + np.arange(length)])
 
 
-def test_nothing_is_read_of_no_ranges(tmp_path: Path) -> None:
+def test_nothing_is_read_of_no_ranges(tmp_path):
     assert gathered(write(tmp_path, SPEC, mixed_items(SPEC)), np.empty(0, np.int64), 5).size == 0
 
 
-def test_blocks_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_decoded_together(tmp_path, monkeypatch):
     """What this library writes needs no call a block."""
     array = write(tmp_path, SPEC, np.arange(COUNT, dtype=np.uint32) // 10)
     monkeypatch.setattr(codecs, "decode_frame", None)
@@ -57,7 +56,7 @@ def test_blocks_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert np.array_equal(gathered(array, starts, 32), (starts[:, None] + np.arange(32)) // 10)
 
 
-def test_without_a_call_for_many_each_block_is_decoded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_call_for_many_each_block_is_decoded_alone(tmp_path, monkeypatch):
     """zstandard's backend for PyPy has no such call."""
     monkeypatch.setattr(blocks, "CAN_DECODE_MANY", False)
     items = mixed_items(SPEC)
@@ -66,14 +65,14 @@ def test_without_a_call_for_many_each_block_is_decoded_alone(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 16_384, 65_791, 65_792, 1 << 17])
-def test_the_head_of_a_frame_is_what_zstd_writes(size: int) -> None:
+def test_the_head_of_a_frame_is_what_zstd_writes(size):
     for level in (1, 3, 5, 19):
         head = blocks.frame_head(size)
         assert Zstd(level=level, checksum=True).encode(bytes(size))[: len(head)] == head
 
 
 @pytest.mark.parametrize("where", ["header", "offsets", "length", "frame", "checksum"])
-def test_a_damaged_block_among_many_is_named(tmp_path: Path, where: str) -> None:
+def test_a_damaged_block_among_many_is_named(tmp_path, where):
     """Its shard and chunk, as if it had been read alone; ranges without it are read."""
     items = np.arange(COUNT, dtype=np.uint32) // 10
     array = write(tmp_path, SPEC, items)
@@ -91,7 +90,7 @@ def test_a_damaged_block_among_many_is_named(tmp_path: Path, where: str) -> None
     assert np.array_equal(gathered(array, elsewhere, 64), items[elsewhere[:, None] + np.arange(64)])
 
 
-def test_blocks_that_blosc_wrote_itself_are_read(tmp_path: Path) -> None:
+def test_blocks_that_blosc_wrote_itself_are_read(tmp_path):
     """In another order, and without checksums."""
     spec, items = LAYOUTS["zarr2"].encoded_tokens, np.arange(1 << 18, dtype=np.uint32) // 10
     array = write(tmp_path, spec, items)

@@ -97,7 +97,7 @@ if problems:
 
 
 @pytest.mark.slow
-def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path: Path) -> None:
+def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path):
     """By several threads and a forked child: 480 files of 12 arrays, with 64 descriptors."""
     items = np.arange(OBJECT * 40, dtype=np.uint32)
     for k in range(4):
@@ -111,9 +111,7 @@ def test_any_number_of_files_is_read_below_the_limit_of_descriptors(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_ranges_and_single_items_are_those_that_were_written(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_ranges_and_single_items_are_those_that_were_written(tmp_path, kind, monkeypatch):
     """In windows of mapped files too, whatever is before and after them in what is read."""
     monkeypatch.setattr("flat_tokens.arrays.stored.MANY_RANGES", 2)
     monkeypatch.setattr("flat_tokens.arrays.stored.RANGES_AT_A_TIME", 5)
@@ -135,13 +133,13 @@ def test_many_ranges_and_single_items_are_those_that_were_written(
     assert array.take(np.empty(0, np.int64)).tolist() == []
 
 
-def test_items_of_a_mapped_file_are_taken_without_their_chunks(tmp_path: Path) -> None:
+def test_items_of_a_mapped_file_are_taken_without_their_chunks(tmp_path):
     array = written(tmp_path, "mmap", np.arange(OBJECT * 3, dtype=np.uint32))
     assert array.take(np.array([35, 0, 12, 0])).tolist() == [35, 0, 12, 0]
     assert not array._decoded
 
 
-def test_blocks_of_a_small_array_are_decoded_once(tmp_path: Path) -> None:
+def test_blocks_of_a_small_array_are_decoded_once(tmp_path):
     array = written(tmp_path, "compact", np.arange(OBJECT * 3, dtype=np.uint32))
     gathered(array, np.array([0, 17, 30]))
     Path(array.store.path(array._spec.object_key(1))).unlink()
@@ -162,7 +160,7 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrays_share_the_bound(tmp_path: Path, eight: int, kind: str) -> None:
+def test_arrays_share_the_bound(tmp_path, eight, kind):
     items = np.arange(OBJECT * 20, dtype=np.uint32)
     arrays = [written(tmp_path / str(k), kind, items) for k in range(3)]
     starts = np.random.default_rng(0).permutation(np.arange(20) * OBJECT)
@@ -176,7 +174,7 @@ def test_arrays_share_the_bound(tmp_path: Path, eight: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_used_last_stays_mapped(tmp_path: Path, eight: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_used_last_stays_mapped(tmp_path, eight, kind, monkeypatch):
     """A file that is read now and then is not opened again, however many others are read in between."""
     hot, cold = (written(tmp_path / name, kind, np.arange(OBJECT * 40, dtype=np.uint32)) for name in ("hot", "cold"))
     hot.read(0, 3)
@@ -195,7 +193,7 @@ def test_what_was_used_last_stays_mapped(tmp_path: Path, eight: int, kind: str, 
     assert not [path for path in opened if "hot" in path]
 
 
-def test_the_bound_follows_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_follows_the_limit(monkeypatch):
     for limit, expected in ((1024, 512), (3, 1), (1, 1), (1 << 20, 4096), (maps.resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(maps.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert maps.bound() == expected
@@ -203,9 +201,7 @@ def test_the_bound_follows_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_others_hold_the_descriptors_fewer_files_are_mapped(
-    tmp_path: Path, eight: int, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_others_hold_the_descriptors_fewer_files_are_mapped(tmp_path, eight, kind, monkeypatch):
     items = np.arange(OBJECT * 20, dtype=np.uint32)
     array = written(tmp_path, kind, items)
     array.read(0, len(items))
@@ -227,9 +223,7 @@ SYSTEM = ("EMFILE", "ENFILE", "EACCES", "EPERM", "ESTALE", "EIO", "ENOMEM", "ENO
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", ["mmap", "open"])
-def test_errors_of_the_system_are_raised_as_they_are(
-    tmp_path: Path, kind: str, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_system_are_raised_as_they_are(tmp_path, kind, operation, monkeypatch):
     """With the file's path, and never as damage of the file."""
     array = written(tmp_path, kind, np.arange(OBJECT * 3, dtype=np.uint32))
     array.read(0, 3)  # its index is known
@@ -258,7 +252,7 @@ def test_errors_of_the_system_are_raised_as_they_are(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_file_is_damage(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file_is_damage(tmp_path, kind):
     array = written(tmp_path, kind, np.arange(OBJECT * 3, dtype=np.uint32))
     array.read(0, 3)
     path = Path(array.store.path(array._spec.object_key(0)))

@@ -40,7 +40,7 @@ def old_zarr(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.nightly  # the bytes of the layout are those of test_same_bytes.py, which never change
-def test_zarr_2_18_reads_the_zarr2_layout(tmp_path: Path, old_zarr: Path) -> None:
+def test_zarr_2_18_reads_the_zarr2_layout(tmp_path, old_zarr):
     rng = np.random.default_rng(0)
     batch = flat_tokens.TokenBatch.from_sequences([rng.integers(0, 100_000, n) for n in rng.integers(0, 5000, 300)])
     flat_tokens.write_dataset(tmp_path / "out", [batch], layout="zarr2")

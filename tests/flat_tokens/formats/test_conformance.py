@@ -40,7 +40,6 @@ from tests.damage import change, change_file
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import EXAMPLE, LARGEST, Sequences, export, sequences_in, splits_of
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 UNRECOGNISED = ("nanogpt", "build-nanogpt", "llm.c")
 """Formats that are named to be opened, as one has no recognisable content, and two have files of one."""
@@ -722,7 +721,7 @@ SEQUENCES = [[1, 2], [], [3, 4, 5], [70], [6] * 40, [], list(range(1, 60))]
 _numbers = itertools.count()
 
 
-def test_every_format_has_a_row_and_describes_itself() -> None:
+def test_every_format_has_a_row_and_describes_itself():
     """Its options are plain values."""
     assert set(ROWS) == set(FORMATS)
     for name, entry in FORMATS.items():
@@ -767,7 +766,7 @@ def in_pieces(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "options", "largest"), each("exports"))
 @examples(20)
 @given(data=st.data())
-def test_a_round_trip_gives_the_same_sequences(name: str, options: object, largest: int, data: st.DataObject) -> None:
+def test_a_round_trip_gives_the_same_sequences(name, options, largest, data):
     """Empty ones, one token, the largest ids, and documents longer than a shard or a batch; read in pieces or not."""
     train, validation = data.draw(ragged(largest)), data.draw(ragged(largest))
     if not train and not validation:
@@ -785,9 +784,7 @@ def test_a_round_trip_gives_the_same_sequences(name: str, options: object, large
 
 
 @pytest.mark.parametrize(("name", "options", "largest"), each("exports"))
-def test_what_was_written_is_listed_and_written_again_it_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: object, largest: int
-) -> None:
+def test_what_was_written_is_listed_and_written_again_it_is_the_same(tmp_path, monkeypatch, name, options, largest):
     """Also in pieces, in which it is read, too."""
     sequences = [[1, 2], [], [3, 4, 5], [largest], list(range(40)), *[[i] for i in range(9)], []]
     splits = splits_of(sequences, [[7]])
@@ -806,9 +803,7 @@ def content(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "options", "splits", "files"), each("literals"))
-def test_files_have_the_bytes_of_the_format_s_specification(
-    tmp_path: Path, name: str, options: Any, splits: list[Sequences], files: dict[str, Any]
-) -> None:
+def test_files_have_the_bytes_of_the_format_s_specification(tmp_path, name, options, splits, files):
     """The splits are found in the directory, and train by the names of its files."""
     export(name, splits_of(*splits), tmp_path, options)
     assert {path.relative_to(tmp_path).as_posix(): content(path) for path in tmp_path.rglob("*.*")} == files
@@ -819,7 +814,7 @@ def test_files_have_the_bytes_of_the_format_s_specification(
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ("megatron", "datatrove", "olmo-core", "litdata")])
-def test_a_file_alone_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+def test_a_file_alone_is_known_by_its_content(tmp_path, name):
     """Whatever it is called; but for one of tokens alone."""
     written = export(name, splits_of(SEQUENCES), tmp_path / "out", ROWS[name].small)
     (tmp_path / "out" / written[0].key).rename(tmp_path / "0001")
@@ -831,7 +826,7 @@ def test_a_file_alone_is_known_by_its_content(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "size", "width"), each("widths"))
-def test_the_vocabulary_decides_the_width(tmp_path: Path, name: str, size: int, width: int) -> None:
+def test_the_vocabulary_decides_the_width(tmp_path, name, size, width):
     options = FORMATS[name].options(vocabulary_size=size)
     sizes = [export(name, splits_of([[1] * n]), tmp_path / str(n), options)[0].size for n in (3, 4)]
     assert sizes[1] - sizes[0] == width
@@ -846,7 +841,7 @@ def read_or_refusal(path: Path, name: str) -> list[list[int]] | str:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_file_that_is_cut_anywhere_is_refused_by_name_or_gives_whole_sequences(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_cut_anywhere_is_refused_by_name_or_gives_whole_sequences(tmp_path, name):
     """Streams may end after any of their batches or tokens. Indexes are cut, too."""
     for item in export(name, splits_of(SEQUENCES), tmp_path, ROWS[name].small):
         path = tmp_path / item.key
@@ -866,7 +861,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_by_name_or_gives_whole_sequences
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path: Path, name: str) -> None:
+def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path, name):
     """There is no other error."""
     chooser = random.Random(name)
     for item in export(name, splits_of(SEQUENCES), tmp_path, ROWS[name].small):
@@ -886,7 +881,7 @@ def test_changed_bytes_are_refused_by_name_or_give_token_ids(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(("name", "field", "files", "complaint"), each("lies", "lies_inside"))
-def test_a_file_that_lies_is_refused(tmp_path: Path, name: str, field: str, files: dict[str, bytes], complaint: str) -> None:
+def test_a_file_that_lies_is_refused(tmp_path, name, field, files, complaint):
     """When it is opened, or when it is read and only then."""
     for key, data in files.items():
         (tmp_path / key).write_bytes(data)
@@ -896,7 +891,7 @@ def test_a_file_that_lies_is_refused(tmp_path: Path, name: str, field: str, file
 
 
 @pytest.mark.parametrize(("name", "field", "by"), each("index", "index_of_others"))
-def test_an_index_that_lies_is_refused(tmp_path: Path, name: str, field: str, by: Any) -> None:
+def test_an_index_that_lies_is_refused(tmp_path, name, field, by):
     """In a few words, by its name when it is opened, or by that of the file that it is not of when that is read."""
     first, *_ = [
         tmp_path / "d/out" / item.key for item in export(name, splits_of(EXAMPLE), tmp_path / "d/out", FORMATS[name].options())
@@ -922,7 +917,7 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, name: str, field: str, by
         ("datatrove", "train/00000_train.ds.index", r"00000_train\.ds: has no train/00000_train\.ds\.index next to it"),
     ],
 )
-def test_a_missing_file_is_named(tmp_path: Path, name: str, missing: str, complaint: str) -> None:
+def test_a_missing_file_is_named(tmp_path, name, missing, complaint):
     export(name, splits_of(SEQUENCES), tmp_path, ROWS[name].small)
     (tmp_path / missing).unlink()
     assert FORMATS[name].recognise(Files.at(tmp_path)) == ("shard" in missing)
@@ -944,7 +939,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str, missing: str, compla
         ("litdata", json.dumps({**litdata_index(0, 0, 0), "chunks": []}), True),
     ],
 )
-def test_an_index_is_recognised_by_its_content(tmp_path: Path, name: str, text: str, known: bool) -> None:
+def test_an_index_is_recognised_by_its_content(tmp_path, name, text, known):
     (tmp_path / "index.json").write_text(text)
     assert FORMATS[name].recognise(Files.at(tmp_path)) is known
     if known and "[]" in text:
@@ -952,16 +947,14 @@ def test_an_index_is_recognised_by_its_content(tmp_path: Path, name: str, text: 
 
 
 @pytest.mark.parametrize(("name", "sequences", "options", "complaint"), each("refused"))
-def test_what_a_format_cannot_hold_is_refused_before_a_file_is_there(
-    tmp_path: Path, name: str, sequences: Sequences, options: dict[str, Any], complaint: str
-) -> None:
+def test_what_a_format_cannot_hold_is_refused_before_a_file_is_there(tmp_path, name, sequences, options, complaint):
     with refusal(complaint):
         export(name, splits_of([], sequences), tmp_path / "out", FORMATS[name].options(**options))
     assert not list(tmp_path.rglob("*.*"))
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.too_long])
-def test_a_sequence_that_is_too_long_is_refused_unread(name: str) -> None:
+def test_a_sequence_that_is_too_long_is_refused_unread(name):
     class Long:  # a split of one sequence, of which the plan looks at the index alone
         store, seq_count, max_token_id, token_count = Store.at("memory://long"), 1, 1, 2**31
         seq_starts: Any = None
@@ -977,13 +970,13 @@ def test_a_sequence_that_is_too_long_is_refused_unread(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "files", "options", "sequences"), each("others"))
 def test_files_of_others_are_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    files: dict[str, bytes],
-    options: Any,
-    sequences: Sequences,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    name,
+    files,
+    options,
+    sequences,
+):
     """In batches and pieces of any size."""
     for key, data in files.items():
         (tmp_path / key).write_bytes(data)
@@ -995,21 +988,19 @@ def test_files_of_others_are_read(
 
 
 @pytest.mark.parametrize(("name", "sequences", "options", "others", "found"), each("again"))
-def test_what_is_read_by_other_options(
-    tmp_path: Path, name: str, sequences: Sequences, options: Any, others: Any, found: Sequences
-) -> None:
+def test_what_is_read_by_other_options(tmp_path, name, sequences, options, others, found):
     export(name, splits_of(sequences), tmp_path, options)
     assert sequences_in(open_any(tmp_path, name, others).splits["train"]) == found
 
 
 @pytest.mark.parametrize(("name", "values"), each("wrong"))
-def test_wrong_options_are_named(name: str, values: dict[str, object]) -> None:
+def test_wrong_options_are_named(name, values):
     with refusal(f"{next(iter(values))} is "):
         FORMATS[name].options(**values)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path, tool: Terminal) -> None:
+def test_a_dataset_without_documents_comes_back(name, tmp_path, tool):
     """The record of the export says that there is nothing, and in which format. So does it where one split is asked for."""
     flat_tokens.write_dataset(tmp_path / "made", [])
     for splits in (SPLITS, ("train",)):
@@ -1028,7 +1019,7 @@ def test_a_dataset_without_documents_comes_back(name: str, tmp_path: Path, tool:
         tool.out("verify", out, "--full")
 
 
-def test_what_is_no_record_of_an_empty_export_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_no_record_of_an_empty_export_is_passed_over(tmp_path):
     for content in ("{", "{}", "[]", '{"parts": 0}', '{"parts": 0, "format": "none", "splits": []}', '{"parts": 1}'):
         (tmp_path / ".export").mkdir(exist_ok=True)
         (tmp_path / ".export/export.json").write_text(content)

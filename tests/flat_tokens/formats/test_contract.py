@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
 
 @examples(50)
 @given(sequences=RAGGED, max_tokens=st.integers(1, 15))
-def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], max_tokens: int) -> None:
+def test_bounded_batches_put_together_are_the_array(sequences, max_tokens):
     """No batch is larger than it may be, and what a writer makes of them is what was read."""
     split = splits_of(sequences)["train"]
     store = Store.at("memory://put-together")
@@ -46,7 +45,7 @@ def test_bounded_batches_put_together_are_the_array(sequences: list[list[int]], 
 
 @examples(50)
 @given(sequences=RAGGED, max_tokens=st.one_of(st.none(), st.integers(1, 30)))
-def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences: list[list[int]], max_tokens: int | None) -> None:
+def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences, max_tokens):
     split = splits_of(sequences)["train"]
     ranges = sequence_ranges(split, max_tokens)
     assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(sequences)))
@@ -71,11 +70,11 @@ def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences: 
         ("evaluated_values.bin", "train"),
     ],
 )
-def test_a_files_words_name_its_split(key: str, split: str) -> None:
+def test_a_files_words_name_its_split(key, split):
     assert split_of(key) == split
 
 
-def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path: Path) -> None:
+def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path):
     for name in ("a.bin", "a.idx", "b.bin", ".hidden", "deeper/c.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
@@ -86,7 +85,7 @@ def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path: Path) -> N
         Files.at(tmp_path / "nothing")
 
 
-def test_flat_tokens_datasets_open_like_any_format(tmp_path: Path) -> None:
+def test_flat_tokens_datasets_open_like_any_format(tmp_path):
     write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
     opened = open_any(tmp_path / "d")
     assert opened.format == "flat-tokens"
@@ -94,13 +93,13 @@ def test_flat_tokens_datasets_open_like_any_format(tmp_path: Path) -> None:
     assert list(open_any(tmp_path / "d/validation").splits["validation"].sequence(0)) == [4]
 
 
-def test_what_is_in_no_format_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_in_no_format_is_refused_by_name(tmp_path):
     (tmp_path / "notes.txt").write_text("no tokens in here\n")
     with refusal(r"notes\.txt: is in none of the formats"):
         open_any(tmp_path / "notes.txt")
 
 
-def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path) -> None:
+def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path):
     export("modalities", splits_of([[1]]), tmp_path, Modalities())
     export("megatron", splits_of([[2]]), tmp_path, Megatron())
     with refusal(r"is in several formats \(modalities, megatron\)\. Name one of its files, or the"):
@@ -111,7 +110,7 @@ def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path: Path
         open_any(tmp_path, "flat-tokens")
 
 
-def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path: Path) -> None:
+def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path):
     """The error is the reader's own, about the dataset, not that nothing was recognised."""
     write_sequences(tmp_path / "d", [[1, 2], [3]])
     (tmp_path / "d/train/zarr.json").unlink()
@@ -119,7 +118,7 @@ def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path: Path) -> No
         open_any(tmp_path / "d")
 
 
-def test_the_source_of_an_export_is_a_datasets_splits(tmp_path: Path) -> None:
+def test_the_source_of_an_export_is_a_datasets_splits(tmp_path):
     write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
     splits = source(tmp_path / "d")
     assert list(splits) == ["train", "validation"]
@@ -130,14 +129,14 @@ def test_the_source_of_an_export_is_a_datasets_splits(tmp_path: Path) -> None:
 
 @examples(20)
 @given(parts=st.lists(RAGGED, min_size=1, max_size=3))
-def test_joined_readers_are_one_array(parts: list[list[list[int]]]) -> None:
+def test_joined_readers_are_one_array(parts):
     joined = Joined(tuple(splits_of(sequences)["train"] for sequences in parts))
     assert sequences_in(joined, 100) == [sequence for sequences in parts for sequence in sequences]
     with refusal("there is no sequence", IndexError):
         joined.sequence(joined.seq_count)
 
 
-def test_working_ahead_keeps_the_order_and_the_error() -> None:
+def test_working_ahead_keeps_the_order_and_the_error():
     def items() -> Iterator[int]:
         yield from range(10)
         raise ValueError("the eleventh")
@@ -149,7 +148,7 @@ def test_working_ahead_keeps_the_order_and_the_error() -> None:
     assert list(ahead(iter(()))) == []
 
 
-def test_working_ahead_never_has_more_than_it_may() -> None:
+def test_working_ahead_never_has_more_than_it_may():
     made = []
     stream = ahead(made.append(i) or i for i in range(100))
     for i in range(10):

@@ -19,7 +19,6 @@ from flat_tokens.tools.export import import_dataset
 from tests.flat_tokens.tools.test_export import export as exported
 from tests.made import docs_of, publish_docs, write_sequences
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 SEQUENCES = [[5, 6, 7], [], [8], [9, 10]]
 MASK = [0, 1, 1, 0, 1, 0]
@@ -33,7 +32,7 @@ def masked(tmp_path: Path) -> Path:
     return tmp_path / "masked"
 
 
-def test_parquet_has_labels(masked: Path, tmp_path: Path) -> None:
+def test_parquet_has_labels(masked, tmp_path):
     """Next to the tokens, -100 where they do not count, however the rows come in groups."""
     done = exported(masked, tmp_path / "out", "parquet", tokens_per_row_group=3)
     table = pq.read_table(tmp_path / "out")
@@ -45,7 +44,7 @@ def test_parquet_has_labels(masked: Path, tmp_path: Path) -> None:
     assert [train.sequence(i).tolist() for i in range(train.seq_count)] == SEQUENCES
 
 
-def test_arrow_has_labels(masked: Path, tmp_path: Path) -> None:
+def test_arrow_has_labels(masked, tmp_path):
     datasets = pytest.importorskip("datasets")
     exported(masked, tmp_path / "out", "arrow")
     rows = datasets.load_from_disk(str(tmp_path / "out"))["train"]
@@ -53,7 +52,7 @@ def test_arrow_has_labels(masked: Path, tmp_path: Path) -> None:
     assert rows["labels"][:] == LABELS
 
 
-def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_a_mask_that_would_be_lost_is_told(masked, tmp_path, tool):
     """In words and in JSON, also when there is nothing left to do."""
     assert "the loss mask is not exported: megatron has no place for it" in tool.out(
         "export", masked, tmp_path / "out", "--to", "megatron"
@@ -62,12 +61,12 @@ def test_a_mask_that_would_be_lost_is_told(masked: Path, tmp_path: Path, tool: T
     assert "mask" not in tool.out("export", masked, tmp_path / "parquet", "--to", "parquet").replace(str(tmp_path), "")
 
 
-def test_the_column_of_labels_is_taken(masked: Path, tmp_path: Path) -> None:
+def test_the_column_of_labels_is_taken(masked, tmp_path):
     with refusal("column is 'labels', but that is the column of the loss mask"):
         exported(masked, tmp_path / "out", "parquet", column="labels")
 
 
-def test_which_formats_keep_it() -> None:
+def test_which_formats_keep_it():
     assert {name for name, entry in FORMATS.items() if entry.keeps_loss_mask} == {"parquet", "arrow", "datatrove", "olmo-core"}
 
 
@@ -96,9 +95,7 @@ def content(dataset: Path) -> dict[str, Any]:
         ("olmo-core", "*.label_mask", {"end_of_text": 7}),
     ],
 )
-def test_a_mask_survives_a_round_trip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, files: str, options: dict[str, Any], masked_validation: bool
-) -> None:
+def test_a_mask_survives_a_round_trip(tmp_path, monkeypatch, format, files, options, masked_validation):
     """Of many sequences, some longer than a batch and some empty, in several files; each split has it or not."""
     monkeypatch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", 50)
     rng = np.random.default_rng(0)
@@ -135,7 +132,7 @@ def mask_of(path: Path, options: dict[str, Any] | None = None) -> list[int] | No
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 @pytest.mark.parametrize("lists", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large_list", "fixed"])
-def test_labels_of_any_width_are_read(tmp_path: Path, kind: Any, lists: Any) -> None:
+def test_labels_of_any_width_are_read(tmp_path, kind, lists):
     labels = pa.array([[-100, 6], [7, -100]], lists(kind))
     assert mask_of(table(tmp_path / "a.parquet", input_ids=IDS, labels=labels)) == [0, 1, 1, 0]
 
@@ -152,7 +149,7 @@ def test_labels_of_any_width_are_read(tmp_path: Path, kind: Any, lists: Any) -> 
         ([[5, 6], None], "row 1 is null"),
     ],
 )
-def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, complaint: str) -> None:
+def test_labels_that_are_no_mask_are_refused(tmp_path, labels, complaint):
     """With the file and the row; they can be passed over."""
     path = table(tmp_path / "a.parquet", input_ids=IDS, labels=pa.array(labels, pa.list_(pa.int64())))
     with refusal(f"{path}: {complaint}"):
@@ -167,7 +164,7 @@ def test_labels_that_are_no_mask_are_refused(tmp_path: Path, labels: Any, compla
 @pytest.mark.parametrize(
     "labels", [pa.array([1, 0]), pa.array(["a", "b"]), pa.array([[0.5, 1.0], [1.0, 2.0]])], ids=["int", "text", "floats"]
 )
-def test_a_label_of_a_row_is_no_mask(tmp_path: Path, labels: Any) -> None:
+def test_a_label_of_a_row_is_no_mask(tmp_path, labels):
     assert mask_of(table(tmp_path / "a.parquet", input_ids=IDS, labels=labels)) is None
     assert mask_of(table(tmp_path / "b.parquet", other=IDS, labels=IDS), {"column": "labels"}) is None
 
@@ -193,7 +190,7 @@ MASKS: list[tuple[dict[str, Any], list[list[int]], list[int] | None]] = [
 
 
 @pytest.mark.parametrize(("masks", "documents", "counted"), MASKS)
-def test_masks_of_trainers_are_read_and_padding_is_not(tmp_path: Path, masks: Any, documents: Any, counted: Any) -> None:
+def test_masks_of_trainers_are_read_and_padding_is_not(tmp_path, masks, documents, counted):
     """Padding is on the left, on the right, or all of a row. A token counts if all masks of the loss say so."""
     path = table(tmp_path / "a.parquet", input_ids=[[5, 6, 7, 8], [1, 2, 3, 4], [9] * 4], **masks)
     import_dataset(path, tmp_path / "out")
@@ -210,13 +207,13 @@ def test_masks_of_trainers_are_read_and_padding_is_not(tmp_path: Path, masks: An
         ("assistant_masks", [[1, 1]], "row 0 has 2 assistant_masks values for 3 tokens"),
     ],
 )
-def test_columns_that_are_no_masks_are_refused(tmp_path: Path, name: str, values: Any, complaint: str) -> None:
+def test_columns_that_are_no_masks_are_refused(tmp_path, name, values, complaint):
     path = table(tmp_path / "a.parquet", input_ids=[[5, 6, 7]], **{name: values})
     with refusal(complaint):
         mask_of(path)
 
 
-def test_files_without_labels_count_whole_among_others(tmp_path: Path) -> None:
+def test_files_without_labels_count_whole_among_others(tmp_path):
     """In any order."""
     ids = pa.array([[5, 6]], pa.list_(pa.int32()))
     labels = pa.array([[-100, 6]], pa.list_(pa.int64()))
@@ -226,7 +223,7 @@ def test_files_without_labels_count_whole_among_others(tmp_path: Path) -> None:
     assert content(tmp_path / "out")["train"] == ([[5, 6]] * 3, [1, 1, 0, 1, 1, 1])
 
 
-def test_the_command_says_what_labels_are(masked: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_the_command_says_what_labels_are(masked, tmp_path, tool):
     tool.out("export", masked, tmp_path / "out", "--to", "parquet")
     tool.out("import", tmp_path / "out", tmp_path / "back", "--json")
     assert content(tmp_path / "back") == content(masked)
@@ -245,9 +242,7 @@ def files_of(out: Path, format: str) -> list[Path]:
 
 @pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
 @pytest.mark.parametrize("at_a_time", [2, 100])
-def test_a_byte_a_token_says_whether_it_counts(
-    masked: Path, tmp_path: Path, monkeypatch: Any, format: str, at_a_time: int
-) -> None:
+def test_a_byte_a_token_says_whether_it_counts(masked, tmp_path, monkeypatch, format, at_a_time):
     """An end-of-text token counts as the token before it does; that of an empty document does not."""
     monkeypatch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", at_a_time)
     done = exported(masked, tmp_path / "plain", format)
@@ -261,7 +256,7 @@ def test_a_byte_a_token_says_whether_it_counts(
 
 
 @pytest.mark.parametrize("format", ["datatrove", "olmo-core"])
-def test_a_mask_that_does_not_fit_is_refused(masked: Path, tmp_path: Path, format: str) -> None:
+def test_a_mask_that_does_not_fit_is_refused(masked, tmp_path, format):
     exported(masked, tmp_path / "out", format)
     (path,) = files_of(tmp_path / "out/train", format)
     path.write_bytes(bytes(MASK)[:-1])
@@ -272,7 +267,7 @@ def test_a_mask_that_does_not_fit_is_refused(masked: Path, tmp_path: Path, forma
         list(open_any(tmp_path / "out").splits["train"].batches())
 
 
-def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> None:
+def test_label_masks_that_others_name_are_read(masked, tmp_path):
     """Those of open-instruct: ``labels_mask_part_0.npy`` with ``token_ids_part_0.npy``."""
     exported(masked, tmp_path / "out", "olmo-core")
     directory = tmp_path / "theirs"
@@ -286,7 +281,7 @@ def test_label_masks_that_others_name_are_read(masked: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.needs("torch", "olmo_core")
-def test_olmo_core_reads_the_mask(masked: Path, tmp_path: Path) -> None:
+def test_olmo_core_reads_the_mask(masked, tmp_path):
     data = pytest.importorskip("olmo_core.data")
     exported(masked, tmp_path / "out", "olmo-core", vocabulary_size=70_000, end_of_text=3)
     (mask,) = files_of(tmp_path / "out/train", "olmo-core")
@@ -301,7 +296,7 @@ def test_olmo_core_reads_the_mask(masked: Path, tmp_path: Path) -> None:
     assert [row["label_mask"].tolist() for row in rows] == [[False, True, True, True, False], [False, False, True, False, False]]
 
 
-def test_lines_of_dolma_have_each_document_s_origin(tmp_path: Path) -> None:
+def test_lines_of_dolma_have_each_document_s_origin(tmp_path):
     sources = [("a,b", 1), ("c", 2)]
     docs = [*docs_of([1, 2], [3], file=0, key=10), *docs_of([4], [], file=2, key=255)]
     publish_docs(tmp_path / "made", docs, sources=sources)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numcodecs
 import pytest
@@ -29,7 +27,7 @@ CODECS = ["zstd", "gz", "br", "bz2", "snappy"]
         ("mds", Mds(size_limit=270), [240, 602, 244, 222]),
     ],
 )
-def test_shards_end_at_the_size_limit_unless_one_document_is_larger(tmp_path: Path, name: str, options: Any, sizes: Any) -> None:
+def test_shards_end_at_the_size_limit_unless_one_document_is_larger(tmp_path, name, options, sizes):
     documents = [[1] * n for n in (3, 4, 100, 2, 0, 0, 1, 5)]
     assert [item.size for item in export(name, splits_of(documents), tmp_path, options)[:-1]] == sizes
     assert read(tmp_path, options) == {"train": documents}
@@ -37,7 +35,7 @@ def test_shards_end_at_the_size_limit_unless_one_document_is_larger(tmp_path: Pa
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("options", [Mds(size_limit=900), Mds(length=7, end_of_text=LARGEST - 1, size_limit=600)])
-def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path: Path, codec: Any, options: Mds) -> None:
+def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path, codec, options):
     packed = replace(options, compression=codec)
     for name, chosen in (("plain", options), ("packed", packed)):
         export("mds", splits_of(EXAMPLE, [[9]]), tmp_path / name, chosen)
@@ -53,7 +51,7 @@ def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path: Path,
 
 
 @pytest.mark.parametrize("packer", CODECS)
-def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path, packer: Any) -> None:
+def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path, packer):
     theirs = {"zstd": lambda data: bytes(numcodecs.Zstd(3).encode(data)), "gz": gzip.compress}
     pack = theirs.get(packer, partial(compress, packer))
     export("mds", splits_of(EXAMPLE), tmp_path, Mds())
@@ -78,7 +76,7 @@ def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path: Path,
             read(tmp_path, Mds())
 
 
-def test_an_index_without_end_is_not_read(tmp_path: Path) -> None:
+def test_an_index_without_end_is_not_read(tmp_path):
     with (tmp_path / "index.json").open("wb") as sparse:
         sparse.truncate(1 << 40)
     with refusal(f"{tmp_path}/index.json: is larger than an index may be"):
@@ -87,7 +85,7 @@ def test_an_index_without_end_is_not_read(tmp_path: Path) -> None:
         open_any(tmp_path)
 
 
-def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path: Path) -> None:
+def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path):
     """Wherever it is cut off it is refused."""
     export("mds", splits_of(EXAMPLE), tmp_path, Mds())
     shard = tmp_path / "train/shard.00000.mds"
@@ -99,7 +97,7 @@ def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path: Path) -> None:
             read(shard, Mds())
 
 
-def test_packed_chunks_are_read(tmp_path: Path) -> None:
+def test_packed_chunks_are_read(tmp_path):
     export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
     chunk, packed = tmp_path / "train/chunk-0-0.bin", tmp_path / "train/chunk-0-0.zstd.bin"
     packed.write_bytes(compress("zstd", chunk.read_bytes()))
@@ -111,7 +109,7 @@ def test_packed_chunks_are_read(tmp_path: Path) -> None:
         read(tmp_path, Litdata())
 
 
-def test_a_chunk_whose_offsets_lie_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_chunk_whose_offsets_lie_is_refused_by_name(tmp_path):
     export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
     chunk = tmp_path / "train/chunk-0-0.bin"
     whole = chunk.read_bytes()

@@ -7,7 +7,6 @@ import os
 import pickle
 import struct
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +25,7 @@ REFERENCES = ["lorem_ipsum", "lorem_ipsum_long"]
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_texts_through_gpt2_are_the_references_packed_data(
-    reference: Path, vocabularies: Path, tmp_path: Path, name: str
-) -> None:
+def test_texts_through_gpt2_are_the_references_packed_data(reference, vocabularies, tmp_path, name):
     """From lines of JSON to a .pbin that is equal byte for byte, and back."""
     tiktoken = pytest.importorskip("tiktoken", reason="tokenizes with gpt2")
     lines = (reference / "modalities" / f"{name}.jsonl").read_bytes().splitlines()
@@ -43,7 +40,7 @@ def test_texts_through_gpt2_are_the_references_packed_data(
 
 @examples(40)
 @given(sequences=st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=9))
-def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences: list[list[int]]) -> None:
+def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences):
     """Ids of the end-of-text token anywhere: at ends, inside, alone, before empty sequences."""
     splits, end = splits_of(sequences), 2
     export("modalities", splits, "memory://unless", Modalities(end_of_text=end))
@@ -62,7 +59,7 @@ def pbin(index: bytes, tokens: bytes = bytes(20), width: int = 4) -> bytes:
     return struct.pack("<QI", len(tokens), width) + tokens + index
 
 
-def test_lengths_that_are_not_all_are_refused_also_without_offsets(tmp_path: Path) -> None:
+def test_lengths_that_are_not_all_are_refused_also_without_offsets(tmp_path):
     (tmp_path / "joined.pbin").write_bytes(pbin(pickle.dumps([(0, 8), (0, 16)])))
     with refusal("a document of 16 bytes"):
         open_any(tmp_path / "joined.pbin", options=Modalities(ignore_offsets=True))
@@ -86,7 +83,7 @@ def packed(*documents: list[int]) -> bytes:
     return pbin(pickle.dumps(pairs), b"".join(np.array(document, "<u2").tobytes() for document in documents), width=2)
 
 
-def test_files_that_modalities_has_merged_are_read(tmp_path: Path) -> None:
+def test_files_that_modalities_has_merged_are_read(tmp_path):
     """Documents of all lengths, files of one document, files merged from merged ones: each is read to its last token."""
     a, b, c, d = [[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13], [14]], [[15] * 100, [16]]
     assert pickle.loads(merged(packed(*a), packed(*b))[12 + 20 :]) == [(0, 2), (2, 4), (-6, 14)]  # the last one is at 6
@@ -104,7 +101,7 @@ def test_files_that_modalities_has_merged_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.needs("torch", "modalities")
-def test_what_modalities_itself_merges_is_read(tmp_path: Path) -> None:
+def test_what_modalities_itself_merges_is_read(tmp_path):
     theirs = pytest.importorskip("modalities.dataloader.create_packed_data", reason="needs modalities", exc_type=ImportError)
     parts = [[[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13]]]
     for i, documents in enumerate(parts):
@@ -115,13 +112,13 @@ def test_what_modalities_itself_merges_is_read(tmp_path: Path) -> None:
     assert sequences_in(open_any(tmp_path / "merged.pbin").splits["train"]) == [ids for part in parts for ids in part]
 
 
-def test_an_index_above_the_limit_is_not_read(tmp_path: Path) -> None:
+def test_an_index_above_the_limit_is_not_read(tmp_path):
     (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 0)] * 1000 + [(0, 20)])))
     with refusal(r"max_index_bytes is 1000\. Set it higher"):
         open_any(tmp_path / "train.pbin", options=Modalities(max_index_bytes=1000))
 
 
-def test_an_index_takes_memory_by_its_size(tmp_path: Path) -> None:
+def test_an_index_takes_memory_by_its_size(tmp_path):
     """The densest index there is, of empty documents in five bytes each, is held in less than twice its size."""
     index = b"\x80\x02](" + b"K\0K\0\x86" * 500_000 + b"e."
     (tmp_path / "dense.pbin").write_bytes(pbin(index, b""))
@@ -133,7 +130,7 @@ def test_an_index_takes_memory_by_its_size(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path):
     (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 12), (12, 8)])))
     opened = open_pbin(Store.at(tmp_path), "train.pbin", Modalities())
     os.truncate(tmp_path / "train.pbin", 20)

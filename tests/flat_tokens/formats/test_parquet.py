@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from flat_tokens.formats import Files, recognised
-from flat_tokens.formats.contract import Format
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
 from tests.flat_tokens.formats.exporting import EXAMPLE, export, read, splits_of
 from tests.refusal import refusal
@@ -29,7 +28,7 @@ def lists(rows: Any, kind: Any = None, **columns: Any) -> Any:
 # Writing
 
 
-def test_names_are_those_by_which_datasets_finds_splits() -> None:
+def test_names_are_those_by_which_datasets_finds_splits():
     splits = splits_of([[1] * 5, [2] * 5, [3] * 2], [[4]])
     assert [part.key for part in PARQUET.plan(splits, Parquet(tokens_per_file=5))] == [
         "train-00000-of-00003.parquet",
@@ -45,7 +44,7 @@ def test_names_are_those_by_which_datasets_finds_splits() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "none"])
-def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path: Path, compression: Any) -> None:
+def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path, compression):
     options = Parquet(tokens_per_row_group=4, compression=compression)
     export(PARQUET.name, splits_of(EXAMPLE), tmp_path / "out", options)
     with pq.ParquetFile(tmp_path / "out/train-00000-of-00001.parquet", page_checksum_verification=True) as file:
@@ -56,7 +55,7 @@ def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path: Path,
         assert file.read().column("input_ids").to_pylist() == EXAMPLE
 
 
-def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path: Path) -> None:
+def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path):
     export(ARROW.name, splits_of(EXAMPLE), tmp_path / "out", Arrow(tokens_per_batch=4))
     with pa.memory_map(str(tmp_path / "out/train/data-00000-of-00001.arrow")) as source, pa.ipc.open_stream(source) as stream:
         assert stream.schema == pa.schema([("input_ids", pa.list_(pa.int32()))])
@@ -68,7 +67,7 @@ def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path: Path) -> None:
         del table
 
 
-def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
+def test_without_pyarrow_the_library_imports_and_says_what_is_missing():
     """Trainers install no pyarrow."""
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
@@ -85,7 +84,7 @@ def test_without_pyarrow_the_library_imports_and_says_what_is_missing() -> None:
 
 
 @pytest.mark.slow
-def test_datasets_loads_parquet_and_arrow(tmp_path: Path) -> None:
+def test_datasets_loads_parquet_and_arrow(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs datasets, which reads such files")
     parquet, arrow = str(tmp_path / "parquet"), str(tmp_path / "arrow")
     export(PARQUET.name, splits_of(EXAMPLE, [[7, 8]]), Path(parquet), Parquet(tokens_per_file=4, tokens_per_row_group=2))
@@ -100,7 +99,7 @@ def test_datasets_loads_parquet_and_arrow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint16"])
-def test_what_datasets_saved_is_read(tmp_path: Path, dtype: str) -> None:
+def test_what_datasets_saved_is_read(tmp_path, dtype):
     datasets = pytest.importorskip("datasets", reason="needs datasets, which writes such directories")
     features = datasets.Features(
         {"input_ids": datasets.List(datasets.Value(dtype)), "attention_mask": datasets.List(datasets.Value("int8"))}
@@ -150,7 +149,7 @@ FILES = pytest.mark.parametrize(
 
 @FILES
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_lists_of_any_integers_are_read(tmp_path: Path, name: str, chosen: Format[Any], kind: Any) -> None:
+def test_lists_of_any_integers_are_read(tmp_path, name, chosen, kind):
     rows = [[i, i + 1] for i in range(10)]
     table = lists(rows, kind, text=["x" * i for i in range(10)])
     write_table(tmp_path / name, table)
@@ -160,7 +159,7 @@ def test_lists_of_any_integers_are_read(tmp_path: Path, name: str, chosen: Forma
     assert read(tmp_path / name, chosen.options(), 100) == {"train": rows[3:8]}
 
 
-def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path: Path) -> None:
+def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path):
     """64 MB in one row group of many rows; Arrow never holds more than a few batches of it."""
     rows, length = 1 << 14, 1 << 10
     values = pa.array(np.arange(rows * length, dtype=np.int32))
@@ -177,7 +176,7 @@ def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_pat
     assert peak < 16 << 20
 
 
-def test_offsets_that_lie_are_refused(tmp_path: Path) -> None:
+def test_offsets_that_lie_are_refused(tmp_path):
     """Arrow itself reads where they point."""
     path = tmp_path / "a.arrow"
     for offsets in ([0, 2, 1 << 30], [0, 3, 2], [-5, 1, 2], [0, 1, -1], [1 << 30, (1 << 30) + 1, (1 << 30) + 2]):
@@ -209,9 +208,7 @@ ROWS: list[tuple[Any, dict[str, str], str]] = [
 
 @FILES
 @pytest.mark.parametrize(("table", "options", "words"), ROWS)
-def test_what_is_no_token_id_is_refused_by_file_and_row(
-    tmp_path: Path, name: str, chosen: Format[Any], table: Any, options: dict[str, str], words: str
-) -> None:
+def test_what_is_no_token_id_is_refused_by_file_and_row(tmp_path, name, chosen, table, options, words):
     write_table(tmp_path / name, table)
     with refusal(rf"{name}:?{words}"):
         read(tmp_path / name, chosen.options(**options))
@@ -222,7 +219,7 @@ def test_what_is_no_token_id_is_refused_by_file_and_row(
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize("data", [b"no Parquet", b"\xff" * 4 + bytes(20), b""])
-def test_other_files_are_not_recognised(tmp_path: Path, name: str, data: bytes) -> None:
+def test_other_files_are_not_recognised(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     assert recognised(Files.at(tmp_path / name)) == []
 
@@ -234,7 +231,7 @@ def new_bytes(store: Path, path: Path) -> int:
     return int(session.wait_to_finish().dedup_metrics.new_bytes)
 
 
-def test_two_versions_share_the_bytes_of_what_did_not_change(tmp_path: Path) -> None:
+def test_two_versions_share_the_bytes_of_what_did_not_change(tmp_path):
     """A store of chunks, as the hub's, gets few of a second version in which one document of 500 is another one."""
     numbers = np.random.default_rng(0)
     first = [numbers.integers(0, 50_000, size).tolist() for size in numbers.integers(100, 3000, 3000)]

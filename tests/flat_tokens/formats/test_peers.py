@@ -66,7 +66,7 @@ def written_by_mosaicml(streaming: Any, path: Path, sequences: list[Any], column
             writer.write({name: filler.get(name, ids) for name in columns})
 
 
-def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path: Path, streaming: Any) -> None:
+def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path, streaming):
     sequences = [ids for ids in EXAMPLE if ids] + [[1] * 70_000]  # their writer takes no empty arrays
     export("mds", splits_of(sequences), tmp_path / "ours", Mds())
     arrays = [np.array(ids, np.int32) for ids in sequences]
@@ -78,7 +78,7 @@ def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path: Path, streaming
 @pytest.mark.parametrize(
     ("limit", "codec"), [(1 << 26, "none"), *((300, codec) for codec in ("none", "zstd", "gz", "br", "bz2", "snappy"))]
 )
-def test_mosaicml_reads_what_is_written(tmp_path: Path, streaming: Any, limit: int, codec: Any) -> None:
+def test_mosaicml_reads_what_is_written(tmp_path, streaming, limit, codec):
     export("mds", splits_of(EXAMPLE, [[9]]), tmp_path, Mds(size_limit=limit, compression=codec))
     if codec == "none":
         local = streaming.LocalDataset(str(tmp_path), split="train")
@@ -93,7 +93,7 @@ def test_mosaicml_reads_what_is_written(tmp_path: Path, streaming: Any, limit: i
     assert [sample["tokens"].tolist() for sample in streamed] == EXAMPLE
 
 
-def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
+def test_mosaicml_reads_packed_samples(tmp_path, streaming):
     export(
         "mds", splits_of([list(range(1, 1000))] * 3), tmp_path, Mds(length=300, end_of_text=0, drop_last=True, size_limit=5000)
     )
@@ -116,7 +116,7 @@ def test_mosaicml_reads_packed_samples(tmp_path: Path, streaming: Any) -> None:
     ],
     ids=lambda of: " ".join(of) if isinstance(of, dict) else None,
 )
-def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: dict[str, str], compression: str | None) -> None:
+def test_what_mosaicml_writes_is_read(tmp_path, streaming, columns, compression):
     sequences = [[i % 256] * (i % 300 + 1) for i in range(0, 400, 7)]
     arrays = [np.array(ids, columns.get("tokens", "ndarray:uint16").partition(":")[2] or "int16") for ids in sequences]
     settings = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 9000}
@@ -126,9 +126,7 @@ def test_what_mosaicml_writes_is_read(tmp_path: Path, streaming: Any, columns: d
 
 
 @pytest.mark.parametrize("columns", [{"tokens": "ndarray"}, {"tokens": "ndarray", "a": "str", "id": "int"}], ids=len)
-def test_samples_that_choose_their_type_are_read(
-    tmp_path: Path, streaming: Any, columns: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_choose_their_type_are_read(tmp_path, streaming, columns, monkeypatch):
     """All types of integers, in turns and in runs; also where a shard is read in pieces."""
     types = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
     sequences = [[i % 128] * (i % 300 + 1) for i in range(0, 1200, 7)] + [[5] * 70_000]
@@ -139,14 +137,14 @@ def test_samples_that_choose_their_type_are_read(
     assert read(tmp_path, Mds(), 1000) == {"train": sequences}
 
 
-def test_samples_of_a_type_that_is_no_integer_are_refused(tmp_path: Path, streaming: Any) -> None:
+def test_samples_of_a_type_that_is_no_integer_are_refused(tmp_path, streaming):
     arrays = [np.arange(1, 3, dtype=np.int32), np.ones(3, np.float32)]
     written_by_mosaicml(streaming, tmp_path, arrays, {"tokens": "ndarray"})
     with refusal(r"shard.00000.mds: sample 1 has type 34, but tokens have one of \[8, 9, 16, 17, 32"):
         read(tmp_path, Mds())
 
 
-def test_packed_samples_of_mosaicml_give_back_the_documents(tmp_path: Path, streaming: Any) -> None:
+def test_packed_samples_of_mosaicml_give_back_the_documents(tmp_path, streaming):
     """As LLM Foundry packs: fixed lengths, or bytes of 64-bit integers."""
     flat = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8])
     pieces = flat.reshape(3, 4)
@@ -161,7 +159,7 @@ def test_packed_samples_of_mosaicml_give_back_the_documents(tmp_path: Path, stre
     assert read(tmp_path / "bytes", Mds(bytes_type="uint16"))["train"][0] == [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]
 
 
-def test_merged_indices_are_read_once(tmp_path: Path, streaming: Any) -> None:
+def test_merged_indices_are_read_once(tmp_path, streaming):
     for i in range(3):
         written_by_mosaicml(streaming, tmp_path / str(i), [np.array([i, i])], {"tokens": "ndarray:int64"})
     theirs("streaming.base.util").merge_index(str(tmp_path), keep_local=True)
@@ -178,7 +176,7 @@ def litdata() -> Any:
 
 
 @pytest.mark.parametrize("limit", [400, 1 << 26])
-def test_litdata_reads_what_is_written(tmp_path: Path, litdata: Any, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litdata_reads_what_is_written(tmp_path, litdata, limit, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     documents = [[100 * i + k for k in range(i % 37)] for i in range(60)]
     export("litdata", splits_of(documents, [[9, 8]]), tmp_path / "d", Litdata(end_of_text=0, size_limit=limit))
@@ -195,7 +193,7 @@ def test_litdata_reads_what_is_written(tmp_path: Path, litdata: Any, limit: int,
 @pytest.mark.parametrize("kind", ["int32", "int64", "int16", "uint16"])
 @pytest.mark.parametrize("items", ["torch", "numpy"])
 @pytest.mark.parametrize("compression", [{}, {"compression": "zstd", "compression_level": "chunk"}], ids=len)
-def test_what_litdata_writes_is_read(tmp_path: Path, litdata: Any, kind: str, items: str, compression: dict[str, str]) -> None:
+def test_what_litdata_writes_is_read(tmp_path, litdata, kind, items, compression):
     documents = [[i] * (i % 9 + 1) for i in range(100)]
     loader, writers = litdata.TokensLoader(), theirs("litdata.streaming.writer")
     writer = writers.BinaryWriter(str(tmp_path), chunk_bytes=400, item_loader=loader, **compression)
@@ -214,7 +212,7 @@ def test_what_litdata_writes_is_read(tmp_path: Path, litdata: Any, kind: str, it
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.needs("torch", "datatrove")
-def test_datatroves_own_readers_read_what_is_written(tmp_path: Path, size: int) -> None:
+def test_datatroves_own_readers_read_what_is_written(tmp_path, size):
     """The merger, which takes files apart by their indexes, and the dataset that a trainer reads."""
     merger, dataset = theirs("datatrove.pipeline.tokens.merger"), theirs("datatrove.utils.dataset")
     sequences = [[1, 2, 3], [59_999], [7] * 100]
@@ -232,7 +230,7 @@ def test_datatroves_own_readers_read_what_is_written(tmp_path: Path, size: int) 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.needs("torch", "datatrove")
-def test_what_datatroves_own_writer_writes_is_read(tmp_path: Path, size: int) -> None:
+def test_what_datatroves_own_writer_writes_is_read(tmp_path, size):
     tokenizer = theirs("datatrove.pipeline.tokens.tokenizer")
     sequences = [[1, 2, 3], [59_999], np.arange(1000).tolist()]
     file = tokenizer.TokenizedFile(str(tmp_path), "00000_unshuffled.ds", token_size=size, save_final_metadata=True)
@@ -249,7 +247,7 @@ def test_what_datatroves_own_writer_writes_is_read(tmp_path: Path, size: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.needs("torch", "megatron.core")
-def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -> None:
+def test_megatrons_own_reader_reads_what_is_written(tmp_path, size):
     indexed_dataset = theirs("megatron.core.datasets.indexed_dataset")
     sequences = [[1, 2, 3], [59_999], [], list(range(100))]
     export("megatron", splits_of(sequences), tmp_path, Megatron(end_of_text=0, vocabulary_size=size))
@@ -262,7 +260,7 @@ def test_megatrons_own_reader_reads_what_is_written(tmp_path: Path, size: int) -
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.needs("torch", "megatron.core")
-def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_byte(tmp_path: Path, size: int) -> None:
+def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_byte(tmp_path, size):
     indexed_dataset, torch = theirs("megatron.core.datasets.indexed_dataset"), theirs("torch")
     dtype = indexed_dataset.DType.optimal_dtype(size)
     builder = indexed_dataset.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
@@ -287,7 +285,7 @@ def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_by
 
 
 @pytest.mark.needs("torch", "olmo_core")
-def test_olmo_core_reads_what_is_written(tmp_path: Path) -> None:
+def test_olmo_core_reads_what_is_written(tmp_path):
     utils = theirs("olmo_core.data.utils")
     sequences = [[1, 2, 3], [59_999], [], [7] * 100]
     export("olmo-core", splits_of(sequences), tmp_path, Olmo(end_of_text=0))
@@ -300,7 +298,7 @@ def test_olmo_core_reads_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch", "olmo_core")
-def test_the_metadata_that_olmo_core_writes_are_read(tmp_path: Path) -> None:
+def test_the_metadata_that_olmo_core_writes_are_read(tmp_path):
     tokens = np.array([5, 6, 0, 0, 7, 8, 9, 0], np.uint32)
     tokens.tofile(tmp_path / "part-0.npy")
     theirs("olmo_core.data.utils").write_document_indices(tmp_path / "part-0.npy", dtype=np.uint32, eos_token_id=0)
@@ -319,7 +317,7 @@ def maxtext(name: str) -> Any:
 
 
 @pytest.mark.needs("maxtext", "grain")
-def test_maxtexts_rows_of_token_files_are_the_tokens_in_order(tmp_path: Path) -> None:
+def test_maxtexts_rows_of_token_files_are_the_tokens_in_order(tmp_path):
     export("olmo-core", splits_of(SEQUENCES), tmp_path, Olmo(end_of_text=0))
     olmo, files = maxtext("olmo_data"), [(str(path), "demo") for path in sorted((tmp_path / "train").glob("*.npy"))]
     index = olmo.build_index(
@@ -333,7 +331,7 @@ def test_maxtexts_rows_of_token_files_are_the_tokens_in_order(tmp_path: Path) ->
 
 
 @pytest.mark.needs("maxtext", "grain")
-def test_maxtexts_documents_of_an_indexed_dataset_are_the_sequences(tmp_path: Path) -> None:
+def test_maxtexts_documents_of_an_indexed_dataset_are_the_sequences(tmp_path):
     export("megatron", splits_of(SEQUENCES), tmp_path, Megatron(end_of_text=0))
     source = maxtext("_mmap_datasource").MMapIndexedDataSource(str(tmp_path / "train"))
     documents = [np.asarray(source[i]["text"]).tolist() for i in range(len(source))]

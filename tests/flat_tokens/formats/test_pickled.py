@@ -38,14 +38,14 @@ def as_array(pairs: list[tuple[int, int]]) -> Int64s:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def test_the_literal_bytes_of_a_short_list() -> None:
+def test_the_literal_bytes_of_a_short_list():
     data = b"\x80\x04\x95\x10\0\0\0\0\0\0\0]\x94(K\0M\xcc\x0c\x86\x94K\x07K\x02\x86\x94e."
     assert dumps(as_array([(0, 3276), (7, 2)])) == data[:3] + bytes([len(data) - 11]) + data[4:]
     assert loads(dumps(as_array([(0, 3276), (7, 2)]))) == [(0, 3276), (7, 2)]
 
 
 @pytest.mark.parametrize(("protocol", "block"), [(2, 1), (3, 7), (4, 1 << 20), (5, 1), (4, 7)])
-def test_every_form_of_integer_is_written_and_read_as_pickle_does_it(protocol: int, block: int) -> None:
+def test_every_form_of_integer_is_written_and_read_as_pickle_does_it(protocol, block):
     pairs = list(itertools.product(EDGES, EDGES))
     assert dumps(as_array(pairs)) == pickle.dumps(pairs, 4)
     assert loads(pickle.dumps(pairs, protocol), block) == pairs
@@ -53,7 +53,7 @@ def test_every_form_of_integer_is_written_and_read_as_pickle_does_it(protocol: i
 
 @pytest.mark.parametrize("count", [0, 1, 2, 999, 1000, 1001, 2000, 2001, 7281, 7282, 20_000])
 @pytest.mark.parametrize("bits", first_fast([16, 60, 8, 31], 2))
-def test_lists_of_every_length_are_pickles_own_bytes(count: int, bits: int) -> None:
+def test_lists_of_every_length_are_pickles_own_bytes(count, bits):
     """One and none, around the thousand that are appended together, and over several frames."""
     pairs = (2 ** (np.random.default_rng(count).random((count, 2)) * bits)).astype(np.int64)
     reference = pickle.dumps([(a, b) for a, b in pairs.tolist()], 4)
@@ -69,7 +69,7 @@ def test_lists_of_every_length_are_pickles_own_bytes(count: int, bits: int) -> N
     block=st.integers(1, 60),
     python=st.booleans(),
 )
-def test_what_any_pickler_makes_of_pairs_is_read(pairs: list[tuple[int, int]], protocol: int, block: int, python: bool) -> None:
+def test_what_any_pickler_makes_of_pairs_is_read(pairs, protocol, block, python):
     dump = pickle._dumps if python else pickle.dumps  # type: ignore[attr-defined]
     assert loads(dump(pairs, protocol), block) == pairs
 
@@ -140,7 +140,7 @@ NAMES = [name for name, _ in hostile("x")]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("block", [1, 1 << 20])
-def test_everything_else_is_refused_unrun_in_little_memory(tmp_path: os.PathLike[str], name: str, block: int) -> None:
+def test_everything_else_is_refused_unrun_in_little_memory(tmp_path, name, block):
     marker = os.path.join(tmp_path, "it-ran")
     data = dict(hostile(marker))[name]
     tracemalloc.start()
@@ -153,7 +153,7 @@ def test_everything_else_is_refused_unrun_in_little_memory(tmp_path: os.PathLike
     assert not os.path.exists(marker)
 
 
-def test_the_hostile_pickles_are_hostile(tmp_path: os.PathLike[str]) -> None:
+def test_the_hostile_pickles_are_hostile(tmp_path):
     """pickle itself runs them: the test above cannot pass for want of an attack."""
     for name in ("REDUCE, protocol 4", "STACK_GLOBAL", "GLOBAL", "INST", "OBJ"):
         marker = os.path.join(tmp_path, name)
@@ -162,14 +162,14 @@ def test_the_hostile_pickles_are_hostile(tmp_path: os.PathLike[str]) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_truncated_pickle_is_refused_wherever_it_is_cut(protocol: int) -> None:
+def test_a_truncated_pickle_is_refused_wherever_it_is_cut(protocol):
     data = pickle.dumps([(1000 * i, 1000) for i in range(1500)], protocol)
     for stop in [*range(40), *range(40, len(data), 97), *range(len(data) - 40, len(data))]:
         with refusal("ends in its middle"):
             loads(data[:stop], 4096)
 
 
-def test_a_changed_byte_never_runs_anything_and_never_hangs() -> None:
+def test_a_changed_byte_never_runs_anything_and_never_hangs():
     """Whatever a byte becomes, the result is pairs or a ValueError."""
     data = bytearray(pickle.dumps([(70_000 * i, i) for i in range(30)], 4))
     for at in range(len(data)):
@@ -179,7 +179,7 @@ def test_a_changed_byte_never_runs_anything_and_never_hangs() -> None:
                 assert len(loads(changed)) <= 30
 
 
-def test_large_lists_take_memory_by_their_size() -> None:
+def test_large_lists_take_memory_by_their_size():
     """A list of many pairs is read in less than its pickle has, whatever it claims."""
     starts = np.arange(300_000) * 700
     pairs = np.stack([starts, np.full_like(starts, 700)], 1)

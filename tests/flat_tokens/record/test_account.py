@@ -79,7 +79,7 @@ VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_tokens_of_documents_are_those_in_the_rows(corpora: dict[str, Path], name: str) -> None:
+def test_tokens_of_documents_are_those_in_the_rows(corpora, name):
     kind, options = VIEWS[name]
     tokens = flat_tokens.open(corpora["one"]).train
     view = getattr(tokens, kind)(**options)
@@ -93,7 +93,7 @@ def test_tokens_of_documents_are_those_in_the_rows(corpora: dict[str, Path], nam
         assert bytes_seen(view, BYTES, some).tolist() == tokens_seen(view, some).tolist()
 
 
-def test_the_ends_that_a_view_adds_have_no_text(corpora: dict[str, Path]) -> None:
+def test_the_ends_that_a_view_adds_have_no_text(corpora):
     tokens = flat_tokens.open(corpora["one"]).train
     stored = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64))
     for ends in ({"bos": 1}, {"eos": 2}, {"bos": 1, "eos": 2}):
@@ -106,7 +106,7 @@ def test_the_ends_that_a_view_adds_have_no_text(corpora: dict[str, Path]) -> Non
     assert bytes_seen(tokens.packed(1), wide[:3]).sum() == 0  # no id of text is below 3
 
 
-def test_the_work_is_done_in_parts(corpora: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_is_done_in_parts(corpora, monkeypatch):
     view = flat_tokens.open(corpora["one"]).train.packed(7)
     some = np.arange(len(view)) % 3 == 1
     whole = [(tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()) for rows in (None, some)]
@@ -140,7 +140,7 @@ def as_sets(drawn: list[EpochRows], count: int) -> dict[int, set[int]]:
 
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
-def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject) -> None:
+def test_the_rows_of_epochs_are_those_in_the_batches(data):
     rows = [data.draw(st.integers(1, 60)) for _ in range(data.draw(st.integers(1, 3)))]
     views = {str(k): Numbers(count) for k, count in enumerate(rows)}
     edits, step = [], 0
@@ -157,7 +157,7 @@ def test_the_rows_of_epochs_are_those_in_the_batches(data: st.DataObject) -> Non
         assert all(one.last < after.first for one, after in itertools.pairwise(drawn))
 
 
-def test_epochs_that_are_alike_are_one_item() -> None:
+def test_epochs_that_are_alike_are_one_item():
     mixture = Mixture({"a": (Numbers(10), 1)}, 7)
     assert list(mixture.drawn_rows(0)) == []
     assert [(one.first, one.last, one.rows is None) for one in mixture.drawn_rows(50)] == [(0, 34, True)]
@@ -217,7 +217,7 @@ RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_a_run_has_seen_what_was_in_its_batches(corpora, tmp_path, name):
     """Of runs that were edited twice, at several steps: before an edit, at one, after epochs."""
     views = {
         source: getattr(getattr(flat_tokens.open(corpora[dataset]), split), kind)(**options)
@@ -271,7 +271,7 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora: dict[str, Path], tmp_pa
             assert listed(record["by"][column]) == expected
 
 
-def test_a_record_is_json_and_the_same_each_time(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_a_record_is_json_and_the_same_each_time(corpora, tmp_path):
     view = flat_tokens.open(corpora["one"]).train.packed(16)
     ledger = Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 4)
     one, other = (record_of_run(ledger, 9, digests=[0, 8], sizes=sizes) for _ in range(2))
@@ -283,9 +283,7 @@ def test_a_record_is_json_and_the_same_each_time(corpora: dict[str, Path], tmp_p
         record_of_run(Ledger.create(tmp_path / "end.json", {"a": (view, 1, 1)}, 4), 10_000)
 
 
-def test_columns_of_many_values_are_named_and_counted_if_asked_for(
-    corpora: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_of_many_values_are_named_and_counted_if_asked_for(corpora, monkeypatch):
     monkeypatch.setattr(account, "MOST_VALUES", 20)
     monkeypatch.setattr(account, "DOCUMENTS_AT_A_TIME", 16)  # no part has so many, all together have
     record = record_of_dataset(corpora["one"])
@@ -298,7 +296,7 @@ def test_columns_of_many_values_are_named_and_counted_if_asked_for(
         record_of_dataset(corpora["one"], columns=["topic"])
 
 
-def test_a_version_is_a_run_that_saw_each_document_once(corpora: dict[str, Path]) -> None:
+def test_a_version_is_a_run_that_saw_each_document_once(corpora):
     record = record_of_dataset(corpora["one"], sizes=sizes)
     manifest = read_manifest(Store.at(corpora["one"]))
     totals = manifest["totals"]
@@ -318,7 +316,7 @@ def test_a_version_is_a_run_that_saw_each_document_once(corpora: dict[str, Path]
     assert record_of_dataset(corpora["one"])["text_bytes"] is None
 
 
-def test_a_dataset_without_records_has_documents_without_a_source(tmp_path: Path, corpora: dict[str, Path]) -> None:
+def test_a_dataset_without_records_has_documents_without_a_source(tmp_path, corpora):
     write_sequences(tmp_path / "plain", [[i] * (i % 5) for i in range(50)])
     record = record_of_dataset(tmp_path / "plain")
     assert (record["documents"], record["tokens"], list(record["by"])) == (50, 100, ["split"])
@@ -329,7 +327,7 @@ def test_a_dataset_without_records_has_documents_without_a_source(tmp_path: Path
     assert listed(found["by"]["language"])[(type(None), None)] == [of_plain[k] for k in ("documents", "tokens", "stored_tokens")]
 
 
-def test_a_view_of_no_dataset_has_samples_alone(tmp_path: Path) -> None:
+def test_a_view_of_no_dataset_has_samples_alone(tmp_path):
     ledger = Ledger.create(tmp_path / "run.json", {"numbers": (Numbers(10), 1)}, 4)
     record = record_of_run(ledger, 5)
     (source,) = record["sources"]
@@ -337,7 +335,7 @@ def test_a_view_of_no_dataset_has_samples_alone(tmp_path: Path) -> None:
     assert (record["documents"], record["datasets"]) == (0, [])
 
 
-def test_a_selection_is_counted_by_the_numbers_of_its_split(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_a_selection_is_counted_by_the_numbers_of_its_split(corpora, tmp_path):
     tokens = flat_tokens.open(corpora["one"]).train
     view = tokens.select(where="language = 'de'").packed(4)
     record = record_of_run(Ledger.create(tmp_path / "run.json", {"german": (view, 1)}, 8), 200)
@@ -346,7 +344,7 @@ def test_a_selection_is_counted_by_the_numbers_of_its_split(corpora: dict[str, P
     assert record["documents"] == int((every > 0).sum())
 
 
-def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora, tmp_path):
     fim = FillInMiddle(1.0, 0.5, 1, 2, 3)
     view = flat_tokens.open(corpora["one"]).train.packed(16, fim=fim)
     record = record_of_run(Ledger.create(tmp_path / "run.json", {"a": (view, 1)}, 8), 3, sizes=sizes)
@@ -356,7 +354,7 @@ def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora: 
         bytes_seen(view, BYTES)
 
 
-def test_many_documents_are_counted_in_arrays(tmp_path: Path) -> None:
+def test_many_documents_are_counted_in_arrays(tmp_path):
     """No Python object for each: these would take minutes. docs/reading/records.md has the time of ten million."""
     lengths = np.random.default_rng(0).integers(0, 40, 300_000)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)

@@ -39,7 +39,7 @@ def records(tmp_path_factory: pytest.TempPathFactory, corpora: dict[str, Path]) 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", ["run", "dataset", "plain"])
 @pytest.mark.parametrize("added", [{}, ADDED], ids=["by itself", "with answers"])
-def test_its_library_finds_no_fault(records: dict[str, Any], name: str, added: dict[str, Any], tmp_path: Path) -> None:
+def test_its_library_finds_no_fault(records, name, added, tmp_path):
     import mlcroissant
 
     document = croissant(records[name], added)
@@ -62,7 +62,7 @@ def test_its_library_finds_no_fault(records: dict[str, Any], name: str, added: d
         assert sum(texts) == records[name]["documents"]
 
 
-def test_a_dataset_is_described_by_its_manifest(records: dict[str, Any]) -> None:
+def test_a_dataset_is_described_by_its_manifest(records):
     record = records["dataset"]
     document = croissant(record)
     (dataset,) = record["datasets"]
@@ -78,7 +78,7 @@ def test_a_dataset_is_described_by_its_manifest(records: dict[str, Any]) -> None
     assert fields == {"language": "sc:Text", "licence": "sc:Text", "score": "sc:Float", "good": "sc:Boolean", "url": "sc:Text"}
 
 
-def test_what_is_not_known_is_left_out_and_named(records: dict[str, Any]) -> None:
+def test_what_is_not_known_is_left_out_and_named(records):
     assert missing(croissant(records["dataset"])) == ["creator", "datePublished", "url"]
     assert missing(croissant(records["plain"])) == ["creator", "datePublished", "license", "url"]
     assert missing(croissant(records["plain"], {**ADDED, "license": "mit"})) == []

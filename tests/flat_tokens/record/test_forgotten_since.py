@@ -20,7 +20,6 @@ from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import build_corpus
 from tests.made import write_sequences
-from tests.terminal import Terminal
 
 
 def keys_of(version: Path, split: str = "train") -> Any:
@@ -36,7 +35,7 @@ def list_at(path: Path, keys: Any) -> Store:
     return Store.at(path)
 
 
-def test_those_that_were_seen_are_counted_by_source(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_those_that_were_seen_are_counted_by_source(corpora, tmp_path):
     dataset = flat_tokens.open(corpora["one"])
     views = {"a": dataset.train.packed(16), "b": dataset.train.packed(16), "c": dataset.validation.packed(16)}
     ledger = Ledger.create(tmp_path / "run.json", {name: (view, 1) for name, view in views.items()}, 8, seed=2)
@@ -60,7 +59,7 @@ def test_those_that_were_seen_are_counted_by_source(corpora: dict[str, Path], tm
     assert json.loads(json.dumps(record)) == record
 
 
-def test_without_a_list_there_is_no_such_field(corpora: dict[str, Path], tmp_path: Path) -> None:
+def test_without_a_list_there_is_no_such_field(corpora, tmp_path):
     assert "forgotten" not in record_of_dataset(corpora["one"])
     nothing = record_of_dataset(corpora["one"], forgotten=[Store.at(tmp_path)])["forgotten"]
     assert (nothing["documents"], nothing["lists"][0]["documents"], nothing["lists"][0]["sha256"]) == (0, 0, "")
@@ -69,7 +68,7 @@ def test_without_a_list_there_is_no_such_field(corpora: dict[str, Path], tmp_pat
     assert of_plain["forgotten"]["documents"] == 0
 
 
-def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(tmp_path: Path, tool: Terminal) -> None:
+def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(tmp_path, tool):
     """The run's version has gone from the output: a copy of it, and the output's list."""
     version = build_corpus(tmp_path, "two", 30)
     ledger = Ledger.create(tmp_path / "run.json", {"a": (flat_tokens.open(version).train.documents(999), 1)}, 4)

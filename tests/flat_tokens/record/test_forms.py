@@ -24,7 +24,7 @@ def values(forms: list[dict[str, Any]]) -> dict[str, str | None]:
     return {field["id"]: field["value"] for form in forms for field in form["fields"]}
 
 
-def test_fields_of_which_the_data_knows_something_are_filled_in(record: dict[str, Any]) -> None:
+def test_fields_of_which_the_data_knows_something_are_filled_in(record):
     filled = {name: value for name, value in values(filled_forms(record)).items() if value is not None}
     assert set(filled) == {
         *("eu.1.3.1", "eu.1.3.2", "eu.1.3.6", "eu.2.0.1", "eu.3.3.1"),
@@ -44,7 +44,7 @@ def test_fields_of_which_the_data_knows_something_are_filled_in(record: dict[str
     assert "documents left out: empty" in (filled["ca.9"] or "")
 
 
-def test_all_fields_are_there_and_ids_are_theirs_alone(record: dict[str, Any]) -> None:
+def test_all_fields_are_there_and_ids_are_theirs_alone(record):
     forms = filled_forms(record)
     assert [len(form["fields"]) for form in forms] == [51, 12]
     ids = [field["id"] for form in forms for field in form["fields"]]
@@ -52,7 +52,7 @@ def test_all_fields_are_there_and_ids_are_theirs_alone(record: dict[str, Any]) -
     assert all(field["name"] and field["section"] for form in forms for field in form["fields"])
 
 
-def test_a_person_fills_in_the_rest(record: dict[str, Any]) -> None:
+def test_a_person_fills_in_the_rest(record):
     given = values(filled_forms(record, {"eu.1.1.1": "The Bakery, 1 Mill Lane", "ca.3": "many"}))
     assert (given["eu.1.1.1"], given["ca.3"]) == ("The Bakery, 1 Mill Lane", "many")
     with refusal(r"there is no field 'eu\.9' in a form; there are ca\.1, ca\.10"):
@@ -73,18 +73,18 @@ def of(tokens: int, **by: Any) -> dict[str, Any]:
         (10**13 + 1, "more than 10 trillion"),
     ],
 )
-def test_sizes_are_in_the_ranges_of_the_template(tokens: int, said: str) -> None:
+def test_sizes_are_in_the_ranges_of_the_template(tokens, said):
     assert (values(filled_forms(of(tokens)))["eu.1.3.2"] or "").startswith(f"Text: {said} tokens.")
 
 
-def test_domains_are_the_tenth_with_the_most_tokens() -> None:
+def test_domains_are_the_tenth_with_the_most_tokens():
     domains = [{"value": f"{k}.org", "documents": 1, "tokens": 100 - k} for k in range(11)]
     filled = values(filled_forms(of(1000, domain=[{"value": None, "documents": 1, "tokens": 500}, *domains])))
     assert filled["eu.2.3.8"] == "0.org, 1.org"
     assert filled["eu.2.3.1"] is None
 
 
-def test_hub_datasets_are_named_where_public_ones_are_asked_for() -> None:
+def test_hub_datasets_are_named_where_public_ones_are_asked_for():
     source = {"name": "tales", "from": "hf://datasets/a/tales (default, train)", "revision": "abc", "steps": None}
     dataset = {
         "name": "d",
@@ -102,5 +102,5 @@ def test_hub_datasets_are_named_where_public_ones_are_asked_for() -> None:
     assert filled["eu.2.1.1"] is None
 
 
-def test_of_nothing_nothing_is_said() -> None:
+def test_of_nothing_nothing_is_said():
     assert set(values(filled_forms({**of(0), "documents": 0})).values()) == {None}

@@ -32,7 +32,7 @@ def batches(mixture: Mixture, stop: int) -> list[list[Any]]:
     return [[field.tolist() for field in (*batch.samples, batch.source, batch.index)] for batch in mixture.steps(0, stop)]
 
 
-def test_a_ledger_reads_as_the_run_was_written(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_a_ledger_reads_as_the_run_was_written(tmp_path, views):
     path = tmp_path / "run.json"
     ledger = Ledger.create(path, {"web": (views["web"], 2), "code": (views["code"], 1.5)}, 16, seed=3)
     plain = Mixture({"web": (views["web"], 2), "code": (views["code"], 1.5)}, 16, 3)
@@ -59,7 +59,7 @@ def test_a_ledger_reads_as_the_run_was_written(tmp_path: Path, views: dict[str, 
     }
 
 
-def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path, views):
     ledger = Ledger.create(tmp_path / "run.json", {"web": (views["web"], 1), "code": (views["code"], 1)}, 8)
     steps = ledger.mixture().steps()
     for _ in itertools.islice(steps, 6):
@@ -76,7 +76,7 @@ def test_a_state_goes_on_across_edits_that_come_after_it(tmp_path: Path, views: 
         ledger.mixture().steps().load_state_dict({"step": 9, "position": 6 * 8 + 3 * 12})
 
 
-def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_every_view_is_opened_again_as_it_was(tmp_path, views):
     web, code = views["web"].tokens, views["code"].tokens
     for number, (rows, settings) in enumerate(
         [
@@ -94,7 +94,7 @@ def test_every_view_is_opened_again_as_it_was(tmp_path: Path, views: dict[str, A
         assert [found.digest(step) for step in range(4)] == [expected.digest(step) for step in range(4)]
 
 
-def test_views_of_no_dataset_are_given_again(tmp_path: Path) -> None:
+def test_views_of_no_dataset_are_given_again(tmp_path):
     path = tmp_path / "run.json"
     expected = Ledger.create(path, {"a": (Numbers(50), 1), "b": (Numbers(30), 1, 2)}, 8).mixture()
     found = Ledger.open(path, views={"a": Numbers(50), "b": Numbers(30)}).mixture()
@@ -107,7 +107,7 @@ def test_views_of_no_dataset_are_given_again(tmp_path: Path) -> None:
         Ledger.open(path, views={"c": Numbers(50)})
 
 
-def test_a_dataset_may_move_but_not_change(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_a_dataset_may_move_but_not_change(tmp_path, views):
     path = tmp_path / "run.json"
     expected = Ledger.create(path, {"web": (views["web"], 1), "code": (views["code"], 1)}, 8).mixture().digest(3)
     os.rename(tmp_path / "web", tmp_path / "moved")
@@ -119,7 +119,7 @@ def test_a_dataset_may_move_but_not_change(tmp_path: Path, views: dict[str, Any]
         Ledger.open(path).mixture()
 
 
-def test_a_url_in_a_ledger_is_followed_only_when_the_ledger_is_trusted(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_a_url_in_a_ledger_is_followed_only_when_the_ledger_is_trusted(tmp_path, views):
     path = tmp_path / "run.json"
     expected = Ledger.create(path, {"web": (views["web"], 1)}, 8).mixture().digest(3)
     url = f"file://{tmp_path}/web"
@@ -129,7 +129,7 @@ def test_a_url_in_a_ledger_is_followed_only_when_the_ledger_is_trusted(tmp_path:
     assert Ledger.open(path, trust_records=True).mixture().digest(3) == expected
 
 
-def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, views: dict[str, Any]) -> None:
+def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path, views):
     path = tmp_path / "run.json"
     ledger = Ledger.create(path, {"web": (views["web"], 1), "code": (views["code"], 1, 2)}, 8)
     ledger.edit(5, {"code": 1})
@@ -167,7 +167,7 @@ def test_edits_that_cannot_be_are_refused_and_change_nothing(tmp_path: Path, vie
         {"sources": {0: {"rows": None}}},
     ],
 )
-def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[str, Any], damage: Any) -> None:
+def test_what_is_no_ledger_is_refused_with_its_path(tmp_path, views, damage):
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"], 1)}, 8)
     change_file(path, damage)
@@ -184,7 +184,7 @@ def test_what_is_no_ledger_is_refused_with_its_path(tmp_path: Path, views: dict[
     ],
     ids=["rows that no split has", "no path", "where something is written"],
 )
-def test_what_a_ledger_cannot_say_is_refused(tmp_path: Path, views: dict[str, Any], old: str, new: str, words: str) -> None:
+def test_what_a_ledger_cannot_say_is_refused(tmp_path, views, old, new, words):
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (views["web"].tokens.packed_documents(20), 1)}, 8)
     path.write_text(path.read_text().replace(*(text.replace("HERE", str(tmp_path)) for text in (old, new))))
@@ -193,7 +193,7 @@ def test_what_a_ledger_cannot_say_is_refused(tmp_path: Path, views: dict[str, An
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_new_ledger_says_its_order(tmp_path: Path) -> None:
+def test_a_new_ledger_says_its_order(tmp_path):
     path = tmp_path / "run.json"
     Ledger.create(path, {"web": (Numbers(50), 1)}, 8)
     assert Ledger.create(tmp_path / "other.json", {"web": (Numbers(50), 1)}, 8).mixture().versions() == {"order": 2}
@@ -213,7 +213,7 @@ def test_a_new_ledger_says_its_order(tmp_path: Path) -> None:
             Ledger.open(path)
 
 
-def test_a_state_of_another_order_is_refused() -> None:
+def test_a_state_of_another_order_is_refused():
     """One that was written by hand has no order."""
     mixture = Mixture({"web": (Numbers(50), 1)}, 8)
     state = mixture.steps(3).state_dict()
@@ -225,7 +225,7 @@ def test_a_state_of_another_order_is_refused() -> None:
     assert next(steps).index.tolist() == mixture[3].index.tolist()
 
 
-def test_a_weight_of_numpy_is_a_number(tmp_path: Path) -> None:
+def test_a_weight_of_numpy_is_a_number(tmp_path):
     path = tmp_path / "run.json"
     Ledger.create(path, {"a": (Numbers(50), np.float32(0.5)), "b": (Numbers(50), np.int64(2))}, 8)  # type: ignore[dict-item]
     assert json.loads(path.read_text())["edits"][0]["weights"] == {"a": 0.5, "b": 2.0}
@@ -246,7 +246,7 @@ def test_a_weight_of_numpy_is_a_number(tmp_path: Path) -> None:
         ((Numbers(5), 1, 1.5), "epochs of source 'b' is 1.5"),
     ],
 )
-def test_what_is_no_source_is_refused_by_name(tmp_path: Path, source: Any, complaint: str) -> None:
+def test_what_is_no_source_is_refused_by_name(tmp_path, source, complaint):
     """By mixtures and ledgers, which keep nothing of it."""
     sources = {"a": (Numbers(5), 1), "b": source}
     with refusal(complaint, TypeError):
@@ -256,6 +256,6 @@ def test_what_is_no_source_is_refused_by_name(tmp_path: Path, source: Any, compl
     assert not (tmp_path / "run.json").exists()
 
 
-def test_a_schedule_has_numbers() -> None:
+def test_a_schedule_has_numbers():
     with refusal(r"a schedule's weights are \[1, '2'\], but they are numbers", TypeError):
         Schedule([(0, 1), (5, "2")])  # type: ignore[list-item]

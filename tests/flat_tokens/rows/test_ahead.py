@@ -49,9 +49,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize(("name", "layout"), [*((name, "mmap") for name in VIEWS), ("packed", "compact"), ("packed", "zarr2")])
-def test_all_that_the_next_steps_read_is_here_before_they_are_asked_for(
-    root: Path, tmp_path: Path, name: str, layout: LayoutName
-) -> None:
+def test_all_that_the_next_steps_read_is_here_before_they_are_asked_for(root, tmp_path, name, layout):
     train = train_of(root, tmp_path, layout)
     view, local = VIEWS[name](train), VIEWS[name](flat_tokens.open(root / layout).train)
     loader, expected = ShuffledLoader(view, 64, 7), ShuffledLoader(local, 64, 7)
@@ -69,7 +67,7 @@ def units_read(loader: ByStep, step: int) -> list[Any]:
     return [unit for view, rows in loader.reads(step) for unit in view.tokens.encoded_tokens.units_of(*view.token_ranges(rows))]
 
 
-def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root: Path, tmp_path: Path) -> None:
+def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root, tmp_path):
     """A unit may go beyond it. Each loaded step gives its bytes free."""
     train = train_of(root, tmp_path, read_ahead=3 * UNIT)
     loader = ShuffledLoader(train.packed(2048), 64, order="sequential")  # 2 steps a unit
@@ -84,7 +82,7 @@ def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root: Path, 
     assert len(set(SlowStore.requests)) == len(SlowStore.requests)
 
 
-def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
+def test_several_requests_are_made_at_once(root, tmp_path):
     """None is answered until six have been made."""
     train = train_of(root, tmp_path)
     SlowStore.reset(lambda number, path: float(not until(lambda: SlowStore.most_at_once >= 6)))
@@ -93,7 +91,7 @@ def test_several_requests_are_made_at_once(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mixture", "buckets"])
-def test_mixtures_and_buckets_are_read_ahead(root: Path, tmp_path: Path, kind: str) -> None:
+def test_mixtures_and_buckets_are_read_ahead(root, tmp_path, kind):
     train = train_of(root, tmp_path)
     local = flat_tokens.open(root / "compact").train.packed(2048)
     loader = BucketedLoader(train, [128, 300], 9_600, 7)
@@ -111,7 +109,7 @@ def test_mixtures_and_buckets_are_read_ahead(root: Path, tmp_path: Path, kind: s
         assert until(lambda: all(train.encoded_tokens.store.units._remembered(unit) is not None for unit in units))
 
 
-def test_the_threads_end_with_the_steps(root: Path, tmp_path: Path) -> None:
+def test_the_threads_end_with_the_steps(root, tmp_path):
     def running() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("flat-tokens-ahead")]
 
@@ -128,7 +126,7 @@ def test_the_threads_end_with_the_steps(root: Path, tmp_path: Path) -> None:
     until(lambda: not running())
 
 
-def test_an_error_is_raised_where_its_step_is_due(root: Path, tmp_path: Path) -> None:
+def test_an_error_is_raised_where_its_step_is_due(root, tmp_path):
     def broken(number: int, path: str) -> float:
         if "/encoded_tokens/c/" in path:
             raise PermissionError(path)
@@ -144,7 +142,7 @@ def test_an_error_is_raised_where_its_step_is_due(root: Path, tmp_path: Path) ->
     assert np.array_equal(next(steps).targets, ShuffledLoader(view, 16)[0].targets)
 
 
-def test_requests_that_are_never_answered_stop_no_consumer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_never_answered_stop_no_consumer(root, tmp_path, monkeypatch):
     """One in ten hangs until all is over: it is made once more, ahead of need."""
     monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
     over = threading.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ def batches(draw: st.DrawFn) -> tuple[Any, Any, Any]:
 
 @given(batches())
 @examples(150)
-def test_masks_and_bounds_are_the_dense_one(drawn: tuple[Any, Any, Any]) -> None:
+def test_masks_and_bounds_are_the_dense_one(drawn):
     view, numbers, _ = drawn
     if numbers is None:
         return
@@ -107,7 +106,7 @@ def test_masks_and_bounds_are_the_dense_one(drawn: tuple[Any, Any, Any]) -> None
 @needs_torch
 @given(batches(), st.integers(1, 9))
 @examples(150)
-def test_masks_of_torch_are_the_dense_one(drawn: tuple[Any, Any, Any], block_size: int) -> None:
+def test_masks_of_torch_are_the_dense_one(drawn, block_size):
     import torch
     from torch.nn.attention.flex_attention import create_mask
 
@@ -149,7 +148,7 @@ def _by_blocks(made: Any, expected: np.ndarray[Any, Any], size: int) -> np.ndarr
 
 @needs_torch
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path: Path) -> None:
+def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path):
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
@@ -168,7 +167,7 @@ def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path: Path
 
 @pytest.mark.slow
 @needs_jax
-def test_bounds_of_jax_arrays_are_those_of_numpy(tmp_path: Path) -> None:
+def test_bounds_of_jax_arrays_are_those_of_numpy(tmp_path):
     train = written(tmp_path / "d", [5, 3, 0, 9, 2, 7])
     for name, settings in VIEWS:
         expected = getattr(train, name)(8, **settings).batch([1, 0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def train(tmp_path: Path) -> FlatTokens:
 
 @given(costs=st.lists(st.integers(0, 1000), max_size=40), hosts=st.integers(1, 9))
 @examples(200)
-def test_the_dearest_row_goes_to_the_host_with_the_least_cost(costs: list[int], hosts: int) -> None:
+def test_the_dearest_row_goes_to_the_host_with_the_least_cost(costs, hosts):
     counts = np.diff(np.arange(hosts + 1) * len(costs) // hosts)
     sums, given_rows, expected = [0] * hosts, [0] * hosts, {}
     for row in sorted(range(len(costs)), key=lambda row: (-costs[row], row)):
@@ -40,7 +39,7 @@ def test_the_dearest_row_goes_to_the_host_with_the_least_cost(costs: list[int], 
 
 
 @pytest.mark.parametrize("settings", [{}, {"fit": "best"}, {"fit": "crop"}, {"split_across_pack": True}, {"pad_to": 4}], ids=str)
-def test_costs_are_the_squares_of_the_segments(train: FlatTokens, settings: dict[str, Any]) -> None:
+def test_costs_are_the_squares_of_the_segments(train, settings):
     view = train.packed_documents(64, **settings)
     rows = np.arange(len(view))[::-1]
     expected = [int((np.diff(view[row].cu_seqlens).astype(int) ** 2).sum()) for row in rows.tolist()]
@@ -49,7 +48,7 @@ def test_costs_are_the_squares_of_the_segments(train: FlatTokens, settings: dict
 
 @pytest.mark.parametrize(("order", "drop_last"), [("shuffled", True), (BlockOrder(8, 4, 2), False)], ids=str)
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
-def test_hosts_share_the_same_rows_of_every_step(train: FlatTokens, order: Any, drop_last: bool, is_whole: bool) -> None:
+def test_hosts_share_the_same_rows_of_every_step(train, order, drop_last, is_whole):
     view = train.packed_documents(64, fim=FillInMiddle(0.5, 0.5, 901, 902, 903), too_long="cut")
     settings = {"epochs": 2, "order": order, "drop_last": drop_last}
     plain, balanced = (ShuffledLoader(view, 16, 3, balance=balance, **settings) for balance in (False, True))
@@ -73,7 +72,7 @@ def test_hosts_share_the_same_rows_of_every_step(train: FlatTokens, order: Any, 
     assert all(plain.indices(step)[row] == of for step, row, of in zip(visits.step, visits.batch_row, visits.row, strict=True))
 
 
-def test_views_without_documents_are_refused(train: FlatTokens) -> None:
+def test_views_without_documents_are_refused(train):
     for view in (train.packed(64), Numbers(8)):
         with pytest.raises(TypeError, match="balance is for packed_documents"):
             ShuffledLoader(view, 2, balance=True)

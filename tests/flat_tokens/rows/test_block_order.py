@@ -23,9 +23,7 @@ def loader_of(length: int, order: BlockOrder, batch_size: int, **options: Any) -
 
 
 @given(length=st.integers(1, 300), block_rows=sizes, buffer_blocks=sizes, streams=st.integers(1, 5), epochs=st.integers(1, 3))
-def test_every_epoch_has_every_row_once_but_for_fewer_than_the_streams(
-    length: int, block_rows: int, buffer_blocks: int, streams: int, epochs: int
-) -> None:
+def test_every_epoch_has_every_row_once_but_for_fewer_than_the_streams(length, block_rows, buffer_blocks, streams, epochs):
     length = max(length, streams)
     loader = loader_of(length, BlockOrder(block_rows, buffer_blocks, streams), length // streams * streams, epochs=epochs)
     rows = np.stack([loader.indices(epoch) for epoch in range(epochs)])
@@ -39,9 +37,7 @@ def test_every_epoch_has_every_row_once_but_for_fewer_than_the_streams(
 
 
 @given(length=st.integers(40, 300), block_rows=sizes, buffer_blocks=sizes, streams=st.integers(1, 4))
-def test_a_stream_reads_the_blocks_of_one_buffer_at_a_time(
-    length: int, block_rows: int, buffer_blocks: int, streams: int
-) -> None:
+def test_a_stream_reads_the_blocks_of_one_buffer_at_a_time(length, block_rows, buffer_blocks, streams):
     """Its rows, buffer after buffer, are of as many blocks as a buffer has, and of one more cut in two at each end."""
     loader = loader_of(length, BlockOrder(block_rows, buffer_blocks, streams), length // streams * streams)
     mine = loader.indices(0).reshape(streams, -1)
@@ -54,7 +50,7 @@ def test_a_stream_reads_the_blocks_of_one_buffer_at_a_time(
 
 
 @pytest.mark.parametrize("hosts", first_fast([1, 3, 8, 2, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16], 3, every=6))
-def test_a_run_goes_on_at_every_step_with_any_number_of_hosts(hosts: int) -> None:
+def test_a_run_goes_on_at_every_step_with_any_number_of_hosts(hosts):
     """With another batch size, too; and hosts whose number divides the streams read blocks of their own."""
     order, streams = BlockOrder(4, 3, hosts), hosts
     whole = loader_of(211, order, 2 * streams, epochs=2)
@@ -72,7 +68,7 @@ def test_a_run_goes_on_at_every_step_with_any_number_of_hosts(hosts: int) -> Non
         assert np.array_equal(rest.indices(len(rest) - 1).reshape(streams, -1)[:, -1], stream[:, -1])
 
 
-def test_orders_of_blocks_never_change() -> None:
+def test_orders_of_blocks_never_change():
     loader = loader_of(50, BlockOrder(4, 3, 2), 10, epochs=2)
     assert [loader.indices(step).tolist() for step in (0, 9)] == [
         [3, 1, 39, 48, 38, 10, 20, 47, 11, 22],
@@ -81,7 +77,7 @@ def test_orders_of_blocks_never_change() -> None:
 
 
 @pytest.mark.parametrize(("block_rows", "buffer_blocks", "batch_size"), [(16, 8, 32), (16, 64, 32), (4, 512, 64), (64, 4, 128)])
-def test_a_batch_is_as_random_as_the_buffer_says(block_rows: int, buffer_blocks: int, batch_size: int) -> None:
+def test_a_batch_is_as_random_as_the_buffer_says(block_rows, buffer_blocks, batch_size):
     """The mean over a batch of what is alike within a block varies 1 + (B - 1)(b - 1)/(M - 1) times as much as over random rows,
     for B rows of a batch from buffers of M rows with blocks of b.
     """
@@ -95,7 +91,7 @@ def test_a_batch_is_as_random_as_the_buffer_says(block_rows: int, buffer_blocks:
     assert found == pytest.approx(expected, rel=0.12)
 
 
-def test_a_step_of_a_trillion_rows_takes_no_longer_than_one_of_a_thousand() -> None:
+def test_a_step_of_a_trillion_rows_takes_no_longer_than_one_of_a_thousand():
     loader = loader_of(10**12, BlockOrder(128, 2048, 64), 4096, epochs=None)
     begin = time.process_time()
     for step in (0, 10**8, 10**11):
@@ -113,6 +109,6 @@ def test_a_step_of_a_trillion_rows_takes_no_longer_than_one_of_a_thousand() -> N
         ((1, 1, 4), "batch_size 2 does not divide evenly among 4 streams"),
     ],
 )
-def test_orders_that_cannot_be_are_refused(wrong: tuple[int, ...], complaint: str) -> None:
+def test_orders_that_cannot_be_are_refused(wrong, complaint):
     with refusal(complaint):
         loader_of(10, BlockOrder(*wrong), 2)

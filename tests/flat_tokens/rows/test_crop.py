@@ -69,7 +69,7 @@ def written(path: Path, lengths: list[int]) -> FlatTokens:
     at_a_time=st.integers(1, 40),
 )
 @examples(400)
-def test_rows_are_those_of_the_rule(lengths: list[int], length: int, keep: bool, at_a_time: int) -> None:
+def test_rows_are_those_of_the_rule(lengths, length, keep, at_a_time):
     some = np.flatnonzero(lengths)
     pieces = np.stack([some, np.zeros_like(some), np.array(lengths, np.int64)[some]])
     found = cropped_rows((pieces[:, k : k + at_a_time] for k in range(0, len(some), at_a_time)), length, keep=keep)
@@ -88,9 +88,7 @@ def test_rows_are_those_of_the_rule(lengths: list[int], length: int, keep: bool,
     ends=st.sampled_from([{}, {"bos": 7000}, {"bos": 7000, "eos": 7001}]),
 )
 @examples(200)
-def test_packs_hold_what_the_rule_says(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], length: int, keep: bool, most: int | None, ends: dict[str, int]
-) -> None:
+def test_packs_hold_what_the_rule_says(tmp_path_factory, lengths, length, keep, most, ends):
     root = tmp_path_factory.mktemp("crop")
     train = written(root / "d", lengths)
     settings = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
@@ -130,7 +128,7 @@ def test_packs_hold_what_the_rule_says(
         assert all(np.array_equal(a, b) for a, b in zip(one.batch(np.arange(len(one))), batch, strict=True))
 
 
-def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
+def test_an_index_of_another_dataset_is_an_error(tmp_path):
     train, other = written(tmp_path / "d", [5, 9, 8, 7]), written(tmp_path / "e", [9, 9, 2, 9])
     view = train.packed_documents(8, fit="crop")
     view._index = view._index._replace(tokens=other)
@@ -140,7 +138,7 @@ def test_an_index_of_another_dataset_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
-def test_two_million_documents_take_seconds(keep: bool) -> None:
+def test_two_million_documents_take_seconds(keep):
     lengths = np.maximum(np.random.default_rng(0).lognormal(5.8, 1.1, 2_000_000), 1).astype(np.int64)
     pieces = np.stack([np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths])
     begin, size = time.process_time(), packing_index.PARTS_AT_A_TIME
@@ -176,13 +174,13 @@ VIEWS: list[tuple[str, dict[str, Any]]] = [
 )
 @examples(40)
 def test_fill_is_what_looking_at_every_row_finds(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    files: list[int],
-    length: int,
-    ends: dict[str, int],
-    picks: list[int] | None,
-) -> None:
+    tmp_path_factory,
+    lengths,
+    files,
+    length,
+    ends,
+    picks,
+):
     root, number = tmp_path_factory.mktemp("fill"), 0
     docs = []
     for d, size in enumerate(lengths):

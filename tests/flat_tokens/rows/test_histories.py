@@ -44,7 +44,7 @@ def shares(mixture: Mixture, first: int, stop: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("by", "factor"), [("step", 1), ("sample", 50), ("token", 100)])
-def test_a_constant_schedule_changes_at_its_places_in_steps_samples_or_tokens(by: Any, factor: int) -> None:
+def test_a_constant_schedule_changes_at_its_places_in_steps_samples_or_tokens(by, factor):
     weight = Schedule([(40 * factor, 1), (700 * factor, 3), (720 * factor, 0)], by, "constant")
     mixture = Mixture({"a": (Numbers(1000, width=2), weight), "b": (Numbers(900, width=2), 1)}, 50, 1)
     for first, stop, share in ((0, 40, 0.5), (40, 700, 0.5), (700, 720, 0.75), (720, 900, 0)):
@@ -54,7 +54,7 @@ def test_a_constant_schedule_changes_at_its_places_in_steps_samples_or_tokens(by
 @given(
     points=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 5)), max_size=4), kind=st.sampled_from(["linear", "constant"])
 )
-def test_the_samples_of_a_source_are_those_of_its_exact_share(points: list[tuple[int, int]], kind: Any) -> None:
+def test_the_samples_of_a_source_are_those_of_its_exact_share(points, kind):
     """At every place of the run, up to the order in a block, and the rounding of a cycle that a place cuts off."""
     places = itertools.accumulate(place for place, _ in points)
     weight = Schedule([(0, 1), *((place, w) for place, (_, w) in zip(places, points, strict=True))], "sample", kind)
@@ -67,7 +67,7 @@ def test_the_samples_of_a_source_are_those_of_its_exact_share(points: list[tuple
     assert np.abs(drawn - np.cumsum(weights / (weights + 2))).max() < 4 + 2 * len(points)
 
 
-def test_a_schedule_by_step_counts_the_steps_of_the_run_after_an_edit() -> None:
+def test_a_schedule_by_step_counts_the_steps_of_the_run_after_an_edit():
     weight = Schedule([(40, 1), (60, 0)], "step", "constant")
     edits = [Edit(0, 50, {0: 1, 1: 1}), Edit(20, 10, {0: weight, 1: 1})]
     mixture = Mixture.of_edits({"a": Numbers(900), "b": Numbers(900)}, [None, None], edits, 1)
@@ -75,14 +75,14 @@ def test_a_schedule_by_step_counts_the_steps_of_the_run_after_an_edit() -> None:
     assert shares(mixture, 60, 99)[0] == 0
 
 
-def test_stairs_are_whole_blocks_but_for_the_last() -> None:
+def test_stairs_are_whole_blocks_but_for_the_last():
     weight = phases.Weight(Schedule([(100, 1), (50_000_000, 3)], "sample"), Fraction(0), Fraction(1))
     *ends, last = (end for _, end in phases._stairs(100, 50_000_000, [weight]))
     assert {(end - 100) % phases.MIXTURE_BLOCK for end in ends} == {0}
     assert (len(ends) > 9, last) == (True, 50_000_000)
 
 
-def test_schedules_that_cannot_be_are_refused() -> None:
+def test_schedules_that_cannot_be_are_refused():
     for points, complaint in (
         ([], "places are"),
         ([(5, 1), (5, 2)], "each larger than the last"),
@@ -115,7 +115,7 @@ def stream(rows: int, seed: int, source: int, count: int) -> list[int]:
 
 @given(data=st.data(), block=st.sampled_from([16, 1 << 14]), batch_size=st.integers(1, 900))
 @examples(20)
-def test_a_source_gives_its_own_stream_whatever_the_others_are(data: st.DataObject, block: int, batch_size: int) -> None:
+def test_a_source_gives_its_own_stream_whatever_the_others_are(data, block, batch_size):
     """Of 1 to 7 sources of 3 to 50,000 rows, from any step: the n-th sample of a source is the n-th of its stream. The inverse
     finds each sample, and no other.
     """
@@ -150,7 +150,7 @@ def test_a_source_gives_its_own_stream_whatever_the_others_are(data: st.DataObje
 
 
 @given(data=st.data(), block=st.sampled_from([16, 1 << 14]))
-def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data: st.DataObject, block: int) -> None:
+def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data, block):
     rows, epochs = (data.draw(st.lists(st.integers(1, high), min_size=3, max_size=3)) for high in (60, 4))
     weights = data.draw(st.lists(st.sampled_from([1, 2, 0.3, Schedule([(3, 1), (40, 5)])]), min_size=3, max_size=3))
     with blocks_of(block):
@@ -165,13 +165,13 @@ def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data: st.Dat
         Mixture([(Numbers(5), 1, 2)], 7, steps=3)
 
 
-def test_a_limit_that_no_run_reaches_is_refused_at_once() -> None:
+def test_a_limit_that_no_run_reaches_is_refused_at_once():
     assert len(Mixture([(Numbers(8), 3, 1 << 50)], 8)) == 1 << 50
     with refusal(r"epochs of source '0' have \d+ samples, more than 2\*\*53. Without a limit it goes on"):
         Mixture([(Numbers(9), 3, 1 << 60)], 8)
 
 
-def test_the_others_go_on_by_their_weights() -> None:
+def test_the_others_go_on_by_their_weights():
     mixture = Mixture({"a": (Numbers(1000), 2, 1), "b": (Numbers(700), 1), "c": (Numbers(700), 1)}, 50, 1)
     assert shares(mixture, 0, 30)[0] == pytest.approx(0.5, abs=0.05)
     assert shares(mixture, 500, 2000) == [0, pytest.approx(0.5, abs=1e-3), pytest.approx(0.5, abs=1e-3)]
@@ -199,7 +199,7 @@ def history(data: st.DataObject, hosts: int) -> tuple[list[int], list[int], list
 
 @given(data=st.data(), block=st.sampled_from([16, 50, 1 << 14]), hosts=st.integers(1, 16))
 @examples(50)
-def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject, block: int, hosts: int) -> None:
+def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
     with blocks_of(block):
         rows, epochs, edits = history(data, hosts)
         views = {str(k): Numbers(n) for k, n in enumerate(rows)}
@@ -252,7 +252,7 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data: st.DataObject,
 
 @given(data=st.data())
 @examples(30)
-def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data: st.DataObject) -> None:
+def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data):
     first, pause = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 20))
     views = {"a": Numbers(70), "b": Numbers(10)}
     edits = [Edit(0, 8, {0: 2, 1: 1}), Edit(first, 8, {1: 1}), Edit(first + pause, 8, {0: 1})]
@@ -264,7 +264,7 @@ def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data: st.DataOb
     assert max(Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).values()) == 1
 
 
-def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples() -> None:
+def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples():
     """It takes a part of a block for each."""
     changing, asked = Schedule([(0, 1), (10**7, 3)]), 200
     mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1)
@@ -279,7 +279,7 @@ def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples() -> None:
     assert all(((source == 1) & (index == 7)).any() for source, index in map(mixture.indices, steps[:20].tolist()))
 
 
-def test_an_inverse_of_several_sources_needs_the_sources_name() -> None:
+def test_an_inverse_of_several_sources_needs_the_sources_name():
     mixture = Mixture({"a": (Numbers(10), 1), "b": (Numbers(10), 1)}, 4)
     with refusal("source is None, but it is one of 'a', 'b'"):
         mixture.steps_of(3, before=5)
@@ -287,6 +287,6 @@ def test_an_inverse_of_several_sources_needs_the_sources_name() -> None:
         mixture.seen(3, before=5, source="c")
 
 
-def test_an_edit_behind_the_end_is_refused() -> None:
+def test_an_edit_behind_the_end_is_refused():
     with refusal("an edit from step 9 on, but the run ends before step 2"):
         Mixture.of_edits({"a": Numbers(10)}, [1], [Edit(0, 5, {0: 1}), Edit(9, 5, {0: 1})], 0)

@@ -50,7 +50,7 @@ def run(function: str, *arguments: str | Path | int, devices: int) -> subprocess
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_batches_lie_on_all_devices_of_a_mesh(dataset: Path) -> None:
+def test_batches_lie_on_all_devices_of_a_mesh(dataset):
     process = run("on_one_host", dataset, devices=4)
     printed, errors = process.communicate(timeout=300)
     assert (process.returncode, printed) == (0, "right\n"), errors
@@ -82,7 +82,7 @@ def on_one_host(path: str) -> None:
     print("right")
 
 
-def test_each_of_two_hosts_loads_its_own_rows(dataset: Path) -> None:
+def test_each_of_two_hosts_loads_its_own_rows(dataset):
     """Two processes of two devices each make one array of the batch, and compute with all of it."""
     with socket.socket() as port:  # held, so that nobody else takes it: servers of gRPC share theirs
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

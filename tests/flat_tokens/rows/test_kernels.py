@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +28,7 @@ def documents_of(lengths: list[int]) -> list[list[int]]:
 # First tokens and ends of text
 
 
-def test_ends_are_read_from_long_datasets_in_many_places(tmp_path: Path) -> None:
+def test_ends_are_read_from_long_datasets_in_many_places(tmp_path):
     """More documents than one sample of the index has, empty ones in a row, and a document of many rows."""
     lengths = np.random.default_rng(1).integers(0, 4, 5000).tolist() + [0] * 300 + [3000] + [0] * 200 + [2] * 400
     documents = documents_of(lengths)
@@ -49,9 +47,7 @@ def test_ends_are_read_from_long_datasets_in_many_places(tmp_path: Path) -> None
     settings=st.sampled_from([{}, {"fit": "best"}, {"too_long": "cut"}, {"too_long": "cut", "fit": "best"}]),
 )
 @examples(60)
-def test_documents_are_padded_as_if_the_padding_were_theirs(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], pad_to: int, settings: dict[str, Any]
-) -> None:
+def test_documents_are_padded_as_if_the_padding_were_theirs(tmp_path_factory, lengths, pad_to, settings):
     root, documents = tmp_path_factory.mktemp("padded"), documents_of(lengths)
     length = 24 if "too_long" in settings else 48
     plain = written(root / "plain", documents).packed_documents(length, pad_to=pad_to, padding_idx=PAD, **settings)
@@ -77,9 +73,7 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(
     data=st.data(),
 )
 @examples(60)
-def test_batches_have_one_bucket_and_keep_their_budget(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], buckets: list[int], epochs: int, hosts: int, data: st.DataObject
-) -> None:
+def test_batches_have_one_bucket_and_keep_their_budget(tmp_path_factory, lengths, buckets, epochs, hosts, data):
     train = written(tmp_path_factory.mktemp("buckets") / "d", documents_of(lengths))
     budget = data.draw(st.integers(buckets[-1] * hosts, 400 + buckets[-1] * hosts))
     loader = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD)
@@ -119,7 +113,7 @@ def test_batches_have_one_bucket_and_keep_their_budget(
         assert len(found.step) == sum(len(whole.indices(step)) for step in range(len(whole)))
 
 
-def test_epochs_by_length_differ_and_go_on_without_end(tmp_path: Path) -> None:
+def test_epochs_by_length_differ_and_go_on_without_end(tmp_path):
     train = written(tmp_path / "d", documents_of(np.random.default_rng(0).integers(1, 60, 400).tolist()))
     loader = BucketedLoader(train, [16, 32, 64], 512, 1, epochs=None, eos=EOS)
     epochs = [
@@ -132,7 +126,7 @@ def test_epochs_by_length_differ_and_go_on_without_end(tmp_path: Path) -> None:
         assert [batch.length.tolist() for batch in steps] == [loader[step].length.tolist() for step in range(5, 9)]
 
 
-def test_batches_by_length_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_batches_by_length_that_cannot_be_are_refused(tmp_path):
     train = written(tmp_path / "d", documents_of([5, 9]))
     for lengths, budget, settings, complaint in (
         ([], 64, {}, "each larger than the last"),

@@ -43,7 +43,7 @@ def stream(loader: ShuffledLoader) -> list[int]:
 # Which samples a step has
 
 
-def test_a_step_is_the_views_rows_of_its_indices() -> None:
+def test_a_step_is_the_views_rows_of_its_indices():
     loader = ShuffledLoader(Numbers(100), 8, 0)
     assert loader.indices(3).dtype == np.int64
     batch = loader[3]
@@ -51,7 +51,7 @@ def test_a_step_is_the_views_rows_of_its_indices() -> None:
     assert batch.twice.tolist() == [[2 * i, 2 * i] for i in loader.indices(3).tolist()]
 
 
-def test_orders_never_change() -> None:
+def test_orders_never_change():
     """A run that goes on with a later version of this library would otherwise see samples twice."""
     batches = [batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, 0, epochs=2)]
     assert batches == [[4, 3, 6, 5], [9, 0, 7, 2], [8, 1, 5, 9], [7, 1, 8, 6], [4, 0, 3, 2]]
@@ -66,9 +66,7 @@ def test_orders_never_change() -> None:
     seed=st.integers(0, 2**64 - 1),
     order=st.sampled_from(["shuffled", "sequential"]),
 )
-def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(
-    length: int, batch_size: int, epochs: int, seed: int, order: Any
-) -> None:
+def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(length, batch_size, epochs, seed, order):
     loader = ShuffledLoader(Numbers(length), batch_size, seed, epochs=epochs, order=order)
     sizes = [len(batch.number) for batch in loader]
     assert len(loader) == len(sizes) == -(-epochs * length // batch_size)
@@ -84,7 +82,7 @@ def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(
 
 
 @given(length=st.integers(1, 60), batch_size=st.integers(1, 70), epochs=st.integers(1, 4))
-def test_the_last_batch_is_dropped_only_when_asked(length: int, batch_size: int, epochs: int) -> None:
+def test_the_last_batch_is_dropped_only_when_asked(length, batch_size, epochs):
     whole = ShuffledLoader(Numbers(length), batch_size, epochs=epochs)
     if epochs * length < batch_size:
         with refusal(f"{epochs * length} samples in all, fewer than one batch of {batch_size}"):
@@ -96,7 +94,7 @@ def test_the_last_batch_is_dropped_only_when_asked(length: int, batch_size: int,
     assert dropping.left_out == epochs * length % batch_size
 
 
-def test_an_endless_loader_has_no_length() -> None:
+def test_an_endless_loader_has_no_length():
     loader = ShuffledLoader(Numbers(10), 4, epochs=None)
     with refusal("endless", TypeError):
         len(loader)
@@ -108,7 +106,7 @@ def test_an_endless_loader_has_no_length() -> None:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(2, 2, 2)])
-def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> None:
+def test_there_are_no_steps_before_the_first_or_beyond_the_last(order):
     loader = ShuffledLoader(Numbers(20), 6, order=order)
     for step in (-1, len(loader), 10**20):
         more = ", more with more epochs, and with epochs=None no end" if step > 0 else ""
@@ -140,13 +138,13 @@ def test_there_are_no_steps_before_the_first_or_beyond_the_last(order: Any) -> N
         ({"batch_size": 18, "order": ReferenceOrder(2, 1, 8)}, "16 samples in all, fewer than one batch of 18"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_read(wrong: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_read(wrong, complaint):
     with refusal(complaint):
         ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **wrong})
 
 
 @pytest.mark.parametrize("name", ["streams", "read_blocks_per_shuffle_buffer", "sequences_per_read_block"])
-def test_a_reference_order_of_nothing_is_refused(name: str) -> None:
+def test_a_reference_order_of_nothing_is_refused(name):
     with refusal(f"{name} is 0"):
         ReferenceOrder(**{"streams": 1, "read_blocks_per_shuffle_buffer": 1, "sequences_per_read_block": 1, name: 0})
 
@@ -158,9 +156,7 @@ orders = st.sampled_from(["shuffled", "sequential"])
 
 @given(length=st.integers(1, 100), epochs=st.integers(1, 3), order=orders, data=st.data())
 @examples(50)
-def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
-    length: int, epochs: int, order: Any, data: st.DataObject
-) -> None:
+def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(length, epochs, order, data):
     """Stop anywhere, go on from the position with any batch size on any number of hosts: nothing twice, nothing left out."""
     expected = stream(ShuffledLoader(Numbers(length), 1, 7, epochs=epochs, order=order))
     seen = []
@@ -183,7 +179,7 @@ def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(
 )
 @examples(30)
 @pytest.mark.parametrize("order", ["shuffled", "sequential", ReferenceOrder(4, 2, 3)])
-def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_size: int, hosts: int, length: int) -> None:
+def test_the_hosts_rows_one_behind_the_other_are_the_batch(order, batch_size, hosts, length):
     loader = ShuffledLoader(Numbers(length), batch_size, 3, epochs=3, drop_last=False, order=order)
     parts = [loader.shard(host, hosts) for host in range(hosts)]
     assert {len(part) for part in parts} == {len(loader)}
@@ -196,13 +192,13 @@ def test_the_hosts_rows_one_behind_the_other_are_the_batch(order: Any, batch_siz
             assert sizes == [batch_size // hosts] * hosts
 
 
-def test_a_loader_says_what_it_is() -> None:
+def test_a_loader_says_what_it_is():
     numbers = Numbers(10_000)
     assert repr(ShuffledLoader(numbers, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {numbers!r}>"
     assert repr(ShuffledLoader(numbers, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {numbers!r}>"
 
 
-def test_a_run_that_is_over_goes_on_with_no_steps() -> None:
+def test_a_run_that_is_over_goes_on_with_no_steps():
     loader = ShuffledLoader(Numbers(10), 4)
     assert loader.position(len(loader)) == 10
     over = ShuffledLoader(Numbers(10), 3, start=10)
@@ -212,7 +208,7 @@ def test_a_run_that_is_over_goes_on_with_no_steps() -> None:
         loader.position(4)
 
 
-def test_positions_in_tokens() -> None:
+def test_positions_in_tokens():
     loader = ShuffledLoader(Numbers(100, width=16), 8, start=4)
     assert loader.token_position(3) == (4 + 3 * 8) * 16
     on = ShuffledLoader(Numbers(100, width=16), 4, start_token=loader.token_position(3))
@@ -220,7 +216,7 @@ def test_positions_in_tokens() -> None:
     assert np.concatenate([on.indices(0), on.indices(1)]).tolist() == loader.indices(3).tolist()
 
 
-def test_positions_in_tokens_need_rows_of_one_length() -> None:
+def test_positions_in_tokens_need_rows_of_one_length():
     view = Numbers(100)
     del view.length
     with refusal("one `length`", TypeError):
@@ -229,7 +225,7 @@ def test_positions_in_tokens_need_rows_of_one_length() -> None:
         ShuffledLoader(view, 4, start_token=4)
 
 
-def test_batches_that_hosts_cannot_share_are_refused() -> None:
+def test_batches_that_hosts_cannot_share_are_refused():
     loader = ShuffledLoader(Numbers(100), 10)
     with refusal("batch_size 10 does not divide evenly among 4 processes"):
         loader.shard(0, 4)
@@ -285,9 +281,7 @@ def reference_batches(order: ReferenceOrder, length: int, seed: int, batch_size:
     seed=st.integers(0, 2**63),
     epochs=st.integers(1, 3),
 )
-def test_the_reference_order_is_what_its_buffers_give_one_by_one(
-    streams: int, buffer_blocks: int, block_rows: int, share: int, length: int, seed: int, epochs: int
-) -> None:
+def test_the_reference_order_is_what_its_buffers_give_one_by_one(streams, buffer_blocks, block_rows, share, length, seed, epochs):
     """Whatever is rounded down, and with a last shuffle buffer that is short: blocks a stream need not fill buffers."""
     order = ReferenceOrder(streams, buffer_blocks, block_rows)
     expected = reference_batches(order, length, seed, share * streams, epochs)
@@ -304,7 +298,7 @@ def test_the_reference_order_is_what_its_buffers_give_one_by_one(
 
 
 @given(data=st.data(), streams=st.integers(1, 4))
-def test_a_run_in_the_reference_order_goes_on_with_another_batch_size(data: st.DataObject, streams: int) -> None:
+def test_a_run_in_the_reference_order_goes_on_with_another_batch_size(data, streams):
     """Each stream goes on where it stopped."""
     order = ReferenceOrder(streams, 3, 4)
     expected = [[*reference_stream(order, 150, 1, k)] for k in range(streams)]
@@ -321,7 +315,7 @@ def test_a_run_in_the_reference_order_goes_on_with_another_batch_size(data: st.D
     assert seen == expected
 
 
-def test_the_reference_loaders_batches(reference: Path) -> None:
+def test_the_reference_loaders_batches(reference):
     """What the reference loader gives for its own file, as its authors' code was seen to do."""
     train = flat_tokens.open(reference / "seqax/synthetic_dataset.zarr").train
     loader = ShuffledLoader(train.packed(64), 64, 0, order=ReferenceOrder(2, 8, 16))
@@ -347,7 +341,7 @@ def mixture(**arguments: Any) -> Mixture:
     return Mixture(**{"sources": sources, "batch_size": 50, "seed": 3, **arguments})
 
 
-def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
+def test_a_mixed_batch_says_where_its_samples_come_from():
     batch = mixture()[5]
     assert isinstance(batch, MixedBatch)
     assert mixture().names == ("web", "code", "books")
@@ -360,7 +354,7 @@ def test_a_mixed_batch_says_where_its_samples_come_from() -> None:
     assert (source.tolist(), index.tolist()) == (batch.source.tolist(), batch.index.tolist())
 
 
-def test_mixtures_never_change() -> None:
+def test_mixtures_never_change():
     """A run that goes on with a later version of this library would otherwise see samples twice."""
     source, index = mixture(batch_size=12).indices(0)
     assert source.tolist() == [2, 1, 0, 0, 0, 0, 1, 1, 2, 1, 2, 0]
@@ -379,7 +373,7 @@ def draws(sources: Mixture, positions: int) -> tuple[Int64s, Int64s]:
     ("rows", "weights", "drawn"),
     [([5_000], [1], 5_000), ([5_000, 20_000], [1, 1], 9_920), ([20_000, 300], [0.999, 0.001], 19_950)],
 )
-def test_a_row_comes_again_when_all_others_have_come(rows: list[int], weights: list[float], drawn: int) -> None:
+def test_a_row_comes_again_when_all_others_have_come(rows, weights, drawn):
     """Up to an epoch's last sample, though a block is far longer than the epoch."""
     source, index = draws(Mixture([(Numbers(n), weight) for n, weight in zip(rows, weights, strict=True)], 10, 3), drawn)
     first = index[source == 0]
@@ -388,7 +382,7 @@ def test_a_row_comes_again_when_all_others_have_come(rows: list[int], weights: l
 
 
 @given(weights=st.lists(st.floats(0.01, 100) | st.integers(1, 100), min_size=1, max_size=6), block=st.integers(0, 200))
-def test_every_block_has_the_weights_parts_to_one_sample(weights: list[float], block: int) -> None:
+def test_every_block_has_the_weights_parts_to_one_sample(weights, block):
     """And a cycle of blocks to half a millionth of itself, in integers, so that no machine counts another way."""
     sources = Mixture([(Numbers(50), weight) for weight in weights], 1 << 14)
     parts = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -400,7 +394,7 @@ def test_every_block_has_the_weights_parts_to_one_sample(weights: list[float], b
     assert all(abs(count - part * (5 << 20)) < 5 for count, part in zip(drawn, parts, strict=True))
 
 
-def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
+def test_a_mixture_has_the_steps_it_is_given_or_is_endless():
     some = mixture(steps=7, start=100)
     assert len(some) == len(list(some)) == 7
     assert some.position(7) == 100 + 7 * 50
@@ -428,7 +422,7 @@ def test_a_mixture_has_the_steps_it_is_given_or_is_endless() -> None:
         ),
     ],
 )
-def test_sources_that_cannot_be_mixed_are_refused(sources: dict[str, Any], complaint: str) -> None:
+def test_sources_that_cannot_be_mixed_are_refused(sources, complaint):
     with refusal(complaint):
         Mixture(sources, 4)
 
@@ -440,7 +434,7 @@ def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
     return [flat_tokens.open(root / str(k)).train for k in range(2)]
 
 
-def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
+def test_every_kind_of_view_can_be_mixed(tmp_path):
     splits = datasets(tmp_path)
     for name, *options in (
         ("packed", {"length": 8}),
@@ -462,7 +456,7 @@ def test_every_kind_of_view_can_be_mixed(tmp_path: Path) -> None:
             assert all(np.array_equal(field[row], one[0]) for field, one in zip(batch.samples, expected, strict=True))
 
 
-def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
+def test_views_of_different_kinds_are_not_mixed(tmp_path):
     one, other = datasets(tmp_path)
     for view in (other.packed(9), other.documents(8), other.packed(8, fields=["inputs"])):
         with refusal("sources '0' and '1' do not fit"):
@@ -470,7 +464,7 @@ def test_views_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path: Path, framework: Any) -> None:
+def test_real_views_are_mixed_in_the_arrays_they_give(tmp_path, framework):
     in_framework(framework, mixed_arrays, *datasets(tmp_path))
 
 
@@ -486,7 +480,7 @@ def mixed_arrays(one: FlatTokens, other: FlatTokens, framework: Any) -> None:
             assert batch.samples[name].dtype == expected[0][name].dtype
 
 
-def test_fields_without_a_row_for_each_sample_are_not_mixed() -> None:
+def test_fields_without_a_row_for_each_sample_are_not_mixed():
     class Ragged(Numbers):
         def batch(self, indices: Int64s) -> Any:
             return {"number": indices, "ends": np.arange(len(indices) + 1)}
@@ -507,7 +501,7 @@ AHEAD = pytest.mark.parametrize(("prefetch", "threads"), [(0, 1), (1, 1), (3, 1)
 
 @AHEAD
 @pytest.mark.parametrize("order", ["shuffled", ReferenceOrder(2, 2, 3)])
-def test_steps_come_in_order_from_any_step(prefetch: int, threads: int, order: Any) -> None:
+def test_steps_come_in_order_from_any_step(prefetch, threads, order):
     loader = ShuffledLoader(Numbers(100), 8, order=order)
     expected = [loader[step].number.tolist() for step in range(len(loader))]
     ahead = {"prefetch": prefetch, "threads": threads}
@@ -524,7 +518,7 @@ def test_steps_come_in_order_from_any_step(prefetch: int, threads: int, order: A
     assert prefetching() == []
 
 
-def test_steps_that_are_not_there_are_refused() -> None:
+def test_steps_that_are_not_there_are_refused():
     loader = ShuffledLoader(Numbers(20), 4)
     with refusal("no steps up to 6; there are 5", IndexError):
         loader.steps(0, 6)
@@ -565,7 +559,7 @@ class Watched(Numbers):
 
 
 @pytest.mark.parametrize(("prefetch", "threads"), [(1, 1), (3, 1), (3, 2), (2, 5)])
-def test_no_more_batches_are_loaded_ahead_than_asked_for(prefetch: int, threads: int) -> None:
+def test_no_more_batches_are_loaded_ahead_than_asked_for(prefetch, threads):
     view = Watched(400)
     with ShuffledLoader(view, 4, order="sequential").steps(prefetch=prefetch, threads=threads) as steps:
         for taken in range(20):
@@ -576,7 +570,7 @@ def test_no_more_batches_are_loaded_ahead_than_asked_for(prefetch: int, threads:
 
 
 @AHEAD
-def test_an_error_is_raised_where_its_batch_is_due_and_asking_again_tries_again(prefetch: int, threads: int) -> None:
+def test_an_error_is_raised_where_its_batch_is_due_and_asking_again_tries_again(prefetch, threads):
     view = Watched(100, failing=41)
     steps = ShuffledLoader(view, 8, order="sequential").steps(prefetch=prefetch, threads=threads)
     assert [next(steps).number[0] for _ in range(5)] == [0, 8, 16, 24, 32]
@@ -591,7 +585,7 @@ def test_an_error_is_raised_where_its_batch_is_due_and_asking_again_tries_again(
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_closing_the_iterator_or_letting_it_go_ends_the_threads(is_closed: bool) -> None:
+def test_closing_the_iterator_or_letting_it_go_ends_the_threads(is_closed):
     steps = ShuffledLoader(Numbers(1000), 8, epochs=None).steps(prefetch=4, threads=2)
     next(steps)
     threads = prefetching()
@@ -607,7 +601,7 @@ def test_closing_the_iterator_or_letting_it_go_ends_the_threads(is_closed: bool)
         assert not thread.is_alive()
 
 
-def test_closing_wakes_a_consumer_that_waits() -> None:
+def test_closing_wakes_a_consumer_that_waits():
     view = Watched(100)
     view.leave.clear()
     steps = ShuffledLoader(view, 8).steps(prefetch=2)
@@ -627,7 +621,7 @@ def test_closing_wakes_a_consumer_that_waits() -> None:
 
 
 @AHEAD
-def test_a_state_goes_on_where_it_was_taken(prefetch: int, threads: int) -> None:
+def test_a_state_goes_on_where_it_was_taken(prefetch, threads):
     loader = ShuffledLoader(Numbers(100), 8, start=3)
     steps = loader.steps(prefetch=prefetch, threads=threads)
     for _ in range(4):
@@ -645,7 +639,7 @@ def test_a_state_goes_on_where_it_was_taken(prefetch: int, threads: int) -> None
     assert prefetching() == []
 
 
-def test_a_state_of_another_batch_size_is_refused_with_what_to_do() -> None:
+def test_a_state_of_another_batch_size_is_refused_with_what_to_do():
     steps = ShuffledLoader(Numbers(100), 8).steps(4)
     with refusal(r"step 4 at sample 32, but .* at sample 40.* make the loader with start=32"):
         ShuffledLoader(Numbers(100), 10).steps().load_state_dict(steps.state_dict())
@@ -655,7 +649,7 @@ def test_a_state_of_another_batch_size_is_refused_with_what_to_do() -> None:
 
 
 @AHEAD
-def test_steps_can_be_pickled(prefetch: int, threads: int) -> None:
+def test_steps_can_be_pickled(prefetch, threads):
     """They continue with the same step, and have threads of their own when they are asked for a batch."""
     for loader in (ShuffledLoader(Numbers(100), 8), mixture(steps=13), ShuffledLoader(Numbers(100), 8, epochs=None)):
         steps = loader.steps(2, 12, prefetch=prefetch, threads=threads)
@@ -676,7 +670,7 @@ def test_steps_can_be_pickled(prefetch: int, threads: int) -> None:
     assert prefetching() == []
 
 
-def test_a_fork_loads_on_but_not_from_its_parents_threads() -> None:
+def test_a_fork_loads_on_but_not_from_its_parents_threads():
     loader = ShuffledLoader(Numbers(100), 8, order=ReferenceOrder(2, 2, 3))
     steps = loader.steps(prefetch=2)
     next(steps)
@@ -706,7 +700,7 @@ SET_VITAL = "ignore:'set_vital' is deprecated"  # torchdata calls it, torch warn
 
 @pytest.mark.slow
 @pytest.mark.needs("torch", "torchdata")
-def test_torch_workers_load_steps(tmp_path: Path) -> None:
+def test_torch_workers_load_steps(tmp_path):
     """In a process of its own: one that other tests have made threads in had better not fork."""
     pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
     pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
@@ -748,7 +742,7 @@ def load_with_workers(root: str) -> None:
 
 @pytest.mark.filterwarnings(SET_VITAL)
 @pytest.mark.needs("torch", "torchdata")
-def test_torchdata_resumes_an_iterable_by_its_state() -> None:
+def test_torchdata_resumes_an_iterable_by_its_state():
     torch_data = pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
     view = Watched(100)

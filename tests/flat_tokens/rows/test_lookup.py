@@ -31,9 +31,7 @@ def published(root: Path, keys: list[int]) -> FlatTokens:
     at_a_time=st.integers(1, 9),
 )
 @examples(60)
-def test_numbers_are_those_of_the_first_document_with_the_key(
-    tmp_path_factory: pytest.TempPathFactory, keys: list[int], asked: list[int], picks: list[int] | None, at_a_time: int
-) -> None:
+def test_numbers_are_those_of_the_first_document_with_the_key(tmp_path_factory, keys, asked, picks, at_a_time):
     train = published(tmp_path_factory.mktemp("keys") / "d", keys)
     if picks is not None:
         keys = [keys[pick % len(keys)] for pick in picks]
@@ -44,7 +42,7 @@ def test_numbers_are_those_of_the_first_document_with_the_key(
         assert train.by_keys(np.array(asked, np.uint64)).tolist() == train.by_keys([f"{key:016x}" for key in asked]).tolist()
 
 
-def test_one_document_is_found_by_its_key(tmp_path: Path) -> None:
+def test_one_document_is_found_by_its_key(tmp_path):
     train = published(tmp_path / "d", [5, LARGE, 7])
     assert train.by_key(7) == 2
     assert train[train.by_key("ffffffffffffffff")].tolist() == [1]

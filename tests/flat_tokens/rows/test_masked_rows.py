@@ -28,7 +28,7 @@ samples = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_si
 DOCUMENTS: list[Sample] = [[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]]
 
 
-def test_packed_rows() -> None:
+def test_packed_rows():
     """``loss_mask`` says of each target whether it counts; ``labels`` are the targets, -100 where they do not."""
     rows = masked_split(DOCUMENTS).packed(3).batch([0, 1])
     assert rows.loss_mask.tolist() == [[False, True, True], [False, True, False]]
@@ -39,21 +39,21 @@ def test_packed_rows() -> None:
     assert rows.keys() == ("encoded", "loss_mask", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
 
-def test_packs_of_documents() -> None:
+def test_packs_of_documents():
     rows = masked_split(DOCUMENTS).packed_documents(4).batch([0, 1])
     assert rows.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
     assert rows.labels.tolist() == [[-100, 6, 7, -100], [9, -100, -100, -100]]
     assert rows["loss_mask"].tolist() == [[False, True, True, False], [True, False, False, False]]
 
 
-def test_an_end_of_text_token_counts_as_the_one_before_it() -> None:
+def test_an_end_of_text_token_counts_as_the_one_before_it():
     """No first token counts, and nothing of an empty document."""
     row = masked_split(DOCUMENTS).packed(14, bos=1, eos=2)[0]
     assert row.targets.tolist() == [1, 5, 6, 7, 2, 1, 2, 1, 8, 2, 1, 9, 10, 2]
     assert row.labels.tolist() == [-100, -100, 6, 7, 2, -100, -100, -100, -100, -100, -100, 9, -100, -100]
 
 
-def test_rows_without_a_mask_count_whole() -> None:
+def test_rows_without_a_mask_count_whole():
     """Their fields are what they were; with ``loss_mask=True`` they have the mask of tokens that all count."""
     train = masked_split(DOCUMENTS, masked=False)
     assert train.packed(3)[0].keys() == ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
@@ -68,7 +68,7 @@ def test_rows_without_a_mask_count_whole() -> None:
     assert train.packed_documents(4)[1].loss_mask.tolist() == [True, True, False, False]
 
 
-def test_sources_with_and_without_masks_mix() -> None:
+def test_sources_with_and_without_masks_mix():
     views = {name: masked_split(DOCUMENTS, masked=name == "a").packed(2, loss_mask=True) for name in "ab"}
     mixture = flat_tokens.Mixture({name: (view, 1) for name, view in views.items()}, 4, seed=1)
     batch = mixture[0]
@@ -84,7 +84,7 @@ def test_sources_with_and_without_masks_mix() -> None:
     st.sampled_from([{}, {"eos": 2}, {"bos": 1, "eos": 2}]),
 )
 @examples(60)
-def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: int, layout: str, ends: dict[str, int]) -> None:
+def test_every_row_has_the_mask_of_its_tokens(sequences, length, layout, ends):
     """One by one and together, of all views."""
     train = masked_split(sequences, layout)
     closed = [
@@ -104,7 +104,7 @@ def test_every_row_has_the_mask_of_its_tokens(sequences: list[Sample], length: i
 
 
 @pytest.mark.parametrize("framework", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("torch", "jax")])
-def test_frameworks_give_the_same_labels(framework: Any) -> None:
+def test_frameworks_give_the_same_labels(framework):
     train = masked_split(DOCUMENTS)
     for view in (train.packed(3, framework=framework), train.documents(3, framework=framework)):
         rows = view.batch([0, 1])
@@ -134,7 +134,7 @@ def packed_dataset() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("split_across_pack", [False, True])
-def test_packs_are_those_of_torchtunes_class(packed_dataset: Any, split_across_pack: bool) -> None:
+def test_packs_are_those_of_torchtunes_class(packed_dataset, split_across_pack):
     """Tokens, labels with -100, places and masks of attention, on random samples with masked labels."""
     draw = random.Random(int(split_across_pack))
     for _ in range(10):

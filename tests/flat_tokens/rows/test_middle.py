@@ -82,17 +82,17 @@ def as_read(tokens: Any, count: int) -> list[list[int]]:
 )
 @examples(100)
 def test_rows_are_those_of_documents_that_are_stored_so(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[int],
-    rate: float | None,
-    spm_rate: float,
-    epoch: int,
-    ends: dict[str, int],
-    length: int,
-    masked: bool,
-    separator: int | None,
-    data: st.DataObject,
-) -> None:
+    tmp_path_factory,
+    lengths,
+    rate,
+    spm_rate,
+    epoch,
+    ends,
+    length,
+    masked,
+    separator,
+    data,
+):
     root, documents = tmp_path_factory.mktemp("fim"), documents_of(lengths)
     by_characters = {}
     if not masked and data.draw(st.booleans()):
@@ -146,7 +146,7 @@ def test_rows_are_those_of_documents_that_are_stored_so(
         assert all(np.array_equal(a, b) for a, b in zip(again.batch(rows[:3]), of_epoch.batch(rows[:3]), strict=True))
 
 
-def test_cuts_are_even_and_others_in_each_epoch(tmp_path: Path) -> None:
+def test_cuts_are_even_and_others_in_each_epoch(tmp_path):
     train = written(tmp_path / "d", [list(range(100, 200))] * 2000)
     view = train.documents(103, fim=FillInMiddle(0.5, 0.25, PRE, MID, SUF))
     epochs = [view.of_epoch(epoch).batch(np.arange(2000)).targets for epoch in (0, 1)]
@@ -167,7 +167,7 @@ ORDERS = ["shuffled", "sequential", ReferenceOrder(2, 2, 2), BlockOrder(4, 2, 2)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp_path: Path, order: Any) -> None:
+def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp_path, order):
     train = written(tmp_path / "d", documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
     view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
     whole = ShuffledLoader(view, 16, 3, epochs=3, order=order, drop_last=True)
@@ -193,7 +193,7 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
         assert np.array_equal(np.concatenate([smaller[2].tokens, smaller[3].tokens]), whole[1].tokens)
 
 
-def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path: Path) -> None:
+def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path):
     train = written(tmp_path / "d", documents_of([30, 12, 0, 25, 7, 40, 18] * 4))
     few = train.packed(32, fim=FIM)
     many = train.packed(32, fim=FillInMiddle(1, 0, PRE, MID, SUF, inside=[105, 306]))
@@ -217,7 +217,7 @@ def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path: Path) -> Non
         Ledger.open(tmp_path / "run.json", views={"few": train.packed(32, fim=other)}).mixture()
 
 
-def test_the_key_decides_wherever_the_document_is(tmp_path: Path) -> None:
+def test_the_key_decides_wherever_the_document_is(tmp_path):
     documents = [docs_of(ids, key=1000 + d)[0] for d, ids in enumerate(documents_of([20, 30, 25, 18, 22, 33]))]
     publish_docs(tmp_path / "a", documents)
     publish_docs(tmp_path / "b", documents[::-1])
@@ -227,7 +227,7 @@ def test_the_key_decides_wherever_the_document_is(tmp_path: Path) -> None:
     assert np.array_equal(chosen.batch([0, 1]).encoded, first.batch([4, 1]).encoded)
 
 
-def test_no_cut_is_inside_a_character(tmp_path: Path) -> None:
+def test_no_cut_is_inside_a_character(tmp_path):
     """Tokens of single bytes, of text with characters of one to four bytes."""
     text = "aé漢🙂 " * 12
     ids = list(text.encode())
@@ -241,7 +241,7 @@ def test_no_cut_is_inside_a_character(tmp_path: Path) -> None:
             bytes(part).decode()
 
 
-def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path: Path) -> None:
+def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path):
     """Cuts are inside words, and a document keeps its length: what its parts have more goes from the end of its suffix."""
     vocabulary = load_vocabulary(STORIES)
     assert vocabulary.encode
@@ -261,7 +261,7 @@ def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path: Path
         train.documents(16, fim=replace(fim, tokenizer="bytes"))
 
 
-def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path: Path) -> None:
+def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path):
     train = written(tmp_path / "d", [[1, 2, 3, 9, 4, 5, 6, 7, 9, 9, 8], [1, 2, 3, 4]] * 2)
     rows = train.documents(20, pad_id=0, fim=FillInMiddle(1, 0.5, 20, 21, 22, separator=9, fragment_rate=0.7)).batch(range(4))
     assert [row[:length] for row, length in zip(rows.targets.tolist(), rows.length, strict=True)] == [
@@ -273,7 +273,7 @@ def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path: Pat
     assert rows.is_seq_start[:, :7].sum(axis=1).tolist() == [1, 1, 1, 1]
 
 
-def test_an_index_is_kept_for_each_choice_of_documents(tmp_path: Path) -> None:
+def test_an_index_is_kept_for_each_choice_of_documents(tmp_path):
     train = written(tmp_path / "d", documents_of([9, 12, 8, 15, 7, 11] * 9))
     for seed in range(6):
         fim = FillInMiddle(0.5, 0, PRE, MID, SUF, seed=seed)
@@ -296,12 +296,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "complaint"), WRONG)
-def test_values_that_cannot_be_are_refused(settings: dict[str, Any], complaint: str) -> None:
+def test_values_that_cannot_be_are_refused(settings, complaint):
     with refusal(complaint):
         FillInMiddle(**{"rate": 0.5, "spm_rate": 0.5, "prefix": 1, "middle": 2, "suffix": 3, **settings})
 
 
-def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path: Path) -> None:
+def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path):
     train = written(tmp_path / "d", [[1, 2, 3, 4]])
     with refusal("max_token_id is 9003"):
         train.packed(4, fim=FIM).tokens.require_vocab(9000)

@@ -127,7 +127,7 @@ def packs_of(view: PackedDocumentsView) -> list[Pack]:
     return [Pack(*(pack[name].tolist() for name in Pack._fields)) for pack in view]
 
 
-def test_the_packs_of_the_real_class(reference: Path) -> None:
+def test_the_packs_of_the_real_class(reference):
     cases = json.loads((reference / "torchtune/packs.json").read_text())
     for case in cases:
         view = in_memory(case["lengths"]).packed_documents(
@@ -139,7 +139,7 @@ def test_the_packs_of_the_real_class(reference: Path) -> None:
 
 
 @pytest.mark.parametrize("split_across_pack", [False, True])
-def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack: bool) -> None:
+def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack):
     """Also in one that is full just there; the first ones, which follow none, belong to the first pack."""
     view = in_memory([0, 4, 0, 0, 2, 0, 1, 0]).packed_documents(4, split_across_pack=split_across_pack)
     assert [pack.seq_lens.tolist() for pack in view] == [[0, 4, 0, 0], [2, 0, 1, 0, 1]]
@@ -149,7 +149,7 @@ def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack: bo
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 @pytest.mark.parametrize("options", [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}])
-def test_no_tokens_make_no_packs(lengths: list[int], options: dict[str, Any]) -> None:
+def test_no_tokens_make_no_packs(lengths, options):
     view = in_memory(lengths).packed_documents(4, **options)
     assert len(view) == 0
     assert view.batch([]).tokens.shape == (0, 4)
@@ -175,7 +175,7 @@ SPLIT_OR_WHOLE = st.one_of(st.tuples(packings(), st.just(True)), st.tuples(packi
 @example((([2, 2, 0, 4, 9], 4), True), 2, 0)
 @example((([0, 0, 5, 0, 0, 5], 5), False), None, 0)
 @examples(300)
-def test_packs_are_torchtunes(sizes: tuple[tuple[list[int], int], bool], max_packs: int | None, padding_idx: int) -> None:
+def test_packs_are_torchtunes(sizes, max_packs, padding_idx):
     (lengths, length), is_split = sizes
     limits = {"split_across_pack": is_split, "max_packs": max_packs, "padding_idx": padding_idx}
     view = in_memory(lengths).packed_documents(length, **limits)
@@ -187,7 +187,7 @@ def test_packs_are_torchtunes(sizes: tuple[tuple[list[int], int], bool], max_pac
 @pytest.mark.usefixtures("_small_windows")
 @given(packings(longest=2), st.integers(0, 4))
 @examples(150)
-def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes: tuple[list[int], int], max_packs: int) -> None:
+def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes, max_packs):
     """One behind the last pack that is wanted is never looked at."""
     lengths, length = sizes
     tokens = in_memory(lengths)
@@ -201,7 +201,7 @@ def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes: t
 
 
 @pytest.mark.parametrize("options", [{}, {"fit": "best"}])
-def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options: dict[str, Any]) -> None:
+def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options):
     tokens = in_memory([3, 7, 2])
     with refusal(r"document 1 has 7 tokens, but a pack has 6\. .* too_long='cut'"):
         tokens.packed_documents(6, **options)
@@ -212,7 +212,7 @@ def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options: dict[
 @given(packings())
 @example(([9, 0, 0, 2, 9, 1], 4))
 @examples(100)
-def test_cut_documents_are_packed_as_if_they_were_not_longer(sizes: tuple[list[int], int]) -> None:
+def test_cut_documents_are_packed_as_if_they_were_not_longer(sizes):
     lengths, length = sizes
     view = in_memory(lengths).packed_documents(length, too_long="cut")
     firsts = np.concatenate([[1], 1 + np.cumsum(lengths)]).astype(int).tolist()
@@ -244,7 +244,7 @@ def filled_with_the_longest_that_fit(lengths: list[int], length: int) -> list[li
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.lists(st.integers(1, n), max_size=60), st.just(n))))
 @example(([2, 1, 1, 2, 1, 2, 1, 1], 3))
 @examples(300)
-def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes: tuple[list[int], int]) -> None:
+def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes):
     lengths, length = sizes
     firsts, order = best_fit(np.array(lengths, np.int64), length)
     packs = [order[first:stop].tolist() for first, stop in itertools.pairwise(firsts)]
@@ -256,7 +256,7 @@ def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes: tuple[list[int
 @given(sizes=packings())
 @example(sizes=([4, 3, 3, 4, 3, 3], 10))
 @examples(50)
-def test_closer_packs_hold_every_document_once(sizes: tuple[list[int], int], more: dict[str, Any]) -> None:
+def test_closer_packs_hold_every_document_once(sizes, more):
     """Whole, or in full packs and a rest; and there are never more packs than of the same pieces in their order."""
     lengths, length = sizes
     tokens = in_memory(lengths)
@@ -290,7 +290,7 @@ VIEWS: list[dict[str, Any]] = [{}, {"split_across_pack": True}, {"fit": "best"},
 LENGTHS = [3, 0, 6, 2, 2, 1, 5, 0, 1, 4]
 
 
-def test_the_types_of_a_pack() -> None:
+def test_the_types_of_a_pack():
     batch = in_memory(LENGTHS).packed_documents(6).batch([0, 2])
     assert [(name, batch[name].dtype, batch[name].shape) for name in NAMES] == [
         ("tokens", np.int32, (2, 6)),
@@ -304,14 +304,14 @@ def test_the_types_of_a_pack() -> None:
     assert batch.mask().dtype == np.bool_
 
 
-def test_the_largest_token_id() -> None:
+def test_the_largest_token_id():
     write_sequences("memory://largest", [[2**31 - 1, 0], [2**31 - 1]])
     (pack,) = flat_tokens.open("memory://largest").train.packed_documents(4, padding_idx=1)
     assert pack.tokens.tolist() == [2**31 - 1, 0, 2**31 - 1, 1]
     assert pack.labels.tolist() == [2**31 - 1, 0, 2**31 - 1, -100]
 
 
-def test_a_pack_goes_by_names_numbers_and_as_a_dict() -> None:
+def test_a_pack_goes_by_names_numbers_and_as_a_dict():
     pack = in_memory(LENGTHS).packed_documents(6)[0]
     tokens, labels, *_ = pack
     assert pack["tokens"] is pack.tokens is pack[0] is tokens
@@ -342,7 +342,7 @@ def test_a_pack_goes_by_names_numbers_and_as_a_dict() -> None:
         ({"fit": "crop", "on_crop": "Keep"}, "on_crop is 'Keep', but it is one of drop, keep"),
     ],
 )
-def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense(options, message):
     with refusal(message):
         in_memory(LENGTHS).packed_documents(**{"length": 6, **options})
 
@@ -355,7 +355,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("options", VIEWS)
-def test_only_fields_that_are_named_are_computed(options: dict[str, Any]) -> None:
+def test_only_fields_that_are_named_are_computed(options):
     tokens = in_memory(LENGTHS * 20)
     whole = tokens.packed_documents(6, **options).batch([5, 3, 5])
     for field in (*NAMES, "loss_mask"):
@@ -372,7 +372,7 @@ def test_only_fields_that_are_named_are_computed(options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("length", [6, 7])
 @pytest.mark.parametrize("options", VIEWS)
-def test_a_batch_of_many_rows_is_its_rows(options: dict[str, Any], length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_many_rows_is_its_rows(options, length, monkeypatch):
     monkeypatch.setattr(packing, "PLACES_AT_A_TIME", 20)
     monkeypatch.setattr(packing, "FEW_PLACES", 2)
     view = in_memory(LENGTHS * 20).packed_documents(length, **options)
@@ -381,7 +381,7 @@ def test_a_batch_of_many_rows_is_its_rows(options: dict[str, Any], length: int, 
         assert array.tolist() == [getattr(view[i], name).tolist() for i in range(len(view))]
 
 
-def test_an_index_takes_memory_for_its_result_alone() -> None:
+def test_an_index_takes_memory_for_its_result_alone():
     """Eight bytes a pack and a window of seq_starts, be there ever so many documents."""
     lengths = np.full(500_000, 3).tolist()
     tokens = in_memory(lengths)
@@ -406,7 +406,7 @@ def test_an_index_takes_memory_for_its_result_alone() -> None:
 
 
 @needs_torch
-def test_torch_collates_packs() -> None:
+def test_torch_collates_packs():
     import torch
     from torch.utils.data import DataLoader, default_collate
 
@@ -427,7 +427,7 @@ def test_torch_collates_packs() -> None:
 
 @needs_torch
 @pytest.mark.parametrize("options", VIEWS)
-def test_documents_of_a_pack_do_not_see_each_other(options: dict[str, Any]) -> None:
+def test_documents_of_a_pack_do_not_see_each_other(options):
     """What attention makes of a document in a pack is what it makes of it alone, and padding makes no NaN."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -468,7 +468,7 @@ def packs_as_trees() -> list[list[int]]:
 
 @needs_jax
 @pytest.mark.slow
-def test_jax_knows_packs_as_trees() -> None:
+def test_jax_knows_packs_as_trees():
     assert elsewhere(packs_as_trees) == in_memory(LENGTHS).packed_documents(6).batch([0, 1]).tokens.tolist()
 
 
@@ -490,7 +490,7 @@ def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("options", VIEWS)
-def test_a_kept_index_is_mapped_and_not_made_again(tmp_path: Path, options: dict[str, Any], made_indexes: list[str]) -> None:
+def test_a_kept_index_is_mapped_and_not_made_again(tmp_path, options, made_indexes):
     tokens = write(tmp_path / "dataset", LENGTHS)
     expected = packs_of(tokens.packed_documents(6, **options))
     for _ in range(2):
@@ -502,7 +502,7 @@ def test_a_kept_index_is_mapped_and_not_made_again(tmp_path: Path, options: dict
     assert file.read_bytes()[:32].hex().startswith(file.stem.rpartition("-")[2])  # the digest that its name begins
 
 
-def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path: Path) -> None:
+def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path):
     tokens = write(tmp_path / "dataset", [1] * 5000)
     in_memory_size = len(pickle.dumps(tokens.packed_documents(1)))
     mapped_size = len(pickle.dumps(tokens.packed_documents(1, cache=tmp_path / "kept")))
@@ -510,7 +510,7 @@ def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path: Path) -> None
     assert mapped_size < 4000
 
 
-def test_an_index_beside_its_dataset(tmp_path: Path) -> None:
+def test_an_index_beside_its_dataset(tmp_path):
     tokens = write(tmp_path / "dataset", LENGTHS)
     view = tokens.packed_documents(6, cache="beside")
     assert packs_of(view) == packs_of(tokens.packed_documents(6))
@@ -518,7 +518,7 @@ def test_an_index_beside_its_dataset(tmp_path: Path) -> None:
     flat_tokens.verify(tmp_path / "dataset", "full")
 
 
-def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_path: Path, made_indexes: list[str]) -> None:
+def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_path, made_indexes):
     """The content is the identity, with a manifest and without one, as other writers' datasets are."""
     for described in (True, False):
         path, moved, cache = (tmp_path / f"{name} {described}" for name in ("dataset", "moved", "kept"))
@@ -538,7 +538,7 @@ def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_p
         made_indexes.clear()
 
 
-def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path: Path) -> None:
+def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path):
     tokens = write(tmp_path / "dataset", LENGTHS)
     more = [*VIEWS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
     more.append({"too_long": "cut", "bos": 98, "eos": 99})
@@ -552,7 +552,7 @@ def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path: Path
 
 
 @pytest.mark.parametrize("options", VIEWS)
-def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, options: dict[str, Any], made_indexes: list[str]) -> None:
+def test_a_damaged_or_foreign_file_is_made_again(tmp_path, options, made_indexes):
     tokens = write(tmp_path / "dataset", LENGTHS)
     expected = packs_of(tokens.packed_documents(6, cache=tmp_path / "kept", **options))
     (file,) = (tmp_path / "kept").iterdir()
@@ -571,7 +571,7 @@ def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, options: dict[s
         assert len(made_indexes) == 1
 
 
-def test_where_an_index_cannot_be_kept_it_is_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_an_index_cannot_be_kept_it_is_in_memory(tmp_path, caplog):
     tokens = write(tmp_path / "dataset", LENGTHS)
     (tmp_path / "file").write_text("in the way")
     view = tokens.packed_documents(6, cache=tmp_path / "file/kept")
@@ -579,7 +579,7 @@ def test_where_an_index_cannot_be_kept_it_is_in_memory(tmp_path: Path, caplog: p
     assert "can't be kept" in caplog.text
 
 
-def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tmp_path: Path) -> None:
+def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tmp_path):
     view = write(tmp_path / "dataset", LENGTHS).packed_documents(6, cache=tmp_path / "kept")
     pickled = pickle.dumps(view)
     shutil.rmtree(tmp_path / "kept")
@@ -587,7 +587,7 @@ def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tmp_path: Path) -> 
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
-def test_many_make_an_index_at_once(tmp_path: Path) -> None:
+def test_many_make_an_index_at_once(tmp_path):
     tokens = write(tmp_path / "dataset", LENGTHS * 5)
     expected = packs_of(tokens.packed_documents(6))
     with ThreadPoolExecutor(8) as pool:
@@ -597,7 +597,7 @@ def test_many_make_an_index_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["beside", "memory://kept"])
-def test_an_index_is_kept_on_a_local_disk(cache: str) -> None:
+def test_an_index_is_kept_on_a_local_disk(cache):
     with refusal(r"memory://.*Set cache to a directory"):
         in_memory(LENGTHS).packed_documents(6, cache=cache)
 
@@ -607,9 +607,7 @@ def test_an_index_is_kept_on_a_local_disk(cache: str) -> None:
 
 @pytest.mark.parametrize("seq_starts", [[0, 5, 3, 8], [0, 9, 9, 8], [0, 2**63, 2**64 - 1, 8], [0, 0, 99, 8]])
 @pytest.mark.parametrize("options", [*VIEWS, {"cache": "kept"}])
-def test_entries_out_of_order_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq_starts: list[int], options: dict[str, Any]
-) -> None:
+def test_entries_out_of_order_are_refused(tmp_path, monkeypatch, seq_starts, options):
     monkeypatch.chdir(tmp_path)
     batch = TokenBatch(np.arange(8, dtype=np.uint32) * 2, np.array(seq_starts, np.uint64), 7)
     write_dataset(tmp_path / "dataset", [batch])
@@ -619,7 +617,7 @@ def test_entries_out_of_order_are_refused(
 
 @pytest.mark.parametrize("options", VIEWS)
 @pytest.mark.parametrize("lengths", [[1, 9, 0, 0], [10, 0, 0, 0], [0, 0, 0, 10]])
-def test_entries_that_change_under_an_index_are_noticed(tmp_path: Path, options: dict[str, Any], lengths: list[int]) -> None:
+def test_entries_that_change_under_an_index_are_noticed(tmp_path, options, lengths):
     """An index of other entries gives an error or whole rows, never what memory happened to hold."""
     view = write(tmp_path / "dataset", [1, 2, 3, 4]).packed_documents(4, **options)
     other = write(tmp_path / "other", lengths)
@@ -639,7 +637,7 @@ def test_entries_that_change_under_an_index_are_noticed(tmp_path: Path, options:
             assert (pack.tokens[used] < firsts[pack.document_ids[used] + 1]).all()
 
 
-def test_a_large_batch_is_made_in_the_memory_of_one_that_is_gone(tmp_path: Path) -> None:
+def test_a_large_batch_is_made_in_the_memory_of_one_that_is_gone(tmp_path):
     """All its arrays, which have two sizes, but for those that somebody still has a part of."""
     packs = flat_tokens.open(
         write_sequences(tmp_path / "d", [np.arange(k, k + 1021) for k in range(307)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +21,7 @@ from tests.refusal import refusal
     seed=st.integers(0, 5),
 )
 @examples(100)
-def test_epochs_and_shares_are_those_of_the_large_run(rows: list[int], weights: list[int], factor: int, seed: int) -> None:
+def test_epochs_and_shares_are_those_of_the_large_run(rows, weights, factor, seed):
     steps = 60
     sources = {str(k): (Numbers(count, 10_000 * k), weights[k]) for k, count in enumerate(rows)}
     large = Mixture(sources, 32, seed)
@@ -48,14 +46,14 @@ def test_epochs_and_shares_are_those_of_the_large_run(rows: list[int], weights: 
     assert np.array_equal(np.concatenate(parts), small[9].samples.number)
 
 
-def test_a_larger_budget_has_the_rows_of_a_smaller_one() -> None:
+def test_a_larger_budget_has_the_rows_of_a_smaller_one():
     mixture = Mixture({"a": (Numbers(500), 1)}, 8, 3)
     small, larger = (mixture.scaled(budget=budget, target=10_000) for budget in (1000, 2500))
     assert (len(small.views[0]), len(larger.views[0])) == (50, 125)
     assert set(small.views[0].rows(np.arange(50))) <= set(larger.views[0].rows(np.arange(125)))
 
 
-def test_schedules_and_limits_are_compressed() -> None:
+def test_schedules_and_limits_are_compressed():
     assert list(Schedule([(0, 1), (15, 2), (1000, 3)]).scaled(1, 10).points) == [(0, 1), (2, 2), (100, 3)]
     sources = {"a": (Numbers(1000), Schedule([(0, 1), (1000, 3)])), "b": (Numbers(600), 1, 2)}
     small = Mixture(sources, 16, 0).scaled(budget=100 * 32, target=1000 * 32)
@@ -66,7 +64,7 @@ def test_schedules_and_limits_are_compressed() -> None:
     assert len(ended) == -(-60 * 2 // 16)
 
 
-def test_documents_are_seen_in_the_rows_of_the_sample(tmp_path: Path) -> None:
+def test_documents_are_seen_in_the_rows_of_the_sample(tmp_path):
     view = flat_tokens.open(write_sequences(tmp_path / "d", [[d + 1] * 9 for d in range(200)])).train.packed(
         12, fim=FillInMiddle(0.5, 0.5, 901, 902, 903)
     )
@@ -85,7 +83,7 @@ def test_documents_are_seen_in_the_rows_of_the_sample(tmp_path: Path) -> None:
     assert {step for _, step, _ in seen} <= set(range(20))
 
 
-def test_runs_that_cannot_be_scaled_are_refused(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_scaled_are_refused(tmp_path):
     mixture = Mixture({"a": (Numbers(500), 1)}, 8, 3)
     with refusal("budget is 200, but it is at most the target, 100"):
         mixture.scaled(budget=200, target=100)

@@ -30,9 +30,7 @@ def visits_one_by_one(loader: ShuffledLoader, rows: int) -> list[list[tuple[int,
 
 
 @given(data=st.data(), rows=st.integers(1, 120), epochs=st.integers(1, 3), streams=st.integers(1, 3), kind=st.integers(0, 3))
-def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(
-    data: st.DataObject, rows: int, epochs: int, streams: int, kind: int
-) -> None:
+def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(data, rows, epochs, streams, kind):
     reference = ReferenceOrder(streams, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
     blocks = BlockOrder(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4)), streams)
     order = ("shuffled", "sequential", reference, blocks)[kind]
@@ -59,7 +57,7 @@ def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(
 
 @pytest.mark.parametrize("order", ["shuffled", BlockOrder(128, 1024, 16)])
 @pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=NIGHTLY)])
-def test_the_steps_of_many_rows_of_a_trillion_take_no_pass_over_the_rows(order: Any, count: int) -> None:
+def test_the_steps_of_many_rows_of_a_trillion_take_no_pass_over_the_rows(order, count):
     loader = ShuffledLoader(Numbers(10**12), 4096, 1, epochs=2, order=order)
     rows = np.random.default_rng(0).integers(0, 10**12, count)
     begin = time.process_time()
@@ -70,7 +68,7 @@ def test_the_steps_of_many_rows_of_a_trillion_take_no_pass_over_the_rows(order: 
         assert loader.indices(found.step[k])[found.batch_row[k]] == found.row[k] == rows[k // 2]
 
 
-def test_an_endless_loader_is_asked_for_the_steps_before_one() -> None:
+def test_an_endless_loader_is_asked_for_the_steps_before_one():
     loader = ShuffledLoader(Numbers(10), 4, epochs=None)
     with refusal(r"endless: say before which step, with before=N", TypeError):
         loader.steps_of(3)
@@ -101,7 +99,7 @@ def tokens_of_rows(view: Any) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path: Path, name: str) -> None:
+def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path, name):
     lengths = np.random.default_rng(3).integers(0, 10, 120)
     write_sequences(tmp_path / "d", [[i + 1] * n for i, n in enumerate(lengths.tolist())])
     kind, settings = VIEWS[name]
@@ -122,7 +120,7 @@ def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path: Path, n
         loader.seen(120)
 
 
-def test_a_view_that_does_not_know_documents_says_so() -> None:
+def test_a_view_that_does_not_know_documents_says_so():
     with refusal(r"has no rows_of\(documents\)", TypeError):
         ShuffledLoader(Numbers(5), 2).seen(0)
 
@@ -131,7 +129,7 @@ def test_a_view_that_does_not_know_documents_says_so() -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_one_changed_token_changes_the_digest_of_its_step_alone(tmp_path: Path, framework: Any) -> None:
+def test_one_changed_token_changes_the_digest_of_its_step_alone(tmp_path, framework):
     in_framework(framework, digests_of_a_changed_token, tmp_path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def same(found: Any, expected: Any) -> None:
         assert np.array_equal(found[name], expected[name]), name
 
 
-def test_a_selection_is_a_split_of_its_documents() -> None:
+def test_a_selection_is_a_split_of_its_documents():
     """In the order of the indices; one that is named twice is there twice."""
     train = masked_split(DOCUMENTS, masked=False)
     chosen = train.select(indices=[3, 0, 1, 3])
@@ -46,13 +45,13 @@ def test_a_selection_is_a_split_of_its_documents() -> None:
     assert train.numbers is None
 
 
-def test_a_selection_of_a_selection_is_one_of_the_split() -> None:
+def test_a_selection_of_a_selection_is_one_of_the_split():
     chosen = masked_split(DOCUMENTS, masked=False).select(indices=np.array([4, 3, 0], np.uint16)).select(indices=[2, 0])
     assert chosen.numbers.tolist() == [0, 4]
     assert chosen.packed(4)[0].targets.tolist() == [5, 6, 7, 11]
 
 
-def test_nothing_selected_is_an_empty_split() -> None:
+def test_nothing_selected_is_an_empty_split():
     chosen = masked_split(DOCUMENTS, masked=False).select(indices=[])
     assert (chosen.seq_count, chosen.token_count) == (0, 0)
     assert [len(view) for view in (chosen.packed(2), chosen.documents(2), chosen.blocks(2), chosen.packed_documents(2))] == [
@@ -61,7 +60,7 @@ def test_nothing_selected_is_an_empty_split() -> None:
     assert masked_split(DOCUMENTS, masked=False).select(indices=[1]).packed(1, eos=3)[0].targets.tolist() == [3]
 
 
-def test_wrong_indices_are_refused() -> None:
+def test_wrong_indices_are_refused():
     train = masked_split(DOCUMENTS, masked=False)
     for indices in ([5], [-1, 0]):
         with refusal(f"there is no sequence {indices[0]}; there are 5", IndexError):
@@ -73,7 +72,7 @@ def test_wrong_indices_are_refused() -> None:
             train.select(indices=wrong)
 
 
-def test_the_callers_indices_may_change_later() -> None:
+def test_the_callers_indices_may_change_later():
     mine = np.array([0, 2])
     chosen = masked_split(DOCUMENTS, masked=False).select(indices=mine)
     mine[:] = 3
@@ -90,9 +89,7 @@ def test_the_callers_indices_may_change_later() -> None:
     st.sampled_from([{}, {"eos": 2}, {"bos": 1, "eos": 2}]),
 )
 @examples(60)
-def test_rows_are_those_of_a_dataset_of_the_documents(
-    all_of_them: list[Document], data: Any, layout: str, masked: bool, ends: dict[str, int]
-) -> None:
+def test_rows_are_those_of_a_dataset_of_the_documents(all_of_them, data, layout, masked, ends):
     """Of every view, one by one and together."""
     indices = data.draw(st.lists(st.integers(0, len(all_of_them) - 1), max_size=16))
     length = data.draw(st.integers(1, 9))
@@ -115,7 +112,7 @@ def test_rows_are_those_of_a_dataset_of_the_documents(
             assert [rows.tolist() for rows in found.rows_of(asked)] == [rows.tolist() for rows in expected.rows_of(asked)]
 
 
-def test_loaders_and_mixtures_take_selections() -> None:
+def test_loaders_and_mixtures_take_selections():
     train = masked_split([[(10 * i + j, True) for j in range(i % 4 + 1)] for i in range(1, 40)], masked=False)
     indices = np.arange(38, -1, -2)
     chosen, written = (
@@ -134,7 +131,7 @@ def test_loaders_and_mixtures_take_selections() -> None:
     assert buckets[0].seen(3).step.tolist() == buckets[1].seen(3).step.tolist()
 
 
-def test_each_selection_has_a_packing_index_of_its_own(tmp_path: Path) -> None:
+def test_each_selection_has_a_packing_index_of_its_own(tmp_path):
     """Though it is of a dataset whose manifest has a digest of all entries, and has as many documents and tokens."""
     train = flat_tokens.open(write_sequences(tmp_path / "made", [[1], [2, 3], [4, 5], [6]])).train
     packs = [train.select(indices=indices).packed_documents(3, cache=tmp_path / "kept") for indices in ([0, 1, 2], [1, 0, 2])]
@@ -145,7 +142,7 @@ def test_each_selection_has_a_packing_index_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_goes_on_with_the_same_selection_alone(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_same_selection_alone(tmp_path):
     train = flat_tokens.open(write_sequences(tmp_path / "made", [[1, 2], [3, 4], [5, 6], [7, 8]])).train
     path = tmp_path / "run.json"
     chosen = train.select(indices=[0, 2])

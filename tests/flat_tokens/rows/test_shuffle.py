@@ -45,7 +45,7 @@ def permuted(length: int, seed: int = 0, *numbers: int) -> UInt64s:
 
 
 @given(length=st.integers(1, MAX_LENGTH) | st.integers(1, 300), seed=st.integers(0, 2**64 - 1), data=st.data())
-def test_the_inverse_leads_back(length: int, seed: int, data: st.DataObject) -> None:
+def test_the_inverse_leads_back(length, seed, data):
     permutation = KeyedPermutation(length)
     indices = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20)), np.uint64)
     for keys in (derive_keys(seed, 1), derive_keys(seed, np.arange(len(indices), dtype=np.uint64))):
@@ -62,7 +62,7 @@ def sizes_of_deviation(observed: Int64s, expected: float) -> float:
 # The keyed permutation
 
 
-def test_orders_never_change() -> None:
+def test_orders_never_change():
     """A run that goes on with a later version of this library would otherwise see samples twice."""
     assert derive_keys(0).tolist() == [0xE5C58D33F964FBBD]
     assert derive_keys(0, 0).tolist() == [0x005EB6CC1CDC5D8E]
@@ -83,7 +83,7 @@ def test_orders_never_change() -> None:
     epoch=st.integers(0, 2**64 - 1),
     data=st.data(),
 )
-def test_each_number_goes_where_the_documented_network_sends_it(length: int, seed: int, epoch: int, data: st.DataObject) -> None:
+def test_each_number_goes_where_the_documented_network_sends_it(length, seed, epoch, data):
     numbers = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=4))
     permutation, keys = KeyedPermutation(length), derive_keys(seed, epoch)
     assert keys.tolist() == [documented_key(seed, epoch)]
@@ -96,7 +96,7 @@ def test_each_number_goes_where_the_documented_network_sends_it(length: int, see
     assert found.tolist() == [documented_place(x, length, (a, b), int(keys[0])) for x in numbers]
 
 
-def test_permutations_of_several_lengths_are_each_that_of_its_length() -> None:
+def test_permutations_of_several_lengths_are_each_that_of_its_length():
     lengths, keys = [1, 7, 255, 256, 100_000], derive_keys(3, np.arange(40, dtype=np.uint64))
     which, indices = np.arange(40) % 5, np.arange(40, dtype=np.uint64) % np.array(lengths * 8, np.uint64)
     alone = [KeyedPermutation(lengths[k])(indices[i : i + 1], keys[i : i + 1])[0] for i, k in enumerate(which)]
@@ -104,19 +104,19 @@ def test_permutations_of_several_lengths_are_each_that_of_its_length() -> None:
 
 
 @pytest.mark.parametrize("length", [*range(1, 40), 255, 256, 8191, 8192, 8193, 65_537, 1_000_003])
-def test_every_number_once_at_lengths_where_something_begins(length: int) -> None:
+def test_every_number_once_at_lengths_where_something_begins(length):
     assert np.array_equal(np.sort(permuted(length)), np.arange(length))
 
 
 @given(length=st.integers(1, 500), count=st.integers(0, 60), seed=st.integers(0, 100))
 @examples(40)
-def test_numbers_under_different_keys_at_once(length: int, count: int, seed: int) -> None:
+def test_numbers_under_different_keys_at_once(length, count, seed):
     indices, epochs = np.arange(count, dtype=np.uint64) % np.uint64(length), np.arange(count, dtype=np.uint64)
     together = KeyedPermutation(length)(indices, derive_keys(seed, epochs))
     assert together.tolist() == [int(permuted(length, seed, epoch)[epoch % length]) for epoch in range(count)]
 
 
-def test_seeds_and_numbers_give_keys_of_their_own() -> None:
+def test_seeds_and_numbers_give_keys_of_their_own():
     keys = {documented_key(seed, number) for seed in range(300) for number in range(300)}
     assert len(keys) == 300 * 300
     assert np.array_equal(derive_keys(5, np.arange(300, dtype=np.uint64)), [documented_key(5, k) for k in range(300)])
@@ -125,7 +125,7 @@ def test_seeds_and_numbers_give_keys_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("length", [10_000, 262_144, 1_000_003])
-def test_an_order_shows_no_trace_of_the_one_before(length: int) -> None:
+def test_an_order_shows_no_trace_of_the_one_before(length):
     places = np.arange(length)
     order = permuted(length).astype(np.int64)
     noise = 1 / math.sqrt(length)
@@ -143,7 +143,7 @@ def test_an_order_shows_no_trace_of_the_one_before(length: int) -> None:
     assert abs(sizes_of_deviation(counts, length // 2 / 64)) < 4.5
 
 
-def test_a_part_of_a_long_order_takes_no_memory() -> None:
+def test_a_part_of_a_long_order_takes_no_memory():
     tracemalloc.start()
     permutation = KeyedPermutation(2**48)
     found = permutation(np.arange(2**47, 2**47 + 512, dtype=np.uint64), derive_keys(0))
@@ -154,7 +154,7 @@ def test_a_part_of_a_long_order_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1, 2**48 + 1])
-def test_lengths_that_cannot_be_permuted_are_refused(length: int) -> None:
+def test_lengths_that_cannot_be_permuted_are_refused(length):
     with refusal(f"permutations of 1 to {2**48} numbers, not of {length}"):
         KeyedPermutation(length)
 
@@ -162,23 +162,23 @@ def test_lengths_that_cannot_be_permuted_are_refused(length: int) -> None:
 # The reference's
 
 
-def test_the_references_permutation() -> None:
+def test_the_references_permutation():
     assert reference_permutation(0, 10).tolist() == [0, 4, 6, 5, 2, 1, 9, 3, 7, 8]
     assert reference_permutation(1, 10).tolist() == [2, 9, 1, 4, 6, 5, 8, 0, 3, 7]
     assert reference_permutation(0, 10).dtype == np.int64
 
 
 @given(seed=st.integers(0, 2**70), n=st.integers(0, 300))
-def test_it_is_what_swapping_one_by_one_gives(seed: int, n: int) -> None:
+def test_it_is_what_swapping_one_by_one_gives(seed, n):
     assert reference_permutation(seed, n).tolist() == philox_swaps(seed, n)
 
 
 @pytest.mark.parametrize("n", [10_000, 100_003])
-def test_it_is_what_swapping_one_by_one_gives_for_long_ones(n: int) -> None:
+def test_it_is_what_swapping_one_by_one_gives_for_long_ones(n):
     assert reference_permutation(3, n).tolist() == philox_swaps(3, n)
 
 
 @pytest.mark.parametrize("n", [-1, 2**32 + 1])
-def test_what_does_not_fit_is_refused_before_memory_is_taken(n: int) -> None:
+def test_what_does_not_fit_is_refused_before_memory_is_taken(n):
     with refusal(f"up to 2\\*\\*32 numbers at a time, not {n}"):
         reference_permutation(0, n)

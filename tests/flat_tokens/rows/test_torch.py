@@ -82,7 +82,7 @@ def shuffled_by_torch(path: str) -> None:
 
 
 @needs_torch
-def test_torchs_loader_shuffles_every_view(dataset: Path) -> None:
+def test_torchs_loader_shuffles_every_view(dataset):
     """Each row once, the fields collated, the same without workers, with two that are forked, and with two that are spawned."""
     run("shuffled_by_torch", dataset)
 
@@ -111,6 +111,6 @@ def resumed_by_torchdata(path: str) -> None:
 
 
 @needs_torchdata
-def test_torchdata_goes_on_in_the_middle_of_an_epoch(dataset: Path) -> None:
+def test_torchdata_goes_on_in_the_middle_of_an_epoch(dataset):
     """From a saved state, without workers and with two: what comes is what would have come."""
     run("resumed_by_torchdata", dataset)

@@ -7,7 +7,6 @@ import pickle
 import sys
 import tracemalloc
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
@@ -96,7 +95,7 @@ def assert_rows(view: Any, rows: list[dict[str, Any]]) -> None:
 # Packed
 
 
-def test_the_worked_example(tmp_path: Path) -> None:
+def test_the_worked_example(tmp_path):
     """The format's document packs its example into one sequence of 8 tokens."""
     view = split(tmp_path, EXAMPLE).packed(8)
     row = view[0]
@@ -110,7 +109,7 @@ def test_the_worked_example(tmp_path: Path) -> None:
     assert row.positions.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
 
 
-def test_the_types_of_the_fields(tmp_path: Path) -> None:
+def test_the_types_of_the_fields(tmp_path):
     train = split(tmp_path, EXAMPLE)
     types = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
     for view, shape in ((train.packed(3), (3,)), (train.blocks(3), (3,)), (train.documents(3), (3,))):
@@ -127,9 +126,7 @@ def test_the_types_of_the_fields(tmp_path: Path) -> None:
 @example(sequences=[[LARGEST]], length=1, overlap=0, layout="zarr2")
 @example(sequences=[[1, 2]], length=2, overlap=1, layout="mmap")
 @example(sequences=[[], [0], [], [], [LARGEST, 0]], length=3, overlap=0, layout="compact")
-def test_packed_rows_are_what_the_format_says_token_by_token(
-    tmp_path: Path, sequences: list[list[int]], length: int, overlap: int, layout: LayoutName
-) -> None:
+def test_packed_rows_are_what_the_format_says_token_by_token(tmp_path, sequences, length, overlap, layout):
     train = split(tmp_path, sequences, layout)
     ids, starts = spread(train)
     overlap %= length
@@ -149,9 +146,7 @@ def test_packed_rows_are_what_the_format_says_token_by_token(
 
 @given(sequences=ragged, max_length=st.integers(1, 9), pad_id=st.sampled_from([0, 3, LARGEST]), layout=st.sampled_from(NAMES))
 @examples(40)
-def test_documents_are_what_the_format_says_token_by_token(
-    tmp_path: Path, sequences: list[list[int]], max_length: int, pad_id: int, layout: LayoutName
-) -> None:
+def test_documents_are_what_the_format_says_token_by_token(tmp_path, sequences, max_length, pad_id, layout):
     rows = []
     for sequence in sequences:
         length = min(len(sequence), max_length)
@@ -189,7 +184,7 @@ def megatron(documents: list[tuple[int, int]], block: int) -> list[int]:
     window=st.integers(1, 9),
 )
 @examples(120)
-def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int], block: int, window: int) -> None:
+def test_blocks_are_modalities_megatron_rule(tmp_path, lengths, block, window):
     """In windows of a few documents as in one: what is open at a window's end goes on in the next."""
     train = split_of_lengths(tmp_path, lengths)
     expected = megatron(list(zip(np.cumsum([0, *lengths]), lengths, strict=False)), block)
@@ -201,7 +196,7 @@ def test_blocks_are_modalities_megatron_rule(tmp_path: Path, lengths: list[int],
     assert_rows(train.blocks(block), rows)
 
 
-def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path, monkeypatch):
     monkeypatch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", 1 << 10)
     train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
     assert len(block_starts(train, 8)) == 199_999  # the reader's cache is warm from here on
@@ -219,7 +214,7 @@ def split_lengths_quickly(root: Path, lengths: np.ndarray[Any, Any]) -> FlatToke
     return flat_tokens.open(path).train
 
 
-def test_blocks_of_a_damaged_dataset_are_refused(tmp_path: Path) -> None:
+def test_blocks_of_a_damaged_dataset_are_refused(tmp_path):
     root = zarr.create_group(tmp_path / "dataset")
     for name in ("train", "validation"):
         group = root.create_group(name, attributes={"max_token_id": 3})
@@ -247,7 +242,7 @@ def all_views(train: FlatTokens) -> list[Any]:
     return [*three_views(train), *(train.packed_documents(30, **options) for options in packs)]
 
 
-def test_rows_are_numbered_as_in_any_sequence(train: FlatTokens) -> None:
+def test_rows_are_numbered_as_in_any_sequence(train):
     for view in all_views(train):
         assert lists(view[-1]) == lists(view[len(view) - 1]) == lists(list(view)[-1])
         for i in (len(view), -len(view) - 1, 2**40):
@@ -260,7 +255,7 @@ def test_rows_are_numbered_as_in_any_sequence(train: FlatTokens) -> None:
                 view[i]
 
 
-def test_numpys_integers_number_rows(tmp_path: Path) -> None:
+def test_numpys_integers_number_rows(tmp_path):
     """A row's number times its length does not fit the small ones."""
     train = split_of_lengths(tmp_path, [300] * 2)
     view = train.packed(2)
@@ -271,34 +266,34 @@ def test_numpys_integers_number_rows(tmp_path: Path) -> None:
     assert view.batch([-100, 3]).targets.tolist() == [[400, 401], [6, 7]]
 
 
-def test_what_numbers_no_rows_is_refused(train: FlatTokens) -> None:
+def test_what_numbers_no_rows_is_refused(train):
     for view in all_views(train):
         for indices in ([0.0], [True], [[0]], 0, ["0"]):
             with refusal("row numbers are int64", TypeError):
                 view.batch(indices)
 
 
-def test_a_batch_of_no_rows(train: FlatTokens) -> None:
+def test_a_batch_of_no_rows(train):
     for view in three_views(train):
         assert view.batch([]).encoded.shape == (0, 2)
         assert view.batch(np.empty(0, np.int64)).inputs.shape == (0, 2)
         assert view.__getitems__([]) == []
 
 
-def test_rows_of_a_list_are_parts_of_one_array(train: FlatTokens) -> None:
+def test_rows_of_a_list_are_parts_of_one_array(train):
     for view in three_views(train):
         first, second = view.__getitems__([1, 0])
         assert first.encoded.base is second.encoded.base is not None
 
 
-def test_batches_start_where_jax_takes_them_over(train: FlatTokens) -> None:
+def test_batches_start_where_jax_takes_them_over(train):
     """At multiples of 64 bytes, however many rows there are."""
     for view in three_views(train):
         batches = [view.batch([0] * n) for n in range(1, 20)]
         assert [rows.encoded.ctypes.data % 64 for rows in batches] == [0] * len(batches)
 
 
-def test_threads_share_a_view(tmp_path: Path) -> None:
+def test_threads_share_a_view(tmp_path):
     rng = np.random.default_rng(0)
     train = split(tmp_path, [rng.integers(0, 100, rng.integers(0, 30)).tolist() for _ in range(200)], "compact")
     for view in all_views(train):
@@ -325,7 +320,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("layout", NAMES)
-def test_the_fewest_reads_that_can_do(tmp_path: Path, layout: LayoutName) -> None:
+def test_the_fewest_reads_that_can_do(tmp_path, layout):
     """One for a packed row or a block, two for a document or a pack (where it is, its tokens), and no more for many at once. No
     view is made of tokens.
     """
@@ -352,7 +347,7 @@ def test_the_fewest_reads_that_can_do(tmp_path: Path, layout: LayoutName) -> Non
 # The rows themselves
 
 
-def test_a_row_is_a_mapping_and_a_named_tuple(train: FlatTokens) -> None:
+def test_a_row_is_a_mapping_and_a_named_tuple(train):
     row = train.packed(8)[0]
     assert row.keys() == FIELDS
     assert dict(row).keys() == {**row}.keys() == set(FIELDS)
@@ -374,7 +369,7 @@ def test_a_row_is_a_mapping_and_a_named_tuple(train: FlatTokens) -> None:
     assert (document[0].tolist(), document[1]) == (document.encoded.tolist(), 2)
 
 
-def test_any_axes_may_come_before_the_last(tmp_path: Path) -> None:
+def test_any_axes_may_come_before_the_last(tmp_path):
     train = split(tmp_path, [[1, 2], [3, 4, 5], [], [6, 7, 8, LARGEST]])
     for view in (train.packed(3), train.documents(3)):
         rows = view.batch([0, 1, 2, 1])
@@ -384,7 +379,7 @@ def test_any_axes_may_come_before_the_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 40_000), (100_000,), (2, 600, 512), (700_000, 1), (5, 0), (0, 5)])
-def test_inputs_of_many_tokens_are_those_of_each(shape: tuple[int, ...]) -> None:
+def test_inputs_of_many_tokens_are_those_of_each(shape):
     """They are computed piece by piece, across rows; strides make no difference."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, LARGEST, shape, np.uint32, endpoint=True)
@@ -397,12 +392,12 @@ def test_inputs_of_many_tokens_are_those_of_each(shape: tuple[int, ...]) -> None
         assert np.array_equal(PackedTokens(rows).targets, ids.view(np.int32))
 
 
-def test_a_view_says_what_it_is(train: FlatTokens) -> None:
+def test_a_view_says_what_it_is(train):
     assert repr(train.packed(4)) == f"<PackedView of {train.store.url}: 2 rows>"
     assert repr(train.documents(8)) == f"<DocumentsView of {train.store.url}: 3 rows>"
 
 
-def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
+def test_memory_is_used_again_when_nothing_refers_to_it():
     """However an array is cut and viewed, what is kept of it stays as it is."""
     rows = PackedTokens(np.arange(1 << 20, dtype=np.uint32).reshape(512, -1))
     kept = [rows.targets[3, 5:9], rows.inputs.reshape(-1)[-4:].view(np.uint8), memoryview(rows.targets)[0:2]]
@@ -419,7 +414,7 @@ def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
     assert address in addresses
 
 
-def test_bits_in_int32_are_as_good(train: FlatTokens) -> None:
+def test_bits_in_int32_are_as_good(train):
     """Collectives and devices that have no uint32 may carry it as int32; other types are a mistake."""
     row = train.packed(8)[0]
     assert lists(PackedTokens(row.encoded.view(np.int32)))["inputs"] == row.inputs.tolist()
@@ -431,7 +426,7 @@ def test_bits_in_int32_are_as_good(train: FlatTokens) -> None:
         _ = PackedTokens([3, 4]).positions
 
 
-def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
+def test_fields_make_rows_plain_dicts(train):
     view = train.packed(4, fields=("targets", "inputs"))
     assert type(view[0]) is dict
     assert list(view[0]) == ["targets", "inputs"]
@@ -469,12 +464,12 @@ def test_fields_make_rows_plain_dicts(train: FlatTokens) -> None:
         (lambda train: train.documents(4, fields=()), "positions, loss_mask$"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(train: FlatTokens, make: Callable[[FlatTokens], Any], message: str) -> None:
+def test_settings_that_cannot_be_are_refused(train, make, message):
     with refusal(message):
         make(train)
 
 
-def test_lengths_are_integers(train: FlatTokens) -> None:
+def test_lengths_are_integers(train):
     for make in (train.packed, train.blocks, train.documents):
         with pytest.raises(TypeError):
             make(2.0)  # type: ignore[arg-type]
@@ -482,7 +477,7 @@ def test_lengths_are_integers(train: FlatTokens) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_framework_that_is_not_there(train: FlatTokens, monkeypatch: pytest.MonkeyPatch, framework: Any) -> None:
+def test_a_framework_that_is_not_there(train, monkeypatch, framework):
     monkeypatch.setitem(sys.modules, framework, None)
     with refusal(f"framework='{framework}' needs .*pip install {framework}", ImportError):
         train.packed(4, framework=framework)
@@ -531,7 +526,7 @@ def torch_rows(train: FlatTokens) -> Any:
 
 @pytest.mark.slow
 @needs_torch
-def test_torch_tensors(ragged_split: FlatTokens) -> None:
+def test_torch_tensors(ragged_split):
     assert elsewhere(torch_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
 
 
@@ -567,7 +562,7 @@ def jax_rows(train: FlatTokens) -> Any:
 
 @needs_jax
 @pytest.mark.slow
-def test_jax_arrays(ragged_split: FlatTokens) -> None:
+def test_jax_arrays(ragged_split):
     assert elsewhere(jax_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
 
 
@@ -614,11 +609,11 @@ def through_grain(train: FlatTokens) -> str:
 
 @pytest.mark.slow
 @needs_grain
-def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split: FlatTokens) -> None:
+def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split):
     assert elsewhere(through_grain, ragged_split) == mixture_of(ragged_split).digest(3)
 
 
-def test_without_grain_the_error_says_what_to_install(ragged_split: FlatTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_grain_the_error_says_what_to_install(ragged_split, monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", None)
     with refusal(r"map_dataset\(\) needs the package 'grain'", ModuleNotFoundError):
         flat_tokens.ShuffledLoader(ragged_split.packed(4), 2).map_dataset()

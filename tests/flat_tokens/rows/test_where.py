@@ -60,7 +60,7 @@ def chosen(text: str) -> list[int]:
         (" not not\n tokens = 5 ", [1]),
     ],
 )
-def test_an_expression_chooses_the_rows_for_which_it_is_true(text: str, rows: list[int]) -> None:
+def test_an_expression_chooses_the_rows_for_which_it_is_true(text, rows):
     """What is null is neither true nor false, as in SQL."""
     assert chosen(text) == rows
 
@@ -90,7 +90,7 @@ def test_an_expression_chooses_the_rows_for_which_it_is_true(text: str, rows: li
         ("tokens = 1 or " * 1000 + "tokens = 1", "14,010 characters, but at most 10,000"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_place(text: str, told: str) -> None:
+def test_what_is_no_expression_is_refused_with_its_place(text, told):
     with refusal(told):
         parse(text)
 
@@ -106,12 +106,12 @@ def test_what_is_no_expression_is_refused_with_its_place(text: str, told: str) -
         ("score like '1%'", "score is a number"),
     ],
 )
-def test_columns_that_there_are_not_or_of_another_type_are_refused(text: str, told: str) -> None:
+def test_columns_that_there_are_not_or_of_another_type_are_refused(text, told):
     with refusal(f"^where .*{told}"):
         chosen(text)
 
 
-def test_many_alternatives_are_no_deep_expression() -> None:
+def test_many_alternatives_are_no_deep_expression():
     assert chosen(" or ".join(f"tokens = {i}" for i in range(600))) == [0, 1, 2]
 
 
@@ -145,7 +145,7 @@ expressions = st.recursive(
 
 @given(expressions)
 @examples(300)
-def test_expressions_mean_what_they_mean_in_sql(text: str) -> None:
+def test_expressions_mean_what_they_mean_in_sql(text):
     with sqlite3.connect(":memory:") as database:
         database.execute('create table t (n integer, tokens integer, score real, source text, "odd name" text)')
         rows = zip(range(5), *(ROWS[name] for name in ("tokens", "score", "source", "odd name")), strict=True)
@@ -156,6 +156,6 @@ def test_expressions_mean_what_they_mean_in_sql(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["source = '\ud800'", "a\udfff = 1", "\udc80", "source in ('x', '\ud83d')"])
-def test_half_of_a_surrogate_pair_is_refused(text: str) -> None:
+def test_half_of_a_surrogate_pair_is_refused(text):
     with refusal("is not Unicode"):
         parse(text)

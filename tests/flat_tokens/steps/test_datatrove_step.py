@@ -47,7 +47,7 @@ def by_datatrove(options: dict[str, Any], texts: list[str]) -> tuple[list[str], 
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=[f"{k}-{one['filter']}" for k, one in enumerate(FILTERS)])
-def test_documents_are_those_of_datatrove(options: dict[str, Any]) -> None:
+def test_documents_are_those_of_datatrove(options):
     kept, dropped = by_datatrove(options, TEXTS)
     found = taken([{"use": "datatrove", "options": options}], *TEXTS)
     assert found.texts.to_pylist() == kept
@@ -57,7 +57,7 @@ def test_documents_are_those_of_datatrove(options: dict[str, Any]) -> None:
     assert dropped == Counter({reason: count for reason, count in told.items() if reason != "dropped"})
 
 
-def test_each_thread_has_a_filter_of_its_own() -> None:
+def test_each_thread_has_a_filter_of_its_own():
     steps = open_steps([{"use": "datatrove", "options": {"filter": "C4ParagraphFilter"}}])
     barrier = threading.Barrier(4)
 
@@ -83,17 +83,17 @@ def test_each_thread_has_a_filter_of_its_own() -> None:
         ({}, "it needs the name of a filter or of a formatter, one of the two"),
     ],
 )
-def test_what_is_no_filter_of_a_document_is_refused(options: dict[str, Any], told: str) -> None:
+def test_what_is_no_filter_of_a_document_is_refused(options, told):
     with refusal(f"step 'datatrove': .*{told}"):
         open_steps([{"use": "datatrove", "options": options}])
 
 
-def test_the_version_is_datatroves() -> None:
+def test_the_version_is_datatroves():
     described = open_steps([{"use": "datatrove", "options": FILTERS[0]}]).described[0]
     assert described["version"].startswith("datatrove 0.")
 
 
-def test_kept_columns_are_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_columns_are_metadata(monkeypatch):
     """A filter sees each document's own."""
     filters = import_module("datatrove.pipeline.filters")
 
@@ -116,7 +116,7 @@ FORMATTERS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "texts"), FORMATTERS, ids=["pii", "mails", "symbols"])
-def test_texts_are_those_of_a_formatter_of_each_document(options: dict[str, Any], texts: list[str]) -> None:
+def test_texts_are_those_of_a_formatter_of_each_document(options, texts):
     """Whatever came before: the address that takes another's place would be another one."""
     formatters = pytest.importorskip("datatrove.pipeline.formatters")
     own = {name: value for name, value in options.items() if name != "formatter"}
@@ -128,7 +128,7 @@ def test_texts_are_those_of_a_formatter_of_each_document(options: dict[str, Any]
     assert wanted != texts
 
 
-def test_text_is_repaired_where_ftfy_is_installed() -> None:
+def test_text_is_repaired_where_ftfy_is_installed():
     pytest.importorskip("ftfy")
     found = taken([{"use": "datatrove", "options": {"formatter": "FTFYFormatter"}}], "schÃ¶n", "schön")
     assert found.texts.to_pylist() == ["schön", "schön"]
@@ -136,6 +136,6 @@ def test_text_is_repaired_where_ftfy_is_installed() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"filter": "RegexFilter", "formatter": "PIIFormatter"}, {"formatter": "Nothing"}])
-def test_one_filter_or_formatter_is_named(options: dict[str, Any]) -> None:
+def test_one_filter_or_formatter_is_named(options):
     with refusal(r"one of the two|has no formatter 'Nothing'; it has FTFYFormatter, PIIFormatter"):
         open_steps([{"use": "datatrove", "options": options}])

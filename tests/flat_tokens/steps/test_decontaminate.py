@@ -55,20 +55,20 @@ def step(directory: Path, sets: dict[str, list[str]], **options: Any) -> dict[st
         ("", False),
     ],
 )
-def test_thirteen_consecutive_words_are_a_match(tmp_path: Path, text: str, is_found: bool) -> None:
+def test_thirteen_consecutive_words_are_a_match(tmp_path, text, is_found):
     found = taken([step(tmp_path, {"exam": ["another", Q]})], "x", text, "y")
     assert found.keep.tolist() == [True, not is_found, True]
     assert dict(found.skipped) == ({"decontaminate.exam": 1} if is_found else {})
 
 
-def test_words_of_two_documents_are_not_a_match(tmp_path: Path) -> None:
+def test_words_of_two_documents_are_not_a_match(tmp_path):
     first, second = " ".join(Q.split()[:7]), " ".join(Q.split()[7:])
     assert taken([step(tmp_path, {"exam": [Q]})], first, second).keep.all()
     assert not taken([step(tmp_path, {"exam": [Q]})], f"{first} {second}").keep.any()
 
 
 @pytest.mark.parametrize(("words", "is_found"), [(7, False), (8, True), (12, True)])
-def test_a_short_question_is_looked_for_as_a_whole(tmp_path: Path, words: int, is_found: bool) -> None:
+def test_a_short_question_is_looked_for_as_a_whole(tmp_path, words, is_found):
     """From 8 words on. A document with all but one of its words does not have it."""
     question = " ".join(Q.split()[:words])
     found = taken([step(tmp_path, {"exam": [question]})], f"so {question} and on", question.rpartition(" ")[0])
@@ -77,7 +77,7 @@ def test_a_short_question_is_looked_for_as_a_whole(tmp_path: Path, words: int, i
     assert not fewer.keep.any()
 
 
-def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: Path) -> None:
+def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path):
     found = taken([step(tmp_path, {"a": ["nothing of it", Q], "b": [Q, f"{Q} {Q}"]})], f"{Q} {Q}", "x", f"{NEAR} {Q}")
     assert [(match.document, match.name) for match in found.matches] == [
         (0, "decontaminate.a"),
@@ -89,20 +89,20 @@ def test_each_set_counts_a_document_once_and_the_first_is_the_reason(tmp_path: P
     assert dict(found.skipped) == {"decontaminate.a": 2}
 
 
-def test_each_of_many_sets_is_a_reason(tmp_path: Path) -> None:
+def test_each_of_many_sets_is_a_reason(tmp_path):
     """More than a step of somebody else may have."""
     questions = [f"{Q} {i}" for i in range(100)]
     found = taken([step(tmp_path, {f"set-{i}": [text] for i, text in enumerate(questions)}, ngram=15)], *questions)
     assert dict(found.skipped) == {f"decontaminate.set-{i}": 1 for i in range(100)}
 
 
-def test_equal_hashes_of_other_words_are_not_a_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_hashes_of_other_words_are_not_a_match(tmp_path, monkeypatch):
     monkeypatch.setattr(decontaminate, "run_hashes", lambda hashes, count: np.zeros(max(len(hashes) - count + 1, 0), np.uint64))
     found = taken([step(tmp_path, {"exam": [Q, "a b c d e f g h", Q]})], NEAR, f"x {Q}", "a b c d e f g i", "z")
     assert found.keep.tolist() == [True, False, True, True]
 
 
-def test_mark_writes_the_names_of_the_sets(tmp_path: Path) -> None:
+def test_mark_writes_the_names_of_the_sets(tmp_path):
     asked = step(tmp_path, {"a": [Q], "b": [NEAR], "c": ["some other words than these are in it"]}, action="mark", column="in")
     found = taken([asked], f"{NEAR} {Q}", "x", Q)
     assert found.keep.all()
@@ -121,7 +121,7 @@ def test_mark_writes_the_names_of_the_sets(tmp_path: Path) -> None:
         (99, Q, ""),
     ],
 )
-def test_span_cuts_the_words_and_their_context_out(tmp_path: Path, context: int, text: str, left: str) -> None:
+def test_span_cuts_the_words_and_their_context_out(tmp_path, context, text, left):
     found = taken([step(tmp_path, {"exam": [Q]}, action="span", context=context)], "x", text)
     assert found.texts.to_pylist() == (["x", left] if left else ["x"])
     assert dict(found.skipped) == ({} if left else {"decontaminate.exam": 1})
@@ -130,7 +130,7 @@ def test_span_cuts_the_words_and_their_context_out(tmp_path: Path, context: int,
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=8))
 @examples(50)
-def test_ranges_that_touch_are_one(ranges: list[tuple[int, int]]) -> None:
+def test_ranges_that_touch_are_one(ranges):
     ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
     found = merged(ordered[:, 0], ordered.sum(axis=1))
     assert {i for start, stop in found for i in range(start, stop)} == {i for s, n in ranges for i in range(s, s + n)}
@@ -149,12 +149,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(options, message):
     with refusal(message):
         open_steps([{"use": "decontaminate", "options": {"against": ["a.jsonl"], **options}}])
 
 
-def test_sets_that_are_not_here_or_damaged_are_no_documents_fault(tmp_path: Path) -> None:
+def test_sets_that_are_not_here_or_damaged_are_no_documents_fault(tmp_path):
     asked = step(tmp_path, {"exam": [f"{Q} damaged"]})
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes() + b"x")
@@ -164,7 +164,7 @@ def test_sets_that_are_not_here_or_damaged_are_no_documents_fault(tmp_path: Path
         Decontaminate(against=["a.jsonl"])(pa.record_batch({"text": pa.array(["x"], pa.large_string())}))
 
 
-def test_pandas_is_not_imported_for_it(tmp_path: Path) -> None:
+def test_pandas_is_not_imported_for_it(tmp_path):
     program = (
         "import sys, numpy as np; from flat_tokens.columns import texts_as_arrow; from flat_tokens.steps import open_steps; "
         f"found = open_steps([{step(tmp_path, {'exam': [Q]})}])(texts_as_arrow([{Q.encode()}, b'x']), np.arange(2, dtype='u8')); "
@@ -193,7 +193,7 @@ SOME = st.lists(st.sampled_from(["a", "b", "cc", "日", "x" * 9]), max_size=12).
 
 @given(st.lists(SOME, max_size=6), st.lists(st.lists(SOME, max_size=4), min_size=1, max_size=3), *[st.integers(1, 5)] * 2)
 @examples(60)
-def test_it_finds_what_tuples_of_words_find(texts: list[str], sets: list[list[str]], size: int, least: int) -> None:
+def test_it_finds_what_tuples_of_words_find(texts, sets, size, least):
     """In windows of any length, too."""
     index = QuestionIndex([as_set(one) for one in sets], size, least)
     for window in (decontaminate.WINDOW_BYTES, 16):

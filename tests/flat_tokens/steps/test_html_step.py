@@ -45,13 +45,13 @@ def texts_of(
 
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("package", ["resiliparse", "trafilatura"])
-def test_pages_become_their_text_and_empty_ones_are_left_out(package: str) -> None:
+def test_pages_become_their_text_and_empty_ones_are_left_out(package):
     pages = ["<p>a</p>", "<p></p>", "", "<p>b"]
     assert texts_of(pages, package=package) == (["a", "b"], {"html.empty": 2}, f"{package} 1.2")
 
 
 @pytest.mark.usefixtures("packages")
-def test_plain_text_stays_and_options_are_the_packages() -> None:
+def test_plain_text_stays_and_options_are_the_packages():
     assert texts_of(["<p>a", "<p>b"], {"content_type": ["text/plain", "text/html"]})[0] == ["<p>a", "b"]
     assert texts_of(["<p>a"], main_content=False)[0] == ["all: a"]
     with refusal("package is 'lxml'; it should be one of resiliparse, trafilatura"):
@@ -61,7 +61,7 @@ def test_plain_text_stays_and_options_are_the_packages() -> None:
 
 
 @pytest.mark.needs("resiliparse")
-def test_the_package_itself_leaves_navigation_out() -> None:
+def test_the_package_itself_leaves_navigation_out():
     body = "<body><nav><a href=/>Home</a></nav><article><p>Salt &amp; wind.</p></article></body>"
     page = f"<html><head><title>T</title></head>{body}</html>"
     texts = [
@@ -70,7 +70,7 @@ def test_the_package_itself_leaves_navigation_out() -> None:
     assert texts == [["Salt & wind."], ["Home\n\nSalt & wind."]]
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_named(monkeypatch):
     for name in ("resiliparse", "resiliparse.extract", "resiliparse.extract.html2text"):
         monkeypatch.setitem(sys.modules, name, None)
     with refusal(r"step html needs the package 'resiliparse'.*pip install resiliparse"):

@@ -26,7 +26,7 @@ def found_in(*texts: str, **options: Any) -> Stepped:
     return taken([{"use": "language", "options": options}], *texts)
 
 
-def test_each_document_has_the_language_that_the_package_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_document_has_the_language_that_the_package_tells(monkeypatch):
     """Its model is unpacked in memory."""
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
     found = found_in(*TEXTS)
@@ -35,7 +35,7 @@ def test_each_document_has_the_language_that_the_package_tells(monkeypatch: pyte
     assert found.kinds == {"language": "text"}
 
 
-def test_others_are_left_out_by_their_language() -> None:
+def test_others_are_left_out_by_their_language():
     found = found_in(*TEXTS, keep=["en", "fr"], column="tongue", probability="sure")
     assert found.keep.tolist() == [True, False, True, False, False]
     assert dict(found.skipped) == {"language.de": 1, "language.unknown": 2}
@@ -43,7 +43,7 @@ def test_others_are_left_out_by_their_language() -> None:
     assert found.columns.column("sure").to_pylist() == pytest.approx([0.9918, 0.9985], abs=1e-4)
 
 
-def test_only_the_beginning_is_looked_at() -> None:
+def test_only_the_beginning_is_looked_at():
     found = found_in(TEXTS[0] + 40 * TEXTS[1], max_characters=len(TEXTS[0]))
     assert found.columns.column("language").to_pylist() == ["en"]
 
@@ -58,6 +58,6 @@ def test_only_the_beginning_is_looked_at() -> None:
         ({"column": "row"}, "which every document has already"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(options, message):
     with refusal(message):
         found_in(*TEXTS, **options)

@@ -43,7 +43,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_a_pattern_that_takes_long_is_large(name: str) -> None:
+def test_a_pattern_that_takes_long_is_large(name):
     """Of some megabytes of text none of them is tried without trust, whatever characters these are of."""
     step = {"use": "pattern", "options": {"drop": SLOW[name]}, "version": "1"}
     assert program_size(SLOW[name]) >= 900
@@ -55,27 +55,27 @@ def test_a_pattern_that_takes_long_is_large(name: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", PLAIN)
-def test_usual_patterns_are_small(pattern: str) -> None:
+def test_usual_patterns_are_small(pattern):
     steps = [{"use": "pattern", "options": {"keep": pattern}, "version": "1"}, LENGTH]
     found, _, work = _steps_of({"steps": steps}, False, ["a" * 1_000_000])
     assert found is not None
     assert work < MOST_WORK
 
 
-def test_work_of_files_adds_up() -> None:
+def test_work_of_files_adds_up():
     step = {"use": "pattern", "options": {"keep": "a{100}"}, "version": "1"}
     _, _, work = _steps_of({"steps": [step]}, False, ["b" * 1_000_000])
     assert _steps_of({"steps": [step]}, False, ["b" * 1_000_000], MOST_WORK - work)[2] == MOST_WORK
     assert _steps_of({"steps": [step]}, False, ["b" * 1_000_000], MOST_WORK - work + 1)[0] is None
 
 
-def test_a_long_pattern_of_a_stranger_is_not_compiled() -> None:
+def test_a_long_pattern_of_a_stranger_is_not_compiled():
     step = {"use": "pattern", "options": {"keep": "é" * (MOST_PATTERN_BYTES // 2 + 1)}, "version": "1"}
     assert _steps_of({"steps": [step]}, False)[1] == "a pattern in the manifest has 10,002 bytes: --trust-records takes it"
     assert _steps_of({"steps": [step]}, True)[0] is not None
 
 
-def test_a_stranger_names_some_steps() -> None:
+def test_a_stranger_names_some_steps():
     """Each takes time for every file, whatever it does. With trust, as many as there are."""
     steps, why, _ = _steps_of({"steps": [LENGTH] * (MOST_STEPS + 1)}, trusted=False)
     assert steps is None
@@ -100,7 +100,7 @@ PATTERNS = st.recursive(
 
 @pytest.mark.slow
 @given(PATTERNS)
-def test_time_is_bounded_by_the_size(pattern: str) -> None:
+def test_time_is_bounded_by_the_size(pattern):
     text = pa.array(["ab" * 10_000], pa.large_string())
     size = program_size(pattern)
     begun = time.process_time()

@@ -45,7 +45,7 @@ LENGTHS: list[tuple[dict[str, int], str, str | None]] = [
 
 
 @pytest.mark.parametrize(("limits", "text", "reason"), LENGTHS)
-def test_length_counts_bytes_characters_and_lines(limits: dict[str, int], text: str, reason: str | None) -> None:
+def test_length_counts_bytes_characters_and_lines(limits, text, reason):
     found = taken([asked("length", **limits)], text)
     assert found.keep.tolist() == [reason is None]
     assert dict(found.skipped) == ({f"length.{reason}": 1} if reason else {})
@@ -53,7 +53,7 @@ def test_length_counts_bytes_characters_and_lines(limits: dict[str, int], text: 
 
 @given(st.lists(st.text(st.sampled_from("a\n\ré"), max_size=8), max_size=8), st.integers(0, 6), st.integers(0, 6))
 @examples(100)
-def test_length_is_what_python_counts(texts: list[str], low: int, more: int) -> None:
+def test_length_is_what_python_counts(texts, low, more):
     found = taken([asked("length", min_lines=low, max_lines=low + more)], *texts)
     lines = [text.count("\n") + (not text.endswith("\n") and text != "") for text in texts]
     assert found.keep.tolist() == [low <= count <= low + more for count in lines]
@@ -69,13 +69,13 @@ def test_length_is_what_python_counts(texts: list[str], low: int, more: int) -> 
         ({"drop": "^$"}, ["a", "ab", "A"]),
     ],
 )
-def test_pattern_keeps_or_drops_what_it_finds(options: dict[str, Any], kept: list[str]) -> None:
+def test_pattern_keeps_or_drops_what_it_finds(options, kept):
     found = taken([asked("pattern", **options)], "a", "ab", "", "A")
     assert found.texts.to_pylist() == kept
     assert dict(found.skipped) == {f"pattern.{'drop' if 'drop' in options else 'keep'}": 4 - len(kept)}
 
 
-def test_a_pattern_takes_linear_time() -> None:
+def test_a_pattern_takes_linear_time():
     """One that goes back and again would not come to an end."""
     assert taken([asked("pattern", drop="(a*)*b")], "a" * 100_000).keep.tolist() == [True]
 
@@ -83,7 +83,7 @@ def test_a_pattern_takes_linear_time() -> None:
 COMPOSES = pytest.mark.skipif(int(pa.__version__.partition(".")[0]) < 26, reason="pyarrow gives no NFC before 26")
 
 
-def test_a_pyarrow_that_gives_no_nfc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyarrow_that_gives_no_nfc_is_refused(monkeypatch):
     monkeypatch.setattr(shipped, "_nfc", lambda texts: texts)
     with refusal(r"step 'normalize': pyarrow .* gives no NFC: install 26"):
         open_steps([asked("normalize")])
@@ -91,7 +91,7 @@ def test_a_pyarrow_that_gives_no_nfc_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @COMPOSES
-def test_normalize_gives_nfc_and_newlines() -> None:
+def test_normalize_gives_nfc_and_newlines():
     found = taken([asked("normalize")], "e\u0301\r\nx\ry\n", "same\n", "\r\r\n")
     assert found.texts.to_pylist() == ["é\nx\ny\n", "same\n", "\n\n"]
     assert dict(found.changed) == {"normalize.changed": 2}
@@ -105,13 +105,13 @@ ASSIGNED = st.characters(exclude_categories=("Cn", "Cs", "Co"))
 @COMPOSES
 @given(st.lists(st.text(ASSIGNED | st.sampled_from("e\u0301\u0327\u1100\u1161\u11a8\0"), max_size=12), max_size=6))
 @examples(200)
-def test_nfc_is_pythons(texts: list[str]) -> None:
+def test_nfc_is_pythons(texts):
     found = taken([asked("normalize", line_ends=False)], *texts)
     assert found.texts.to_pylist() == [unicodedata.normalize("NFC", text) for text in texts]
 
 
 @COMPOSES
-def test_steps_are_taken_one_after_the_other() -> None:
+def test_steps_are_taken_one_after_the_other():
     """A later one sees what the earlier ones leave, and each counts its own."""
     steps = [asked("length", max_bytes=4), asked("normalize"), asked("pattern", drop="é"), asked("pattern", keep="x")]
     found = taken(steps, "e\u0301", "too long", "x\r\n", "y", "é")
@@ -121,7 +121,7 @@ def test_steps_are_taken_one_after_the_other() -> None:
 
 
 @COMPOSES
-def test_no_documents_are_no_error() -> None:
+def test_no_documents_are_no_error():
     everything = [asked("length", min_bytes=1), asked("pattern", keep="x"), asked("normalize")]
     found = taken(everything)
     assert (found.keep.tolist(), found.texts.to_pylist()) == ([], [])
@@ -134,7 +134,7 @@ def test_no_documents_are_no_error() -> None:
     st.lists(st.integers(0, 12), max_size=3),
 )
 @examples(100)
-def test_batches_may_end_anywhere(texts: list[str], borders: list[int]) -> None:
+def test_batches_may_end_anywhere(texts, borders):
     steps = open_steps([asked("normalize"), asked("length", min_bytes=1, max_lines=2), asked("pattern", drop="ab")])
     edges = [0, *sorted(min(border, len(texts)) for border in borders), len(texts)]
     whole = taken(steps, *texts)
@@ -170,17 +170,17 @@ def test_batches_may_end_anywhere(texts: list[str], borders: list[int]) -> None:
         ({**asked("length", min_bytes=1), "version": "0"}, "step 'length' is of version 1 here, and was of version 0"),
     ],
 )
-def test_what_cannot_be_a_step_is_refused(step: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_a_step_is_refused(step, told):
     with refusal(told):
         open_steps([step])
 
 
-def test_two_steps_of_a_name_are_refused() -> None:
+def test_two_steps_of_a_name_are_refused():
     with refusal("'pattern' is the name of two steps"):
         open_steps([asked("length", "pattern", min_bytes=1), asked("pattern", keep="a")])
 
 
-def test_a_manifest_has_names_versions_and_options() -> None:
+def test_a_manifest_has_names_versions_and_options():
     described = open_steps([asked("length", min_bytes=1), asked("length", max_lines=2)]).described
     assert list(described) == [
         {"use": "length", "name": "length", "version": "1", "options": {"min_bytes": 1}},
@@ -221,17 +221,17 @@ def _no_step_stays() -> Any:
     flat_tokens.steps._opened.cache_clear()
 
 
-def test_a_step_without_a_version_has_its_packages(package: Callable[[Any], ReadySteps]) -> None:
+def test_a_step_without_a_version_has_its_packages(package):
     assert package(lambda documents: Outcome()).described[0]["version"] == "house 3.1"
 
 
-def test_a_shipped_step_is_not_replaced(package: Callable[[Any], ReadySteps], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_step_is_not_replaced(package, monkeypatch):
     package(lambda documents: Outcome())
     assert isinstance(SHIPPED["length"], type)
     assert open_steps([asked("length", min_bytes=1)]).described[0]["version"] == "1"
 
 
-def test_two_packages_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_packages_with_one_name_are_refused(monkeypatch):
     def entry(package: str) -> Any:
         dist = type("Package", (), {"name": package, "version": "1"})
         return type("Entry", (), {"name": "house", "value": f"{package}:step", "dist": dist})
@@ -241,7 +241,7 @@ def test_two_packages_with_one_name_are_refused(monkeypatch: pytest.MonkeyPatch)
         open_steps([asked("house")])
 
 
-def test_a_step_gets_texts_and_keys(package: Callable[[Any], ReadySteps]) -> None:
+def test_a_step_gets_texts_and_keys(package):
     seen = []
     steps = package(lambda documents: seen.append(documents) or Outcome())  # type: ignore[func-returns-value]
     assert taken(steps, "a", "b").texts.to_pylist() == ["a", "b"]
@@ -249,12 +249,12 @@ def test_a_step_gets_texts_and_keys(package: Callable[[Any], ReadySteps]) -> Non
     assert seen[0].to_pydict() == {"text": ["a", "b"], "key": [0, 1]}
 
 
-def test_reasons_are_counted_apart(package: Callable[[Any], ReadySteps]) -> None:
+def test_reasons_are_counted_apart(package):
     outcome = Outcome(np.array([False, True, False, False]), pa.array(["x", "y", None, "x"]))
     assert dict(taken(package(lambda documents: outcome), *"abcd").skipped) == {"house.x": 2, "house.dropped": 1}
 
 
-def test_spans_go_with_their_documents(package: Callable[[Any], ReadySteps]) -> None:
+def test_spans_go_with_their_documents(package):
     def step(documents: pa.RecordBatch) -> Outcome:
         return Outcome(pa.array([True, False, True]), spans=pa.array([[[0, 1]], [[0, 2]], None], pa.list_(pa.list_(pa.int64()))))
 
@@ -273,12 +273,12 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("step", "told"), WRONG, ids=[told for _, told in WRONG])
-def test_what_is_no_outcome_is_an_error(package: Callable[[Any], ReadySteps], step: Any, told: str) -> None:
+def test_what_is_no_outcome_is_an_error(package, step, told):
     with refusal(re.escape(told)):
         taken(package(step), "a", "b")
 
 
-def test_endless_reasons_are_an_error(package: Callable[[Any], ReadySteps]) -> None:
+def test_endless_reasons_are_an_error(package):
     steps = package(lambda documents: Outcome(np.zeros(len(documents), bool), documents.column("text").cast(pa.string())))
     with refusal("gives 100 reasons; a reason is a kind of documents"):
         taken(steps, *map(str, range(100)))
@@ -291,7 +291,7 @@ def upper_but_fails(documents: pa.RecordBatch) -> Outcome:
     return Outcome(np.array([text != "b" for text in texts], bool), "b", pa.array([text.upper() for text in texts], pa.string()))
 
 
-def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], ReadySteps]) -> None:
+def test_a_step_that_fails_fails_on_a_document(package):
     found = taken(package(upper_but_fails), "a", "!", "b", "c", "!")
     assert found.texts.to_pylist() == ["A", "C"]
     assert found.keep.tolist() == [True, False, False, True, False]
@@ -300,7 +300,7 @@ def test_a_step_that_fails_fails_on_a_document(package: Callable[[Any], ReadySte
     assert dict(found.skipped) == {"house.b": 1}
 
 
-def test_a_store_that_fails_is_no_documents_fault(package: Callable[[Any], ReadySteps]) -> None:
+def test_a_store_that_fails_is_no_documents_fault(package):
     def step(documents: pa.RecordBatch) -> Outcome:
         raise ConnectionResetError("gone")
 

@@ -38,13 +38,13 @@ def words(*texts: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("text", "expected"), WORDS)
-def test_words_have_no_case_accents_or_punctuation(text: str, expected: str) -> None:
+def test_words_have_no_case_accents_or_punctuation(text, expected):
     forms = [unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")]
     for some in (text, *forms, *map(str.upper, forms), *map(str.casefold, forms)):
         assert [" ".join(found) for found in words(some)] == [expected]
 
 
-def test_texts_that_touch_share_no_word() -> None:
+def test_texts_that_touch_share_no_word():
     assert words("ab", "cd", "", "é", "f") == [["ab"], ["cd"], [], ["e"], ["f"]]
     first, last = "\ud558\u11ab"  # one syllable, if they are in one text
     assert words(first, last, f"\u0301{last}", f"{first}x\u0301{last}") == [[first], [last], [last], [f"{first}x{last}"]]
@@ -52,11 +52,11 @@ def test_texts_that_touch_share_no_word() -> None:
 
 @given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀ßﬁᾳ\u1112\u1161\u11ab"), max_size=30), max_size=6))
 @examples(40)
-def test_a_batch_has_the_words_of_each_text(texts: list[str]) -> None:
+def test_a_batch_has_the_words_of_each_text(texts):
     assert words(*texts) == [words(text)[0] for text in texts]
 
 
-def test_the_place_of_a_word_in_its_text_is_known() -> None:
+def test_the_place_of_a_word_in_its_text_is_known():
     text = "É-e\u0301x 日本 so\u00adft ßa ﬁt ᾳb Ｋend".encode()
     found = words_of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
     places = found.in_texts(found.starts)
@@ -64,7 +64,7 @@ def test_the_place_of_a_word_in_its_text_is_known() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
-def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count: int) -> None:
+def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count):
     hashes = np.random.default_rng(0).integers(0, 5, 400).astype(np.uint64)
     found = run_hashes(hashes, count)
     runs = [tuple(hashes[i : i + count].tolist()) for i in range(len(hashes) - count + 1)]
@@ -72,7 +72,7 @@ def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count: int) -> 
     assert len({*zip(runs, found.tolist(), strict=True)}) == len({*runs}) == len({*found.tolist()})
 
 
-def test_long_words_differ_by_their_first_64_bytes_and_length() -> None:
+def test_long_words_differ_by_their_first_64_bytes_and_length():
     texts = ["x" * 70, "x" * 71, "x" * 63 + "y", "y" + "x" * 63, "x" * 64, "x", ""]
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
     assert len({*words_of(data, offsets).hashes.tolist()}) == len(texts) - 1

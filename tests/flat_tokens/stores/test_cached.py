@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import LayoutName
 from flat_tokens.stores import cached
 from tests.elsewhere import elsewhere
 from tests.processes import until
@@ -53,7 +52,7 @@ def asked_for() -> list[str]:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_what_was_read_once_is_not_fetched_again_by_any_process(root: Path, tmp_path: Path, layout: LayoutName) -> None:
+def test_what_was_read_once_is_not_fetched_again_by_any_process(root, tmp_path, layout):
     read_all(root / layout, tmp_path)
     assert len(SlowStore.requests) == len(set(SlowStore.requests))
     SlowStore.reset()
@@ -66,16 +65,12 @@ def test_what_was_read_once_is_not_fetched_again_by_any_process(root: Path, tmp_
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
 @pytest.mark.parametrize("most_bytes", [1, 600_000, 3_000_000])
-def test_a_cache_too_small_for_the_dataset_keeps_its_bound(
-    root: Path, tmp_path: Path, layout: LayoutName, most_bytes: int
-) -> None:
+def test_a_cache_too_small_for_the_dataset_keeps_its_bound(root, tmp_path, layout, most_bytes):
     read_all(root / layout, tmp_path, most_bytes)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= max(most_bytes, 12)
 
 
-def test_what_a_slow_disk_has_not_got_yet_is_not_fetched_again(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_slow_disk_has_not_got_yet_is_not_fetched_again(root, tmp_path, monkeypatch):
     is_handed_over, may_write = threading.Event(), threading.Event()
 
     def wait(*_: Any) -> None:
@@ -98,7 +93,7 @@ def test_what_a_slow_disk_has_not_got_yet_is_not_fetched_again(
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
-def test_a_damaged_cache_is_fetched_again(root: Path, tmp_path: Path, layout: LayoutName, damage: str) -> None:
+def test_a_damaged_cache_is_fetched_again(root, tmp_path, layout, damage):
     read_all(root / layout, tmp_path)
     for path in tmp_path.iterdir():
         data = bytearray(path.read_bytes())
@@ -120,9 +115,7 @@ def test_a_damaged_cache_is_fetched_again(root: Path, tmp_path: Path, layout: La
         ("encoded_tokens/c/0", 4 * (13 * 65_537 + 65_536), "encoded_tokens/c/0: inner chunk 13 does not match its crc32c"),
     ],
 )
-def test_wrong_bytes_of_the_store_are_an_error_and_are_not_kept(
-    root: Path, tmp_path: Path, key: str, place: int, message: str
-) -> None:
+def test_wrong_bytes_of_the_store_are_an_error_and_are_not_kept(root, tmp_path, key, place, message):
     shutil.copytree(root / "mmap", tmp_path / "dataset")
     path = tmp_path / "dataset/train" / key
     data = bytearray(path.read_bytes())
@@ -134,7 +127,7 @@ def test_wrong_bytes_of_the_store_are_an_error_and_are_not_kept(
     read_all(tmp_path / "dataset", tmp_path / "cache")
 
 
-def test_an_object_that_is_gone_is_an_error_that_names_it(root: Path, tmp_path: Path) -> None:
+def test_an_object_that_is_gone_is_an_error_that_names_it(root, tmp_path):
     shutil.copytree(root / "mmap", tmp_path / "dataset")
     train = flat_tokens.open(f"slow://{tmp_path}/dataset", cache=tmp_path / "cache", cache_bytes=ROOMY).train
     (tmp_path / "dataset/train/encoded_tokens/c/0").unlink()
@@ -142,7 +135,7 @@ def test_an_object_that_is_gone_is_an_error_that_names_it(root: Path, tmp_path: 
         train.packed(250)[0]
 
 
-def test_a_dataset_without_a_manifest_has_no_cache(root: Path, tmp_path: Path) -> None:
+def test_a_dataset_without_a_manifest_has_no_cache(root, tmp_path):
     shutil.copytree(root / "mmap", tmp_path / "dataset")
     (tmp_path / "dataset/manifest.json").unlink()
     with refusal(r"has no manifest.json, which a cache needs"):
@@ -152,13 +145,13 @@ def test_a_dataset_without_a_manifest_has_no_cache(root: Path, tmp_path: Path) -
             flat_tokens.open(f"slow://{tmp_path}/dataset", **options)
 
 
-def test_a_local_dataset_takes_no_cache(root: Path, tmp_path: Path) -> None:
+def test_a_local_dataset_takes_no_cache(root, tmp_path):
     dataset = flat_tokens.open(root / "mmap", cache=tmp_path / "cache", cache_bytes=ROOMY)
     assert np.array_equal(dataset.train.packed(250)[3].targets, ROWS[3])
     assert not (tmp_path / "cache").exists()
 
 
-def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None:
+def test_threads_that_want_the_same_ask_once(root, tmp_path):
     view = rows_of(root, tmp_path)
     SlowStore.reset(lambda number, path: 0.02)
     with ThreadPoolExecutor(8) as pool:
@@ -167,7 +160,7 @@ def test_threads_that_want_the_same_ask_once(root: Path, tmp_path: Path) -> None
     assert len(SlowStore.requests) == len(set(SlowStore.requests)) == 4
 
 
-def test_an_error_of_a_request_ahead_is_not_that_of_the_read(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_request_ahead_is_not_that_of_the_read(root, tmp_path, monkeypatch):
     """A read that waits for such a request asks anew when it fails."""
     view = rows_of(root, tmp_path)
     begun, joined, released = threading.Event(), threading.Event(), threading.Event()
@@ -199,9 +192,7 @@ def test_an_error_of_a_request_ahead_is_not_that_of_the_read(root: Path, tmp_pat
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_request_that_takes_too_long_is_made_once_more(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_a_request_that_takes_too_long_is_made_once_more(root, tmp_path, monkeypatch, fails):
     """By another thread: the first one may be the only one that there is, as where all else is on the disk. It counts if the
     second one fails.
     """
@@ -226,7 +217,7 @@ def test_a_request_that_takes_too_long_is_made_once_more(
     released.set()
 
 
-def test_loaders_with_a_cache_can_be_pickled_and_forked(root: Path, tmp_path: Path) -> None:
+def test_loaders_with_a_cache_can_be_pickled_and_forked(root, tmp_path):
     view = rows_of(root, tmp_path)
     assert np.array_equal(view[1].targets, ROWS[1])  # its threads run
     assert np.array_equal(pickle.loads(pickle.dumps(view))[2].targets, ROWS[2])
@@ -239,14 +230,14 @@ def test_loaders_with_a_cache_can_be_pickled_and_forked(root: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_processes_share_a_cache(root: Path, tmp_path: Path) -> None:
+def test_processes_share_a_cache(root, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(elsewhere, read_all, root / "mmap", tmp_path, 3_000_000) for _ in range(3)]:
             done.result()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 3_000_000
 
 
-def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root: Path, tmp_path: Path) -> None:
+def test_the_first_of_two_answers_counts_and_the_other_changes_nothing(root, tmp_path):
     """Both come at the same moment, hundreds of times; threads go on, and memory counts the bytes that it has."""
     view = rows_of(root, tmp_path)
     units = view.tokens.encoded_tokens.store.units

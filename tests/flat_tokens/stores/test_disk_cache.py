@@ -56,7 +56,7 @@ def kept(cache: DiskCache, numbers: range) -> list[int]:
     return [number for number in numbers if Path(cache.directory, name(number)).exists()]
 
 
-def test_the_units_that_were_used_longest_ago_go(tmp_path: Path) -> None:
+def test_the_units_that_were_used_longest_ago_go(tmp_path):
     cache = DiskCache(tmp_path, bound(4))
     add(cache, range(4))
     cache.note_use(name(0))
@@ -73,9 +73,7 @@ def test_the_units_that_were_used_longest_ago_go(tmp_path: Path) -> None:
     steps=st.lists(st.tuples(st.sampled_from(["add", "find", "use", "damage", "remove", "reopen"]), st.integers(0, 12))),
     room=st.integers(0, 5),
 )
-def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], room: int
-) -> None:
+def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(tmp_path_factory, steps, room):
     directory = tmp_path_factory.mktemp("cache")
     cache = DiskCache(directory, bound(room))
     for step, number in steps:
@@ -102,7 +100,7 @@ def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(
 @pytest.mark.parametrize(
     "spoil", ["", "cut", "longer", "empty", "other unit", "pages swapped", "directory", "fifo", "link to nothing"]
 )
-def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path: Path, spoil: str) -> None:
+def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path, spoil):
     cache = DiskCache(tmp_path, bound(5))
     add(cache, range(2))
     path = tmp_path / name(1)
@@ -130,7 +128,7 @@ def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path: 
 
 
 @pytest.mark.parametrize("record", [b"", b"\0" * 12, b"\xff" * 12, b"\0" * 13, b"x"])
-def test_a_damaged_sum_is_counted_anew(tmp_path: Path, record: bytes) -> None:
+def test_a_damaged_sum_is_counted_anew(tmp_path, record):
     cache = DiskCache(tmp_path, bound(2))
     for number in range(5):
         (tmp_path / "lock").write_bytes(record)
@@ -139,7 +137,7 @@ def test_a_damaged_sum_is_counted_anew(tmp_path: Path, record: bytes) -> None:
     assert kept(cache, range(5)) == [3, 4]
 
 
-def test_files_of_others_are_left_alone_and_a_smaller_bound_holds_from_the_open_on(tmp_path: Path) -> None:
+def test_files_of_others_are_left_alone_and_a_smaller_bound_holds_from_the_open_on(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     cache = DiskCache(tmp_path, bound(4))
@@ -183,7 +181,7 @@ def dies_at(call: int, directory: Path, room: int) -> None:
 
 
 @pytest.mark.parametrize("every", first_fast([5, 1]))
-def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path: Path, every: int) -> None:
+def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path, every):
     """The next process goes on with it, and finds the right bytes or none. Slowly, at every call of the system."""
     context = multiprocessing.get_context("fork")
     call, code = 0, 9
@@ -216,7 +214,7 @@ def fill(directory: Path, seed: int, rounds: int) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_are_killed_while_others_go_on_never_break_the_bound(tmp_path: Path) -> None:
+def test_processes_that_are_killed_while_others_go_on_never_break_the_bound(tmp_path):
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=fill, args=(tmp_path, seed, 3000)) for seed in range(3)]
     for other in others:
@@ -242,7 +240,7 @@ def test_processes_that_are_killed_while_others_go_on_never_break_the_bound(tmp_
     assert on_disk(tmp_path) <= bound(6)
 
 
-def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path):
     cache = DiskCache(tmp_path, bound(3))
     with cache._locked():
         blocked = multiprocessing.get_context("fork").Process(target=lambda: None)
@@ -260,9 +258,7 @@ def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path: P
 
 
 @pytest.mark.parametrize("fault", ["full", "no byte more", "read-only", "no locks"])
-def test_a_disk_that_takes_nothing_costs_one_warning(
-    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_costs_one_warning(tmp_path, fault, monkeypatch, caplog):
     cache = DiskCache(tmp_path, bound(9))
     add(cache, [0])
     opened = os.open
@@ -290,7 +286,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(
     assert cache.find(name(0), 0, SIZE) == content(0)
 
 
-def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     cache = DiskCache(tmp_path / "file/cache", bound(9))
     add(cache, [0])
@@ -299,7 +295,7 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o702, 0o720, 0o1777])
-def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_cache_that_others_may_write_is_refused(tmp_path, mode):
     """Its files are read without a digest: even under a signed manifest they would be believed."""
     directory = tmp_path / "a cache"
     directory.mkdir()
@@ -308,7 +304,7 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> 
         DiskCache(directory, bound(4))
 
 
-def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
     cache = DiskCache(tmp_path, bound(4))
     cache.add("unit", b"data")
     assert cache.find("unit", 0, 4) == b"data"
@@ -318,7 +314,7 @@ def test_a_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.
         DiskCache(tmp_path, bound(4))
 
 
-def test_files_of_a_cache_are_private(tmp_path: Path) -> None:
+def test_files_of_a_cache_are_private(tmp_path):
     before = os.umask(0)
     try:
         cache = DiskCache(tmp_path / "new", bound(4))

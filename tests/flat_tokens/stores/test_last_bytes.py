@@ -58,7 +58,7 @@ def asked_for_objects() -> list[str]:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout: Any) -> None:
+def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout):
     url = f"nolast://{uuid.uuid4().hex}"
     write_sequences(url, SEQUENCES, layout=layout)
     NoLastBytes.asked.clear()
@@ -72,7 +72,7 @@ def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_without_a_manifest_sizes_are_asked_for(layout: Any) -> None:
+def test_without_a_manifest_sizes_are_asked_for(layout):
     """A split by itself, too. No object is read whole for its last bytes."""
     url = f"nolast://{uuid.uuid4().hex}"
     store = Store.at(write_sequences(url, SEQUENCES, layout=layout))
@@ -85,7 +85,7 @@ def test_without_a_manifest_sizes_are_asked_for(layout: Any) -> None:
         ]
 
 
-def test_ranges_of_missing_and_empty_objects() -> None:
+def test_ranges_of_missing_and_empty_objects():
     store = Store.at(f"nolast://{uuid.uuid4().hex}")
     store.put("some", b"0123456789")
     store.put("empty", b"")
@@ -94,7 +94,7 @@ def test_ranges_of_missing_and_empty_objects() -> None:
     assert [found[k] for k in (0, 2, 3, 4)] == [b"6789", b"", b"234", b"0123456789"]
 
 
-def test_a_missing_object_is_an_error_of_its_own() -> None:
+def test_a_missing_object_is_an_error_of_its_own():
     url = f"nolast://{uuid.uuid4().hex}"
     store = Store.at(write_sequences(url, SEQUENCES))
     store.remove("train/encoded_tokens/c/0")
@@ -104,7 +104,7 @@ def test_a_missing_object_is_an_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_a_cache_works_as_ever(tmp_path: Any, layout: Any) -> None:
+def test_a_cache_works_as_ever(tmp_path, layout):
     url = f"nolast://{uuid.uuid4().hex}"
     write_sequences(url, SEQUENCES, layout=layout)
     for _ in range(2):

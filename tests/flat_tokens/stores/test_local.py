@@ -41,13 +41,13 @@ def place(tmp_path: Path) -> Path:
         ("long" * 100, None, None),
     ],
 )
-def test_each_kind_is_told_and_absence_too(place: Path, name: str, kind: str | None, itself: str | None) -> None:
+def test_each_kind_is_told_and_absence_too(place, name, kind, itself):
     assert kind_of(place / name) == kind
     assert kind_of(place / name, follow_links=False) == itself
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
-def test_a_lookup_that_fails_is_not_taken_for_an_absence(place: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_that_fails_is_not_taken_for_an_absence(place, code, monkeypatch):
     def fail(path: Any, **_: Any) -> Any:
         raise OSError(code, os.strerror(code))
 
@@ -56,9 +56,7 @@ def test_a_lookup_that_fails_is_not_taken_for_an_absence(place: Path, code: int,
         kind_of(place / "file")
 
 
-def test_links_are_resolved_and_a_lookup_that_fails_is_not_taken_for_no_link(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_are_resolved_and_a_lookup_that_fails_is_not_taken_for_no_link(place, monkeypatch):
     assert real_path(place / "link") == str(place / "file")
     assert real_path(place / "missing/more") == str(place / "missing/more")
     real = os.lstat
@@ -73,7 +71,7 @@ def test_links_are_resolved_and_a_lookup_that_fails_is_not_taken_for_no_link(
         real_path(place / "link")
 
 
-def test_an_error_of_a_name_below_a_descriptor_gets_the_whole_path(place: Path) -> None:
+def test_an_error_of_a_name_below_a_descriptor_gets_the_whole_path(place):
     here = os.open(place, os.O_RDONLY)
     try:
         with pytest.raises(FileNotFoundError) as caught:
@@ -84,9 +82,7 @@ def test_an_error_of_a_name_below_a_descriptor_gets_the_whole_path(place: Path) 
         os.close(here)
 
 
-def test_a_directory_that_another_process_makes_and_removes_meanwhile_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_another_process_makes_and_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
     def made_and_removed(path: Path, mode: int = 0o777) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
@@ -95,7 +91,7 @@ def test_a_directory_that_another_process_makes_and_removes_meanwhile_is_no_erro
     assert not (tmp_path / "shared").exists()
 
 
-def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path, monkeypatch):
     """Objects that need not be durable one by one are not, and not written in another place."""
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
@@ -107,6 +103,6 @@ def test_all_that_lies_in_a_directory_is_made_durable_together(tmp_path: Path, m
     assert sorted(synced) == [str(tmp_path / "staged" / name) for name in ("", "a", "a/b", "a/b/object", "beside")]
 
 
-def test_a_directory_that_is_not_there_is_not_made_durable(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_not_made_durable(tmp_path):
     with refusal("missing", FileNotFoundError):
         make_durable(tmp_path / "missing")

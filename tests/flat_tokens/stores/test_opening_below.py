@@ -166,7 +166,7 @@ def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
-def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, rooted: Callable[[], Path], is_whole: bool) -> None:
+def test_no_link_at_any_step_leads_a_reader_out(name, tmp_path, rooted, is_whole):
     """Each file and directory below a root is in turn replaced by a link to itself elsewhere. What was read before is refused."""
     place, opened, refused = PLACES[name], [], 0
     place.make(tmp_path / "root")
@@ -202,7 +202,7 @@ def test_no_link_at_any_step_leads_a_reader_out(name: str, tmp_path: Path, roote
         reading._opened_within = real
 
 
-def test_links_within_the_roots_are_followed(rooted: Callable[[], Path], tmp_path: Path) -> None:
+def test_links_within_the_roots_are_followed(rooted, tmp_path):
     root = rooted()
     (root / "a").mkdir()
     (root / "a/x").write_bytes(b"a")
@@ -212,7 +212,7 @@ def test_links_within_the_roots_are_followed(rooted: Callable[[], Path], tmp_pat
     assert Store.at(tmp_path / "name/a").read("x") == b"a"
 
 
-def test_a_root_may_be_a_link_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_may_be_a_link_and_a_file(tmp_path, monkeypatch):
     (tmp_path / "one.txt").write_bytes(b"one")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/two.txt").write_bytes(b"two")
@@ -225,9 +225,7 @@ def test_a_root_may_be_a_link_and_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         Store.at(tmp_path).read("one.txt2")
 
 
-def test_fetched_files_are_opened_where_they_are_kept_and_from_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rooted: Callable[[], Path]
-) -> None:
+def test_fetched_files_are_opened_where_they_are_kept_and_from_nowhere_else(tmp_path, monkeypatch, rooted):
     """The worker's scratch directory and the hub's cache are outside of the roots: no link below a root leads into them."""
     for name, variable in (("scratch", "FLAT_TOKENS_SCRATCH"), ("hub", "HF_HUB_CACHE")):
         monkeypatch.setenv(variable, str(tmp_path / name))
@@ -239,7 +237,7 @@ def test_fetched_files_are_opened_where_they_are_kept_and_from_nowhere_else(
             Store.at(rooted()).read(name)
 
 
-def test_where_outputs_have_no_roots_they_are_read_by_their_own_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_outputs_have_no_roots_they_are_read_by_their_own_paths(tmp_path, monkeypatch):
     for name in ("in", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "out/x").write_bytes(b"made")
@@ -251,7 +249,7 @@ def test_where_outputs_have_no_roots_they_are_read_by_their_own_paths(tmp_path: 
         Store.at(tmp_path / "in").read("x")
 
 
-def test_a_device_is_refused_before_it_is_opened(rooted: Callable[[], Path]) -> None:
+def test_a_device_is_refused_before_it_is_opened(rooted):
     root = rooted()
     os.mkfifo(root / "pipe")
     with refusal("is not a plain file"):
@@ -264,7 +262,7 @@ def test_a_device_is_refused_before_it_is_opened(rooted: Callable[[], Path]) -> 
         Store.at(root).read("magic")
 
 
-def test_a_temporary_file_is_opened_while_it_is_lent(tmp_path: Path, rooted: Callable[[], Path]) -> None:
+def test_a_temporary_file_is_opened_while_it_is_lent(tmp_path, rooted):
     rooted()
     (tmp_path / "temporary").write_bytes(b"unpacked")
     with reading.lent(tmp_path / "temporary"):
@@ -273,7 +271,7 @@ def test_a_temporary_file_is_opened_while_it_is_lent(tmp_path: Path, rooted: Cal
         Store.at(tmp_path).read("temporary")
 
 
-def test_what_else_opens_a_path_is_found(tmp_path: Path) -> None:
+def test_what_else_opens_a_path_is_found(tmp_path):
     """In a program of ours; ``make check`` looks through those that there are."""
     calls = (
         "open(p)",

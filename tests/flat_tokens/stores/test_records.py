@@ -37,12 +37,12 @@ def deep(levels: int) -> bytes:
         (b'{"a": 1', "is not JSON"),
     ],
 )
-def test_what_is_none_of_our_documents_is_an_error_with_its_name(data: bytes, words: str) -> None:
+def test_what_is_none_of_our_documents_is_an_error_with_its_name(data, words):
     with refusal(f"^here: {words}"):
         json_object(data, "here")
 
 
-def test_documents_that_are_only_unusual_are_read() -> None:
+def test_documents_that_are_only_unusual_are_read():
     assert json_object(deep(MAX_DEPTH), "here")["a"]
     assert json_object(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}', "here") == {"a": "\U0001f600"}
 
@@ -55,7 +55,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store.at("memory://records")
 
 
-def test_a_record_is_read_up_to_a_size(store: Store) -> None:
+def test_a_record_is_read_up_to_a_size(store):
     store.put("a.json", b'{"a": 1}')
     store.put("empty", b"")
     assert read_json(store, "a.json", 8) == {"a": 1}
@@ -66,7 +66,7 @@ def test_a_record_is_read_up_to_a_size(store: Store) -> None:
         read_json(store, "b.json")
 
 
-def test_the_error_names_the_setting(tmp_path: Path) -> None:
+def test_the_error_names_the_setting(tmp_path):
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(MAX_RECORD_BYTES + 1)  # a hole
     with refusal(r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
@@ -87,9 +87,7 @@ READERS: dict[str, tuple[str, Callable[[Store], object]]] = {
 
 @pytest.mark.parametrize("levels", [900, 100_000])
 @pytest.mark.parametrize(("key", "read"), READERS.values(), ids=READERS)
-def test_a_record_nested_deep_is_an_error_with_its_name_or_none(
-    tmp_path: Path, key: str, read: Callable[[Store], object], levels: int
-) -> None:
+def test_a_record_nested_deep_is_an_error_with_its_name_or_none(tmp_path, key, read, levels):
     root = Store.at(tmp_path / "out")
     root.put(key, deep(levels))
     try:

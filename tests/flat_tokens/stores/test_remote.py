@@ -17,7 +17,6 @@ import pytest
 from aiohttp import web
 
 import flat_tokens
-from flat_tokens import LayoutName
 from flat_tokens.arrays import stored
 from tests.made import write_sequences
 from tests.processes import serving
@@ -78,7 +77,7 @@ def slow_web(web_server: str) -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_once_open_a_packed_row_is_one_request(slow_web: Proxy, layout: LayoutName) -> None:
+def test_once_open_a_packed_row_is_one_request(slow_web, layout):
     packed = flat_tokens.open(f"{slow_web.url}/{layout}").train.packed(256)
     expected = np.concatenate(sequences()).reshape(-1)
     packed[0]  # compact: asks for the shard's index as well
@@ -92,7 +91,7 @@ def test_once_open_a_packed_row_is_one_request(slow_web: Proxy, layout: LayoutNa
 
 
 @pytest.mark.parametrize(("layout", "kept"), [("mmap", 1 << 24), ("compact", 1 << 24), ("compact", 1)])
-def test_64_rows_are_asked_for_together(slow_web: Proxy, layout: LayoutName, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_rows_are_asked_for_together(slow_web, layout, kept, monkeypatch):
     """One round trip; two where the shard's index is not known yet. Also of an array that is too large to be kept."""
     monkeypatch.setattr(stored, "DECODED_BYTES", kept)
     packed = flat_tokens.open(f"{slow_web.url}/{layout}").train.packed(256)
@@ -108,13 +107,13 @@ def test_64_rows_are_asked_for_together(slow_web: Proxy, layout: LayoutName, kep
     assert slow_web.most_waiting > len(asked) // 2
 
 
-def test_opening_takes_few_requests(slow_web: Proxy) -> None:
+def test_opening_takes_few_requests(slow_web):
     """Two for the dataset, one to know that it was written here, six a split, of which both run at once."""
     flat_tokens.open(f"{slow_web.url}/mmap")
     assert len(slow_web.requests) <= 15
 
 
-def test_a_server_that_knows_no_ranges_is_read_as_well(root: Path) -> None:
+def test_a_server_that_knows_no_ranges_is_read_as_well(root):
     """It answers with the whole file."""
     handler = functools.partial(_Quiet, directory=str(root))
     with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
@@ -136,7 +135,7 @@ def _read(split: flat_tokens.FlatTokens, i: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_read_what_their_parent_opened(root: Path, web_server: str, method: str) -> None:
+def test_processes_read_what_their_parent_opened(root, web_server, method):
     """The parent has read, so there are mapped files, connections and an event loop that a child must not share."""
     for path in (str(root / "mmap"), str(root / "compact"), f"{web_server}/mmap", f"{web_server}/compact"):
         train = flat_tokens.open(path).train
@@ -148,7 +147,7 @@ def test_processes_read_what_their_parent_opened(root: Path, web_server: str, me
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 
-def test_threads_read_at_once(root: Path, web_server: str) -> None:
+def test_threads_read_at_once(root, web_server):
     want = [sequence.tolist() for sequence in sequences()]
     for path in (*(str(root / layout) for layout in flat_tokens.LAYOUTS), f"{web_server}/compact"):
         train = flat_tokens.open(path).train

@@ -52,12 +52,12 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
     return call
 
 
-def test_an_answer_is_not_waited_for(clock: Clock) -> None:
+def test_an_answer_is_not_waited_for(clock):
     assert persist(failing(0, ConnectionResetError()), "store") == "answer"
     assert clock.waits == []
 
 
-def test_waits_grow_at_random_up_to_a_limit(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_waits_grow_at_random_up_to_a_limit(clock, caplog):
     """Each is between half of what it may be and that, so that those who were refused together do not come together again."""
     assert persist(failing(10, ConnectionResetError(errno.ECONNRESET, "reset")), "gs://bucket/object") == "answer"
     for i, wait in enumerate(clock.waits):
@@ -68,7 +68,7 @@ def test_waits_grow_at_random_up_to_a_limit(clock: Clock, caplog: pytest.LogCapt
     assert caplog.messages[0].startswith("gs://bucket/object: reset; trying again in 0.")
 
 
-def test_patience_ends(clock: Clock) -> None:
+def test_patience_ends(clock):
     """The error names what was asked for, how often, what was wrong, and the next step."""
     with pytest.raises(TimeoutError, match=r"^gs://b/object: no answer in \d+ tries \(reset\)\. Run the same command") as raised:
         persist(failing(10**6, ConnectionResetError(errno.ECONNRESET, "reset")), "gs://b/object", 60)
@@ -76,7 +76,7 @@ def test_patience_ends(clock: Clock) -> None:
     assert isinstance(raised.value.__cause__, ConnectionResetError)
 
 
-def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
+def test_patience_begins_with_the_first_failure(clock):
     """A large object takes longer than anybody's patience, and may fail at its end."""
     real = failing(1, ConnectionResetError())
 
@@ -88,7 +88,7 @@ def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("x"), PermissionError("x"), ValueError("x"), OSError(errno.ENOSPC, "full")])
-def test_what_does_not_pass_is_raised_as_it_is(clock: Clock, error: Exception) -> None:
+def test_what_does_not_pass_is_raised_as_it_is(clock, error):
     with pytest.raises(type(error)) as raised:
         persist(failing(1, error), "store")
     assert raised.value is error
@@ -96,7 +96,7 @@ def test_what_does_not_pass_is_raised_as_it_is(clock: Clock, error: Exception) -
 
 
 @pytest.mark.parametrize(("progress", "tries"), [([0] * 9, 3), ([0, 1, 1, 2, 2, 2], 5)], ids=["none", "some"])
-def test_tries_are_counted_since_the_last_progress(clock: Clock, progress: list[int], tries: int) -> None:
+def test_tries_are_counted_since_the_last_progress(clock, progress, tries):
     """The last error is handed on with their number; a server may ask for longer waits, up to the longest one."""
     reached, told = iter(progress), []
     with pytest.raises(OSError, match=r"^given up after 3$") as raised:
@@ -175,11 +175,11 @@ LASTING: dict[str, Callable[[], Exception]] = {
 
 
 @pytest.mark.parametrize("name", [*PASSING, *LASTING])
-def test_busy_servers_and_broken_connections_pass_and_what_is_wrong_with_the_question_does_not(name: str) -> None:
+def test_busy_servers_and_broken_connections_pass_and_what_is_wrong_with_the_question_does_not(name):
     assert may_pass((PASSING | LASTING)[name]()) is (name in PASSING)
 
 
-def test_what_is_forbidden_is_told_with_its_place(clock: Clock) -> None:
+def test_what_is_forbidden_is_told_with_its_place(clock):
     """The clients of stores name the operation alone."""
 
     def refuse() -> None:
@@ -193,14 +193,14 @@ def test_what_is_forbidden_is_told_with_its_place(clock: Clock) -> None:
     assert clock.waits == []
 
 
-def test_the_status_is_found_in_whatever_holds_it() -> None:
+def test_the_status_is_found_in_whatever_holds_it():
     for error in (answered(503), of_botocore(503, "SlowDown"), of_gcsfs(503), caused(OSError("x"), answered(503))):
         assert status_of(error) == 503
     assert status_of(OSError(errno.EIO, "x")) is None
     assert status_of(SystemExit(2)) is None
 
 
-def test_an_error_in_one_line_is_its_first_cause() -> None:
+def test_an_error_in_one_line_is_its_first_cause():
     assert brief(caused(OSError("outer"), ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))) == (
         "Connection reset by peer"
     )
@@ -216,6 +216,6 @@ def test_an_error_in_one_line_is_its_first_cause() -> None:
         ("abfss://c@account.dfs.core.windows.net/key", "no credentials", "AZURE_STORAGE_ACCOUNT_NAME"),
     ],
 )
-def test_missing_credentials_are_told_with_the_place_and_the_remedy(url: str, error: str, variable: str) -> None:
+def test_missing_credentials_are_told_with_the_place_and_the_remedy(url, error, variable):
     with refusal(rf"^{url}: .*\. Set the credentials \({variable}", PermissionError):
         persist(failing(1, LASTING[error]()), url)

@@ -32,7 +32,7 @@ def write_dataset(path: Path) -> Path:
     return path
 
 
-def test_a_signature_is_of_the_place_and_the_digest(tmp_path: Path, key: Path) -> None:
+def test_a_signature_is_of_the_place_and_the_digest(tmp_path, key):
     """The literal is from: openssl pkeyutl -sign -rawin -in F, of a file of the words of the line with a zero between two."""
     store = Store.at(tmp_path / "out")
     store.put(PLACE, b"{}")
@@ -59,7 +59,7 @@ def test_a_signature_is_of_the_place_and_the_digest(tmp_path: Path, key: Path) -
         "origins/v1.json",
     ],
 )
-def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_path: Path, key: Path, name: str) -> None:
+def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_path, key, name):
     store, path = Store.at(tmp_path / "out"), tmp_path / "out" / name
     store.put(name, b'{"a": 1}')
     path.write_bytes(b'{"a": 2}')
@@ -83,7 +83,7 @@ def test_records_that_decide_about_tokens_are_signed_and_refused_without(tmp_pat
         (PLACE, "latest.json"),
     ],
 )
-def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path: Path, key: Path, of: str, at: str) -> None:
+def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path, key, of, at):
     """Whether the record goes with it, or the line is made to name the other place."""
     store = Store.at(tmp_path)
     store.put(of, b"{}")
@@ -96,7 +96,7 @@ def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path: Path, 
             read_record(store, at)
 
 
-def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_versions_name(tmp_path: Path, key: Path) -> None:
+def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_versions_name(tmp_path, key):
     mine = write_dataset(tmp_path / "out/versions/v1")
     for there in ("copy", "elsewhere/versions/v1"):
         shutil.copytree(mine, tmp_path / there)
@@ -107,7 +107,7 @@ def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_vers
         flat_tokens.open(tmp_path / "out/versions/v2")
 
 
-def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path: Path, key: Path) -> None:
+def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path, key):
     path = write_dataset(tmp_path / "data")
     manifest = path / "manifest.json"
     before = manifest.read_bytes()
@@ -121,7 +121,7 @@ def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path: Path, 
             read(path)
 
 
-def test_the_first_key_signs_and_all_are_accepted(tmp_path: Path, key: Path) -> None:
+def test_the_first_key_signs_and_all_are_accepted(tmp_path, key):
     store = Store.at(tmp_path / "out")
     store.put(PLACE, b"{}")
     with signing.using(OTHER + public_pem(KEY)):
@@ -136,7 +136,7 @@ def test_the_first_key_signs_and_all_are_accepted(tmp_path: Path, key: Path) -> 
         read_record(store, PLACE)
 
 
-def test_a_kill_between_signature_and_record_leaves_the_former_record_readable(tmp_path: Path, key: Path) -> None:
+def test_a_kill_between_signature_and_record_leaves_the_former_record_readable(tmp_path, key):
     store = Store.at(tmp_path)
     store.put("latest.json", b"1")
     store.sign("latest.json", b"2")
@@ -145,7 +145,7 @@ def test_a_kill_between_signature_and_record_leaves_the_former_record_readable(t
     assert read_record(store, "latest.json") == b"2"
 
 
-def test_the_file_of_signatures_stays_small_and_a_spoilt_one_is_mended(tmp_path: Path, key: Path) -> None:
+def test_the_file_of_signatures_stays_small_and_a_spoilt_one_is_mended(tmp_path, key):
     store = Store.at(tmp_path)
     for number in range(110):
         store.put("latest.json", b"%d" % number)
@@ -168,9 +168,7 @@ def test_the_file_of_signatures_stays_small_and_a_spoilt_one_is_mended(tmp_path:
         (b"ssh-ed25519 secret", "has a key that cannot be read"),
     ],
 )
-def test_a_file_without_keys_is_refused_and_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, cause: str
-) -> None:
+def test_a_file_without_keys_is_refused_and_not_shown(tmp_path, monkeypatch, text, cause):
     monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys", text)))
     with pytest.raises(PermissionError, match=f"{cause}.*openssl genpkey -algorithm ed25519 -out KEY") as refused:
         flat_tokens.open(write_dataset(tmp_path / "data"))
@@ -184,15 +182,13 @@ def test_a_file_without_keys_is_refused_and_not_shown(
         (signing.KEY_FILE, "", r"is empty\. Name the file of the key, or unset it"),
     ],
 )
-def test_a_setting_that_is_not_used_or_empty_is_refused(
-    setting: str, value: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_is_not_used_or_empty_is_refused(setting, value, remedy, monkeypatch):
     monkeypatch.setenv(setting, value)
     with refusal(remedy, PermissionError):
         signing.keys()
 
 
-def test_a_key_that_cannot_be_read_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_be_read_stops_everything(tmp_path, monkeypatch):
     path = write_dataset(tmp_path / "data")
     for name, cause in (("nowhere", "No such file"), ("data", "Is a directory")):
         monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / name))
@@ -200,16 +196,14 @@ def test_a_key_that_cannot_be_read_stops_everything(tmp_path: Path, monkeypatch:
             flat_tokens.open(path)
 
 
-def test_without_a_key_nothing_is_signed_and_signed_datasets_open(
-    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_key_nothing_is_signed_and_signed_datasets_open(tmp_path, key, monkeypatch):
     path = write_dataset(tmp_path / "signed")
     monkeypatch.delenv(signing.KEY_FILE)
     assert flat_tokens.verify(path, "full").seq_count == 2
     assert not list(write_dataset(tmp_path / "unsigned").rglob("*.ed25519"))
 
 
-def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path: Path, key: Path) -> None:
+def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path, key):
     """Whatever characters it has: a line feed ended the pattern of signed records."""
     for name in ("a\nb", "a\rb", "\u2028", "a b", "\n", "x\n/versions/v1/manifest.json"):
         store = Store.at(tmp_path / name)
@@ -221,7 +215,7 @@ def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path: Path, key:
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o604, 0o640])
-def test_a_key_file_that_others_may_read_or_write_is_not_used(key: Path, mode: int) -> None:
+def test_a_key_file_that_others_may_read_or_write_is_not_used(key, mode):
     signing._text_in.cache_clear()
     key.chmod(mode)
     with refusal(r"can be read or written by others.* chmod 600 ", PermissionError):

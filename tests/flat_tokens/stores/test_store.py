@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def some_bytes(size: int, seed: int = 0) -> bytes:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [12 * MEBIBYTE, 1_000_003])
-def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path: Path, size: int, piece: int) -> None:
+def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path, size, piece):
     data = some_bytes(size)
     with Store.at(tmp_path).create("below/here/object") as writer:
         for start in range(0, size, piece):
@@ -59,9 +59,7 @@ def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("count", "width"), [(0, 10), (3, 10), (40, 131_076), (2, WRITE_BUFFER_BYTES), (2, WRITE_BUFFER_BYTES + 1)]
 )
-def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(
-    tmp_path: Path, where: str, before: int, count: int, width: int
-) -> None:
+def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(tmp_path, where, before, count, width):
     store = Store.at(tmp_path if where == "local" else f"memory://{uuid.uuid4().hex}")
     head, rows = some_bytes(before), np.frombuffer(some_bytes(count * width), np.uint8).reshape(count, width)
     filled = []
@@ -93,7 +91,7 @@ def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(
     ],
     ids=["uint64", "two dimensions", "empty array", "memoryview", "bytearray", "empty memoryview"],
 )
-def test_anything_with_a_buffer_can_be_written(tmp_path: Path, data: Any) -> None:
+def test_anything_with_a_buffer_can_be_written(tmp_path, data):
     with Store.at(tmp_path).create("object") as writer:
         writer.write(data)
     assert files(tmp_path) == {"object": bytes(data)}
@@ -107,14 +105,14 @@ def interrupted(store: Store, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 9_999_991])
-def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path, size: int) -> None:
+def test_an_exception_in_the_block_leaves_nothing(tmp_path, size):
     with refusal("plug", InterruptedError):
         interrupted(Store.at(tmp_path), size)
     assert files(tmp_path) == {}
 
 
 @pytest.mark.parametrize("size", [10, 9_999_991])
-def test_nothing_or_the_former_object_is_there_until_the_new_one_is_whole(tmp_path: Path, size: int) -> None:
+def test_nothing_or_the_former_object_is_there_until_the_new_one_is_whole(tmp_path, size):
     store = Store.at(tmp_path)
     with store.create("object") as writer:
         writer.write(some_bytes(size))
@@ -127,7 +125,7 @@ def test_nothing_or_the_former_object_is_there_until_the_new_one_is_whole(tmp_pa
     assert list(files(tmp_path)) == ["object"]
 
 
-def test_large_objects_wait_in_the_staging_directory(tmp_path: Path) -> None:
+def test_large_objects_wait_in_the_staging_directory(tmp_path):
     """A crash leaves what is unfinished there, not among the finished objects."""
     store = Store.at(tmp_path / "store", staging=str(tmp_path / "staging/attempt"))
     with store.create("below/object") as writer:
@@ -141,9 +139,7 @@ def test_large_objects_wait_in_the_staging_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", range(5))
-def test_a_full_disk_surfaces_with_the_objects_name_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_full_disk_surfaces_with_the_objects_name_and_leaves_nothing(tmp_path, monkeypatch, failing):
     """At the first write, in the middle, or at the last."""
     real, left, data = os.write, [failing], some_bytes(17 * MEBIBYTE + 5)
 
@@ -166,9 +162,7 @@ def test_a_full_disk_surfaces_with_the_objects_name_and_leaves_nothing(
 
 @pytest.mark.parametrize("size", [5, 9_999_991])
 @pytest.mark.parametrize("function", ["fsync", "replace", "ftruncate"])
-def test_a_failure_at_the_end_surfaces_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, size: int
-) -> None:
+def test_a_failure_at_the_end_surfaces_and_leaves_nothing(tmp_path, monkeypatch, function, size):
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -179,7 +173,7 @@ def test_a_failure_at_the_end_surfaces_and_leaves_nothing(
     assert files(tmp_path) == {}
 
 
-def test_writes_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_the_system_cuts_short_are_continued(tmp_path, monkeypatch):
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: max(4096, len(data) // 3 // 4096 * 4096)]))
     data = some_bytes(9_999_991)
@@ -188,7 +182,7 @@ def test_writes_that_the_system_cuts_short_are_continued(tmp_path: Path, monkeyp
     assert files(tmp_path) == {"object": data}
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_descriptor_is_left_open(tmp_path, monkeypatch):
     """Neither by what succeeds nor by what fails."""
     Store.at(tmp_path).put("object", some_bytes(9_999_991))
     before = len(os.listdir("/proc/self/fd"))
@@ -199,7 +193,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_many_threads_write_at_once(tmp_path: Path) -> None:
+def test_many_threads_write_at_once(tmp_path):
     """Each object is its own thread's, although buffers and writing threads are shared."""
     store, barrier = Store.at(tmp_path), threading.Barrier(6)
 
@@ -242,7 +236,7 @@ for pid in children:
 """
 
 
-def test_parent_and_child_both_write_after_a_fork(tmp_path: Path) -> None:
+def test_parent_and_child_both_write_after_a_fork(tmp_path):
     """At the same time: the child has threads of its own, and shares no buffer with the parent."""
     ignored = "ignore:This process:DeprecationWarning"  # Python 3.12 says so of every fork where there are threads
     run = subprocess.run([sys.executable, "-W", ignored, "-c", FORK, str(tmp_path)], capture_output=True, text=True, timeout=60)
@@ -271,7 +265,7 @@ EDGES += [WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT + i for i in (-1, 0, 1)] + [
     length=st.integers(0, 5 * MEBIBYTE) | st.sampled_from(EDGES),
 )
 @examples(150)
-def test_every_way_to_read_a_range_gives_the_same_bytes(large: tuple[Path, bytes], start: int, length: int) -> None:
+def test_every_way_to_read_a_range_gives_the_same_bytes(large, start, length):
     """Through the page cache, and past it for what is read once."""
     root, data = large
     stop = min(start + length, len(data))
@@ -282,7 +276,7 @@ def test_every_way_to_read_a_range_gives_the_same_bytes(large: tuple[Path, bytes
 
 
 @pytest.mark.parametrize("read_once", [False, True])
-def test_a_range_beyond_the_end_is_cut_off(large: tuple[Path, bytes], read_once: bool) -> None:
+def test_a_range_beyond_the_end_is_cut_off(large, read_once):
     root, data = large
     store = Store.at(root, read_once=read_once)
     for start, stop in [
@@ -294,7 +288,7 @@ def test_a_range_beyond_the_end_is_cut_off(large: tuple[Path, bytes], read_once:
             assert borrowed == store.read_range("object", start, stop) == data[start:stop]
 
 
-def test_borrowed_ranges_do_not_share_a_buffer(large: tuple[Path, bytes]) -> None:
+def test_borrowed_ranges_do_not_share_a_buffer(large):
     root, data = large
     store = Store.at(root, read_once=True)
     with store.borrow_range("object", 0, MEBIBYTE) as first, store.borrow_range("object", MEBIBYTE, 2 * MEBIBYTE) as second:
@@ -303,7 +297,7 @@ def test_borrowed_ranges_do_not_share_a_buffer(large: tuple[Path, bytes]) -> Non
 
 
 @pytest.mark.parametrize("read_once", [False, True])
-def test_what_is_not_there_is_a_file_not_found_error(tmp_path: Path, read_once: bool) -> None:
+def test_what_is_not_there_is_a_file_not_found_error(tmp_path, read_once):
     store = Store.at(tmp_path, read_once=read_once)
     for attempt in (store.read, store.size, store.digest, lambda key: store.read_range(key, 0, MEBIBYTE)):
         with refusal(f"{tmp_path}/nothing", FileNotFoundError):
@@ -327,7 +321,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     fsspec.filesystem("memory").store.clear()
 
 
-def test_every_store_keeps_objects(store: Store) -> None:
+def test_every_store_keeps_objects(store):
     data = some_bytes(100_000)
     stored = store.put("a/b/object", data)
     assert stored == StoredObject("a/b/object", 100_000, f"blake3:{blake3(data).hexdigest()}") == store.digest("a/b/object")
@@ -348,7 +342,7 @@ def test_every_store_keeps_objects(store: Store) -> None:
         store.read("a/b/nothing")
 
 
-def test_every_store_lists_and_removes(store: Store) -> None:
+def test_every_store_lists_and_removes(store):
     for key in ("a/one", "a/b/two", "three", ".hidden"):
         store.put(key, key.encode())
     assert dict(store.listing()) == {"a/one": 5, "a/b/two": 7, "three": 5, ".hidden": 7}
@@ -384,7 +378,7 @@ class ObjectStore(AbstractFileSystem):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("size", [0, 10, 100_000])
-def test_a_failed_upload_leaves_nothing_in_an_object_store(size: int) -> None:
+def test_a_failed_upload_leaves_nothing_in_an_object_store(size):
     """Also not later: fsspec closes what is collected as garbage, and closing uploads."""
     fs = ObjectStore()
     with pytest.raises(InterruptedError):
@@ -397,7 +391,7 @@ def test_a_failed_upload_leaves_nothing_in_an_object_store(size: int) -> None:
 
 @pytest.mark.parametrize("size", [10, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 3 * WRITE_BUFFER_BYTES])
 @pytest.mark.parametrize("fails", [False, True])
-def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_path: Path, size: int, fails: bool) -> None:
+def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_path, size, fails):
     """Until they are whole; nothing is left there, and nothing of them is seen before."""
     staging = tmp_path / "made/when needed"
     store = Store.at(f"memory://{uuid.uuid4().hex}", staging=str(staging))
@@ -422,7 +416,7 @@ def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_p
 
 
 @pytest.mark.parametrize("size", [0, 10, PART_BYTES, 2 * PART_BYTES + 5])
-def test_files_are_uploaded_and_read_in_blocks(tmp_path: Path, size: int) -> None:
+def test_files_are_uploaded_and_read_in_blocks(tmp_path, size):
     data = some_bytes(size)
     (tmp_path / "file").write_bytes(data)
     store = Store.at(f"memory://{uuid.uuid4().hex}")
@@ -432,7 +426,7 @@ def test_files_are_uploaded_and_read_in_blocks(tmp_path: Path, size: int) -> Non
     assert store.digest("below/object", "sha256").digest == hashlib.sha256(data).hexdigest()
 
 
-def test_what_a_person_has_configured_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_person_has_configured_goes_before(monkeypatch):
     """Clients are told how long to wait; credentials and other settings of theirs come from fsspec's configuration."""
     pytest.importorskip("s3fs")
     settings = {
@@ -461,12 +455,12 @@ class Forbidding(ObjectStore):
 
 
 @pytest.mark.parametrize("ask", [Store.exists, Store.has])
-def test_no_answer_is_not_taken_for_an_absence(ask: Callable[[Store, str], bool]) -> None:
+def test_no_answer_is_not_taken_for_an_absence(ask):
     with pytest.raises(PermissionError):
         ask(Store("bucket", Forbidding()), "object")
 
 
-def test_a_root_is_written_one_way(tmp_path: Path) -> None:
+def test_a_root_is_written_one_way(tmp_path):
     assert Store.at(tmp_path) == Store.at(f"{tmp_path}/") == Store.at(f"file://{tmp_path}")
     assert Store.at(tmp_path).url == str(tmp_path)
     assert (Store.at(tmp_path) / "a").path("b/c") == f"{tmp_path}/a/b/c"
@@ -476,7 +470,7 @@ def test_a_root_is_written_one_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [0, 5, SMALL_BYTES + 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 5])
 @pytest.mark.parametrize("after", [0, 7, WRITE_BUFFER_BYTES])
-def test_what_was_settled_stands_in_the_unfinished_file(tmp_path: Path, before: int, after: int) -> None:
+def test_what_was_settled_stands_in_the_unfinished_file(tmp_path, before, after):
     """With what is to come behind it, whose place is taken by what comes: the object is that of a writer that did not settle."""
     head, tail = some_bytes(before), some_bytes(after)
     store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished/object"
@@ -493,9 +487,7 @@ def test_what_was_settled_stands_in_the_unfinished_file(tmp_path: Path, before: 
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_what_was_settled_has_a_name_on_the_disk_at_every_moment(
-    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_settled_has_a_name_on_the_disk_at_every_moment(tmp_path, has_links, monkeypatch):
     """Where the file system gives a file two names, the old one goes when the new one is on the disk."""
     store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished"
     synced = []
@@ -521,7 +513,7 @@ def test_what_was_settled_has_a_name_on_the_disk_at_every_moment(
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_an_unfinished_file_outlives_a_failure_if_it_was_settled(tmp_path: Path, settled: bool) -> None:
+def test_an_unfinished_file_outlives_a_failure_if_it_was_settled(tmp_path, settled):
     store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished"
 
     def fail() -> None:

@@ -51,14 +51,14 @@ ROW = st.one_of(LINE, LINE, st.tuples(CELL, CELL).map(",".join), st.tuples(CELL,
 @example([('1\t"a\t', "\n"), ('1\tb"\t', "\n"), ("c\td\te", "\n")], "id\ttext\tmore\n", True, 40, 1 << 20, None)
 @examples(120)
 def test_blocks_give_what_rows_give(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[str, str]],
-    head: str,
-    tab: bool,
-    block: int,
-    limit: int,
-    quotes: str | None,
-) -> None:
+    tmp_path_factory,
+    rows,
+    head,
+    tab,
+    block,
+    limit,
+    quotes,
+):
     """With any mixture of quotes, ends of lines, blank lines and rows too long, at every size of a block."""
     path = tmp_path_factory.mktemp("csv") / ("a.tsv" if tab else "a.csv")
     path.write_bytes((head + "".join(row + end for row, end in rows)).encode() + b"\xff,\xfe\n" * (block % 2))
@@ -78,7 +78,7 @@ def test_blocks_give_what_rows_give(
         assert by_blocks[0][: len(by_rows[0])] == by_rows[0] or by_rows[0][: len(by_blocks[0])] == by_blocks[0]
 
 
-def test_sound_csv_is_never_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sound_csv_is_never_read_row_by_row(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("id,text\n" + '1,"a ""b"", c\nd"\n2,e\n' * 100, "utf-8")
     monkeypatch.setattr(csv, "_read_rows", None)
@@ -96,9 +96,7 @@ BARE_ROWS = [(0, b"a", b"0"), (1, b'"I came,', b"1"), (2, b'I saw, I conquered."
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(("name", "delimiter"), [("a.tsv", None), ("a.csv", "\t"), ("a.csv", ";"), ("a.txt", "|")])
-def test_rows_are_not_merged_by_bare_quotes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, delimiter: str | None, end: str, by_rows: bool
-) -> None:
+def test_rows_are_not_merged_by_bare_quotes(tmp_path, monkeypatch, name, delimiter, end, by_rows):
     """Whether the quotes are text is not to be seen: a setting says it."""
     path = tmp_path / name
     path.write_bytes(BARE.replace("\t", delimiter or "\t").replace("\n", end).encode())
@@ -114,7 +112,7 @@ def test_rows_are_not_merged_by_bare_quotes(
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
-def test_text_of_several_lines_is_one_row(tmp_path: Path, name: str) -> None:
+def test_text_of_several_lines_is_one_row(tmp_path, name):
     """In tab-separated text too, where its lines are no rows; with commas, which texts have, always."""
     path, delimiter = tmp_path / name, "\t" if name == "a.tsv" else ","
     second = f"two{delimiter}" if name == "a.csv" else "two"
@@ -125,7 +123,7 @@ def test_text_of_several_lines_is_one_row(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("delimiter", "shown"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'"), (":", "':'")])
 @pytest.mark.parametrize("quote", ["", '"'])
-def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path: Path, delimiter: str, shown: str, quote: str) -> None:
+def test_a_file_with_another_delimiter_is_told_by_its_header(tmp_path, delimiter, shown, quote):
     path = tmp_path / "a.csv"
     path.write_text("".join(f"{quote}{a}{quote}{delimiter}{quote}{b}{quote}\n" for a, b in (("id", "text"), ("1", "one,two"))))
     file = TextFile(str(path), path.name, path.stat().st_size, "text", "id")
@@ -147,7 +145,7 @@ EXCEL = r"a.csv: its first line, .*sep=.* is for Excel.* Remove it: tail -n \+2 
         ("a.tsv", "id,text\n1,one\n", {}, r"Its delimiter looks like ',': set source\.delimiter"),
     ],
 )
-def test_a_first_line_that_is_no_header_is_named(tmp_path: Path, name: str, text: str, options: Any, words: str) -> None:
+def test_a_first_line_that_is_no_header_is_named(tmp_path, name, text, options, words):
     path = tmp_path / name
     path.write_text(text, newline="")
     with refusal(words):

@@ -34,7 +34,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_compressed_file_may_stand_for_so_many_times_its_size(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+def test_a_compressed_file_may_stand_for_so_many_times_its_size(monkeypatch, ending):
     monkeypatch.setattr(limits, "ANY_EXPANSION", 1 << 20)
     data = PACK[ending](bytes(8 << 20))
     taken = []
@@ -46,7 +46,7 @@ def test_a_compressed_file_may_stand_for_so_many_times_its_size(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("ending", PACK)
-def test_a_small_file_may_stand_for_much_more(ending: str) -> None:
+def test_a_small_file_may_stand_for_much_more(ending):
     data = PACK[ending](bytes(2_000_000))
     assert sum(map(len, unpacked(io.BytesIO(data), ending, "small"))) == 2_000_000
 
@@ -72,7 +72,7 @@ def gzip_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("gzip_reader")
 @pytest.mark.parametrize(("data", "words"), DAMAGED_GZIP.values(), ids=DAMAGED_GZIP)
-def test_damaged_gzip_is_refused_with_its_place(data: bytes, words: str) -> None:
+def test_damaged_gzip_is_refused_with_its_place(data, words):
     with refusal(rf"^a.gz is damaged at byte \d+ or before: .*{words}"):
         list(unpacked(io.BytesIO(data), ".gz", "a.gz"))
 
@@ -88,12 +88,12 @@ def test_damaged_gzip_is_refused_with_its_place(data: bytes, words: str) -> None
     ],
     ids=["three members", "zeros behind it", "not compressed", "with a name and a comment"],
 )
-def test_gzip_of_any_form_is_unpacked(data: bytes, unpacked_bytes: bytes) -> None:
+def test_gzip_of_any_form_is_unpacked(data, unpacked_bytes):
     assert b"".join(unpacked(io.BytesIO(data), ".gz", "a.gz")) == unpacked_bytes
 
 
 @pytest.mark.usefixtures("gzip_reader")
-def test_an_error_of_the_disk_is_not_one_of_the_gzip_file() -> None:
+def test_an_error_of_the_disk_is_not_one_of_the_gzip_file():
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(5, "Input/output error")
@@ -123,13 +123,13 @@ def arrow_of_20_gigabytes(path: Path) -> Path:
     return path / "small.arrow"
 
 
-def test_500_bytes_of_parquet_do_not_stand_for_gigabytes(tmp_path: Path) -> None:
+def test_500_bytes_of_parquet_do_not_stand_for_gigabytes(tmp_path):
     path = parquet_of_20_gigabytes(tmp_path)
     assert path.stat().st_size < 1000
     assert text_bytes(path) <= limits.ANY_EXPANSION
 
 
-def test_an_arrow_dictionary_does_not_stand_for_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arrow_dictionary_does_not_stand_for_gigabytes(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "ANY_EXPANSION", 0)
     path = arrow_of_20_gigabytes(tmp_path)
     assert text_bytes(path, max_expansion=30) <= 30 * path.stat().st_size
@@ -173,7 +173,7 @@ except (ValueError, OSError) as error:
     ("stream", "moment"),
     first_fast([(False, "reading"), (True, "planning"), (False, "planning"), (True, "reading")], 2, several=True),
 )
-def test_an_arrow_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path: Path, stream: bool, moment: str) -> None:
+def test_an_arrow_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path, stream, moment):
     """Not the end of the process, as it would be for a file that is mapped."""
     path = tmp_path / "cut.arrow"
     table = pa.table({"text": ["word " * 1000] * 4000, "other": ["more"] * 4000})

@@ -25,7 +25,7 @@ FILES = (FILE, FILE._replace(tools_column="tools", id_column="id", kept_columns=
 @example('{"messages": [0.5]}')
 @example('{"messages": ["\ud800"]}')
 @example('{"messages": ' + "[" * 5000)
-def test_a_conversation_is_the_same_whoever_reads_it(text: str) -> None:
+def test_a_conversation_is_the_same_whoever_reads_it(text):
     line = text.encode("utf-8", "surrogatepass")
     assert all(_conversations(file)(line) in (None, _parse_line(line, file)) for file in FILES)
     assert _conversations(FILE)(b'{"messages": [ 1], "other": 0.5}') == _Line(b"[1]")

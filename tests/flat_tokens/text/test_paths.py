@@ -34,11 +34,11 @@ from tests.sources import write_arrow
         ({"a": [{"b": 1}]}, ABSENT),
     ],
 )
-def test_a_value_is_the_columns_or_else_the_fields(line: dict[str, Any], value: Any) -> None:
+def test_a_value_is_the_columns_or_else_the_fields(line, value):
     assert value_at(line, "a.b") is value
 
 
-def test_a_longer_name_comes_first() -> None:
+def test_a_longer_name_comes_first():
     assert value_at({"a": {"b.c": 1}, "a.b": {"c": 2}}, "a.b.c") == 2
     assert value_at({"a": {"b.c": 1}, "a.b": {"d": 2}}, "a.b.c") == 1
     fields = {"a": pa.struct([("b.c", pa.int64()), ("l", pa.list_(pa.struct([("x", pa.int8())])))]), "n": pa.int64()}
@@ -46,7 +46,7 @@ def test_a_longer_name_comes_first() -> None:
     assert [steps_of(fields, path) for path in ("n", "n.x", "a.l.x", "a.x", ".", "a.")] == [["n"], None, None, None, None, None]
 
 
-def test_a_field_is_null_where_its_struct_is() -> None:
+def test_a_field_is_null_where_its_struct_is():
     inner = pa.struct([("b", pa.string())])
     batch = pa.record_batch({"a": pa.array([{"b": "x"}, None, {"b": None}, {"b": "y"}], inner)})
     assert column_at(batch, "a.b").to_pylist() == ["x", None, None, "y"]
@@ -91,7 +91,7 @@ ROWS = st.fixed_dictionaries({"text": TEXTS, "id": TEXTS, "meta": st.none() | ME
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8))
-def test_nested_rows_are_read_as_flat_ones_are(tmp_path_factory: pytest.TempPathFactory, docs: list[dict[str, Any]]) -> None:
+def test_nested_rows_are_read_as_flat_ones_are(tmp_path_factory, docs):
     here = tmp_path_factory.mktemp("nested")
     expected = [(doc["text"], doc["id"], *((doc["meta"] or {}).get(name) for name in ("url", "n"))) for doc in docs]
     for kind in ("jsonl", "parquet", "arrow"):
@@ -101,7 +101,7 @@ def test_nested_rows_are_read_as_flat_ones_are(tmp_path_factory: pytest.TempPath
         assert found == [(text, key, *values) for (text, _, *values), key in zip(expected, keys, strict=True)]
 
 
-def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path, monkeypatch):
     row = {"doc": {"text": "a", "id": "1", "meta": {"url": "u", "n": 1}}}
     path = written(tmp_path / "x.jsonl", [row] * 3, "jsonl")
     with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_column_of_the_very_name_comes_first(tmp_path: Path, kind: FileFormat) -> None:
+def test_a_column_of_the_very_name_comes_first(tmp_path, kind):
     fields = {"doc": [{"text": "field", "id": "f"}] * 4, "doc.text": ["column"] * 4, "doc.id": [7] * 4}
     table, path = pa.table(fields), tmp_path / f"x.{kind}"
     for order in (["doc", "doc.text", "doc.id"], ["doc.text", "doc.id", "doc"]):
@@ -128,7 +128,7 @@ def test_a_column_of_the_very_name_comes_first(tmp_path: Path, kind: FileFormat)
         assert [(one[0], one[2]) for one in read(path, kind, ("doc.id",), "doc.text", "doc.id")] == [("column", 7)] * 4
 
 
-def test_errors_name_the_path(tmp_path: Path) -> None:
+def test_errors_name_the_path(tmp_path):
     path = written(tmp_path / "x.parquet", [{"doc": {"text": "a", "id": "1"}}], "parquet")
     for column, words in {
         "text": r"no column 'text'; it has 'doc'. Set source.text_column to 'doc.text', a field of its structs",
@@ -141,7 +141,7 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
             list(FORMATS["parquet"].ranges(TextFile(str(path), "x.parquet", path.stat().st_size, column), 1 << 20))
 
 
-def test_messages_may_be_within_a_struct(tmp_path: Path) -> None:
+def test_messages_may_be_within_a_struct(tmp_path):
     talk = [{"role": "user", "content": "hi"}]
     table = pa.Table.from_pylist([{"doc": {"messages": talk}}] * 3)
     pq.write_table(table, path := tmp_path / "x.parquet")

@@ -16,7 +16,7 @@ from tests.examples import examples
 @example("", "-")
 @example("---", "-----")  # shorter than the separator, of which it is the beginning
 @examples(300)
-def test_a_block_is_split_as_strings_are(block: str, separator: str) -> None:
+def test_a_block_is_split_as_strings_are(block, separator):
     """From left to right, where separators overlap too; behind the last separator is the next document."""
     expected = block.encode().split(separator.encode())
     documents = split(block.encode(), separator.encode())
@@ -36,7 +36,7 @@ def split_by_lines(data: bytes, separator: bytes) -> list[bytes]:
 @example("\r\n\n\r\n", "\n\n")
 @example("-\r\r\n-", "\n")
 @examples(400)
-def test_a_line_feed_of_a_separator_may_be_crlf(block: str, separator: str) -> None:
+def test_a_line_feed_of_a_separator_may_be_crlf(block, separator):
     """At each place by itself; a carriage return that is no part of a separator stays."""
     documents = split(block.encode(), separator.encode(), crlf=True)
     documents.validate(full=True)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import uuid
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,9 +26,7 @@ TEXTS = st.lists(st.none() | st.text(max_size=6), max_size=12)
 
 
 @given(TEXTS, st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]), st.integers(0, 12), st.integers(0, 12))
-def test_texts_stay_the_same_wherever_they_lie_in_an_array(
-    texts: list[str | None], kind: pa.DataType, start: int, length: int
-) -> None:
+def test_texts_stay_the_same_wherever_they_lie_in_an_array(texts, kind, start, length):
     values = pa.array(texts, kind)[start : start + length]
     large = to_large(values)
     large.validate(full=True)
@@ -38,7 +35,7 @@ def test_texts_stay_the_same_wherever_they_lie_in_an_array(
 
 
 @pytest.mark.slow
-def test_common_texts_need_no_compute_functions() -> None:
+def test_common_texts_need_no_compute_functions():
     """Their import takes longer than the first batch."""
     program = """
 import sys
@@ -57,7 +54,7 @@ def extension(kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 @given(st.lists(st.none() | st.uuids(), max_size=12), st.integers(0, 12), st.integers(0, 12))
-def test_a_uuid_is_its_36_characters(ids: list[uuid.UUID | None], start: int, length: int) -> None:
+def test_a_uuid_is_its_36_characters(ids, start, length):
     values = extension(pa.uuid(), [one and one.bytes for one in ids])[start : start + length]
     texts = as_plain(values)
     texts.validate(full=True)
@@ -81,7 +78,7 @@ def arrow_of(table: pa.Table) -> bytes:
 )
 @pytest.mark.parametrize("form", ["parquet", "parquet of another writer", "arrow"])
 @pytest.mark.parametrize("storage", [pa.string(), pa.large_string(), pa.string_view()])
-def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, storage: pa.DataType) -> None:
+def test_columns_of_json_and_uuids_are_read_as_text(tmp_path, form, storage):
     """As texts, ids, kept columns and conversations; other extension types as what they are stored as."""
     ids = [uuid.UUID(int=5), None, uuid.UUID(int=2**127)]
     talks = ['[{"role": "user", "content": "é"}]', "[]", None]
@@ -125,7 +122,7 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path: Path, form: str, s
         (pa.bool_(), True, True),
     ],
 )
-def test_values_of_messages_that_json_does_not_have(kind: pa.DataType, value: Any, written: Any) -> None:
+def test_values_of_messages_that_json_does_not_have(kind, value, written):
     messages = pa.array(
         [[{"role": "user", "more": value}], None, [None]], pa.list_(pa.struct([("role", pa.string()), ("more", kind)]))
     )
@@ -137,7 +134,7 @@ TALKS = st.lists(st.lists(st.fixed_dictionaries({"role": st.text(max_size=3), "c
 
 
 @given(TALKS, st.sampled_from([pa.string(), pa.large_string()]), st.integers(0, 2))
-def test_messages_of_texts_are_json(talks: list[list[dict[str, str]]], kind: pa.DataType, start: int) -> None:
+def test_messages_of_texts_are_json(talks, kind, start):
     values = pa.array(talks, pa.list_(pa.struct([("role", kind), ("content", kind)])))
     with_null = pa.array([*talks, None], values.type)  # its messages are written one by one
     found = messages_as_json(values[start:]).to_pylist()
@@ -145,7 +142,7 @@ def test_messages_of_texts_are_json(talks: list[list[dict[str, str]]], kind: pa.
     assert list(map(json.loads, found)) == talks[start:]
 
 
-def test_bytes_of_messages_that_are_not_text_are_seen_later() -> None:
+def test_bytes_of_messages_that_are_not_text_are_seen_later():
     """They make their own conversation a bad one, in a column of text, too."""
     values = pa.array([b"\xff", b"good"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 2, values.buffers())
@@ -154,7 +151,7 @@ def test_bytes_of_messages_that_are_not_text_are_seen_later() -> None:
         assert messages_as_json(messages).to_pylist() == [b'[{"content": "\xff"}]', b'[{"content": "good"}]']
 
 
-def test_two_fields_of_a_name_in_a_column_of_messages_are_an_error() -> None:
+def test_two_fields_of_a_name_in_a_column_of_messages_are_an_error():
     kind = pa.list_(pa.struct([("role", pa.string()), ("calls", pa.list_(pa.struct([("a", pa.int64()), ("a", pa.int64())])))]))
     file = TextFile("x", "x.parquet", 1, "talk", has_messages=True)
     with refusal(r"x\.parquet: column 'talk' has two fields named 'a'; give them different names"):

@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -53,19 +52,19 @@ FRAME = zstandard.compress(TEXT)
     ],
     ids=["pzstd", "several", "a long one between", "empty frames", "nothing else"],
 )
-def test_frames_of_zstd_without_text_are_passed_over(data: bytes, times: int) -> None:
+def test_frames_of_zstd_without_text_are_passed_over(data, times):
     assert compression_of(data[:4096], "a.txt.zst") == ".zst"
     assert b"".join(unpacked(io.BytesIO(data), ".zst", "a.zst")) == TEXT * times
 
 
 @pytest.mark.parametrize("data", [skippable(4)[:6], skippable(400)[:200], FRAME + skippable(40)[:20], skippable(4) + FRAME[:5]])
-def test_a_file_that_ends_within_a_frame_is_damaged(data: bytes) -> None:
+def test_a_file_that_ends_within_a_frame_is_damaged(data):
     with refusal(r"^a.zst is damaged at byte \d+ or before: the file ends within a compressed frame"):
         list(unpacked(io.BytesIO(data), ".zst", "a.zst"))
 
 
 @pytest.mark.parametrize("log", [27, 28, 31])
-def test_long_windows_are_unpacked_or_refused_with_the_remedy(log: int) -> None:
+def test_long_windows_are_unpacked_or_refused_with_the_remedy(log):
     data = FRAME + with_window(log) + FRAME
     assert b"".join(unpacked(io.BytesIO(data), ".zst", "a.zst")) == TEXT * 3
     if log > 27:
@@ -74,14 +73,14 @@ def test_long_windows_are_unpacked_or_refused_with_the_remedy(log: int) -> None:
             list(unpacked(io.BytesIO(data), ".zst", "d/a.zst", max_window=1 << log - 1))
 
 
-def test_a_dictionary_that_is_not_there_is_no_damage() -> None:
+def test_a_dictionary_that_is_not_there_is_no_damage():
     dictionary = zstandard.train_dictionary(1000, [b"sample %d of a text" % i * 20 for i in range(200)])
     data = zstandard.ZstdCompressor(dict_data=dictionary).compress(TEXT)
     with refusal(r"^a.zst is compressed with a dictionary \(id \d+\). Unpack it first: zstd -d -D"):
         list(unpacked(io.BytesIO(data), ".zst", "a.zst"))
 
 
-def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused() -> None:
+def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused():
     with refusal(r"^a.lz4 is packed as .lz4, which is not read here. Unpack it first: lz4 -d a.lz4"):
         list(unpacked(io.BytesIO(skippable(4) + b"\x04\x22\x4d\x18rest"), ".zst", "a.lz4"))
 
@@ -90,14 +89,14 @@ def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused() -> None:
 @pytest.mark.parametrize(
     "head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"\xff\xfe garbage", b"BZ0\x91\xd0", b"caf\xe9"], ids=range(5)
 )
-def test_a_file_named_as_packed_is_not_taken_for_text(ending: str, head: bytes) -> None:
+def test_a_file_named_as_packed_is_not_taken_for_text(ending, head):
     for name in (f"a.txt{ending}", f"A{ending.upper()}"):
         with refusal(rf"^{name} begins with b.*, as no \{ending} file does"):
             compression_of(head, name)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.ZST", "corpus.br", "a.parquet.xz"])
-def test_a_file_that_kept_the_name_of_its_compression_is_read(name: str) -> None:
+def test_a_file_that_kept_the_name_of_its_compression_is_read(name):
     """Servers unpack files that they send."""
     for head in (
         b'{"text": "a"}\n',
@@ -123,7 +122,7 @@ def test_a_file_that_kept_the_name_of_its_compression_is_read(name: str) -> None
         (lambda data: b"\xff\x06\0\0sNaPpY" + data, ".sz"),
     ],
 )
-def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack: Callable[[bytes], bytes], ending: str) -> None:
+def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack, ending):
     """Whatever it is called, and within a packed file, too."""
     head = pack(TEXT)[:4096]
     words = rf"is packed as \{ending}, which is not read here. Unpack it first: {FOREIGN[ending][1]} "
@@ -136,19 +135,19 @@ def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack: Callable[[by
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
-def test_what_is_packed_twice_is_refused(pack: Callable[[bytes], bytes]) -> None:
+def test_what_is_packed_twice_is_refused(pack):
     with refusal(r"^a.txt.gz is compressed twice: its unpacked bytes are .* again"):
         detect_format(pack(TEXT)[:4096], "a.txt.gz")
 
 
-def test_empty_bzip2_is_bzip2() -> None:
+def test_empty_bzip2_is_bzip2():
     assert compression_of(bz2.compress(b""), "a.txt.bz2") == ".bz2"
     assert b"".join(unpacked(io.BytesIO(bz2.compress(b"") + bz2.compress(TEXT)), ".bz2", "a")) == TEXT
 
 
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
 @pytest.mark.parametrize("size", [1, 300_000])
-def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending: str, pack: Callable[[bytes], bytes], size: int) -> None:
+def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending, pack, size):
     """A byte between two streams would hide the second one; zeros may be there, as xz and tar write them."""
     text = np.random.default_rng(0).bytes(size)
     packed = pack(text)
@@ -165,7 +164,7 @@ def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending: str, p
 
 
 @pytest.mark.parametrize("ending", [".gz", ".gzip", ".GZ", ".zst", ".zstd", ".bz2", ".bzip2", ".xz"])
-def test_bytes_that_are_not_as_their_ending_says_are_not_text(ending: str) -> None:
+def test_bytes_that_are_not_as_their_ending_says_are_not_text(ending):
     with refusal(rf"as no \{ending.lower()} file does that is read here. Fetch it again, or rename it"):
         compression_of(b"\x01\x02\xff\xfe\x80", f"a.txt{ending}")
     assert named_format(f"a.jsonl{ending}") == "jsonl"
@@ -181,7 +180,7 @@ def test_bytes_that_are_not_as_their_ending_says_are_not_text(ending: str) -> No
         (b"/annex/objects/SHA256E-s5--0123.txt\n", "git-annex, not the file itself. Fetch the file: git annex get"),
     ],
 )
-def test_a_pointer_is_not_taken_for_the_file(name: str, pointer: bytes, remedy: str) -> None:
+def test_a_pointer_is_not_taken_for_the_file(name, pointer, remedy):
     with refusal(rf"^{name} is a pointer of {remedy}"):
         compression_of(pointer, name)
     for wanted in ("auto", "text"):
@@ -189,13 +188,13 @@ def test_a_pointer_is_not_taken_for_the_file(name: str, pointer: bytes, remedy: 
             detect_format(pointer, name, wanted)  # type: ignore[arg-type]
 
 
-def test_a_text_about_pointers_is_a_text() -> None:
+def test_a_text_about_pointers_is_a_text():
     assert detect_format(LFS_POINTER + b"is what Git LFS leaves there. " * 40, "a.md") == "text"
 
 
 @pytest.mark.parametrize("code", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("order", ["le", "be"])
-def test_text_of_another_code_says_how_to_convert_it(code: str, order: str) -> None:
+def test_text_of_another_code_says_how_to_convert_it(code, order):
     head = "\ufefftext".encode(f"{code}-{order}")
     with refusal(rf"^a.txt is {code}, not UTF-8. Convert it first: iconv -f {code} -t UTF-8 a.txt"):
         detect_format(head, "a.txt")

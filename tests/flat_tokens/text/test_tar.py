@@ -8,7 +8,6 @@ import json
 import tarfile
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ WEBDATASET = [
 ]
 
 
-def test_neighbours_of_one_name_are_a_row(tmp_path: Path) -> None:
+def test_neighbours_of_one_name_are_a_row(tmp_path):
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
         found = read(tmp_path / "x.tar", tar(WEBDATASET, form), ("url", "n", "doc.n"), "key")
         assert found == [
@@ -68,7 +67,7 @@ def test_neighbours_of_one_name_are_a_row(tmp_path: Path) -> None:
     assert first == (0, "two", "dir/002")
 
 
-def test_lines_of_members_are_rows(tmp_path: Path) -> None:
+def test_lines_of_members_are_rows(tmp_path):
     members = [
         ("a.jsonl", b"\xef\xbb\xbf" + lines({"text": "1", "id": "x"}, {"text": "2", "id": "y"})),
         ("b.txt", b"\xef\xbb\xbfthree"),
@@ -94,9 +93,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/."), min_siz
 @given(
     st.lists(st.tuples(NAMES, st.text(st.characters(codec="utf-8"), max_size=600)), min_size=1, max_size=6), st.integers(1, 3000)
 )
-def test_ranges_have_the_members_of_the_archive(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]], size: int
-) -> None:
+def test_ranges_have_the_members_of_the_archive(tmp_path_factory, texts, size):
     """With long names, in both ways in which archives have them."""
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         data = tar(((f"{name}.txt", text.encode()) for name, text in texts), form)
@@ -105,7 +102,7 @@ def test_ranges_have_the_members_of_the_archive(
         assert found == expected
 
 
-def test_links_devices_and_names_that_lead_out_open_nothing(tmp_path: Path) -> None:
+def test_links_devices_and_names_that_lead_out_open_nothing(tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     data = b"".join(
         tar([(f"{number}.txt", b"")], type=kind, linkname=str(tmp_path / "secret.txt"))[:BLOCK]
@@ -115,13 +112,13 @@ def test_links_devices_and_names_that_lead_out_open_nothing(tmp_path: Path) -> N
     assert [one[1:3] for one in read(tmp_path / "x.tar", data, (), "key")] == [("a", "../../etc/passwd"), ("b", "/etc/x")]
 
 
-def test_archives_behind_each_other_are_one(tmp_path: Path) -> None:
+def test_archives_behind_each_other_are_one(tmp_path):
     one = tar([("a.txt", b"1")])
     assert [row[1] for row in read(tmp_path / "x.tar", one + tar([("b.txt", b"2")]))] == ["1", "2"]
     assert [row[1] for row in read(tmp_path / "x.tar", one[: 2 * BLOCK])] == ["1"]  # without an end
 
 
-def test_bad_members_are_bad_documents(tmp_path: Path) -> None:
+def test_bad_members_are_bad_documents(tmp_path):
     members = [("a.json", b"{"), ("b.json", b"[1]"), ("c.txt", b"x" * 51), ("d.txt", b"\xff"), ("e.json", b'{"n": 1}')]
     found = read(tmp_path / "x.tar", tar([*members, ("f.txt", b"x" * 50)]), max_bytes=50)
     assert [(one[0], one[1]) for one in found[:3]] == [(0, "malformed"), (1, "wrong_type"), (2, "too_long")]
@@ -154,12 +151,12 @@ ONE = tar([("a.txt", b"text" * 200), ("b.txt", b"text")])
         (tar([("a.json", b'{"n": 1}')]), r"no column 'text'; it has 'n', 'key'. Set source.text_column"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_place(tmp_path: Path, data: bytes, words: str) -> None:
+def test_what_cannot_be_read_is_refused_with_the_place(tmp_path, data, words):
     with refusal(rf"x\.tar.*{words}"):
         read(tmp_path / "x.tar", data)
 
 
-def test_the_content_or_the_name_says_what_it_is() -> None:
+def test_the_content_or_the_name_says_what_it_is():
     old = bytearray(tar([("a.txt", b"x")], tarfile.USTAR_FORMAT))
     assert detect_format(bytes(old), "x") == "tar"
     old[257:265] = bytes(8)  # the magic of later forms

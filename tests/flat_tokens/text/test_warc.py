@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -52,7 +51,7 @@ def chunked(data: bytes) -> bytes:
 read = partial(documents_of, WARC)
 
 
-def test_text_of_wet_is_as_it_is_with_what_its_headers_say(tmp_path: Path) -> None:
+def test_text_of_wet_is_as_it_is_with_what_its_headers_say(tmp_path):
     info = record("warcinfo", b"software: x\r\n", WARC_Filename="x")
     data = info + conversion(1, "héllo\r\n\r\nWARC/1.0\n".encode()) + record("metadata", b"a: b") + conversion(2, b"")
     columns = ("url", "date", "type", "language", "content_type", "status", "WARC-Record-ID")
@@ -66,7 +65,7 @@ def test_text_of_wet_is_as_it_is_with_what_its_headers_say(tmp_path: Path) -> No
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(1, 400))
-def test_ranges_have_the_records_of_the_file(tmp_path_factory: pytest.TempPathFactory, texts: list[str], size: int) -> None:
+def test_ranges_have_the_records_of_the_file(tmp_path_factory, texts, size):
     data = b"".join(conversion(number, text.encode()) for number, text in enumerate(texts))
     found = read(tmp_path_factory.mktemp("warc") / "x.warc", data, range_bytes=size)
     assert [(row, text) for row, text, _ in found] == list(enumerate(texts))
@@ -104,7 +103,7 @@ GERMAN = "<html>Grüße „x“</html>"
         ),
     ],
 )
-def test_pages_are_decoded_by_their_charset(tmp_path: Path, text: str, codec: str, content_type: str, charset: str) -> None:
+def test_pages_are_decoded_by_their_charset(tmp_path, text, codec, content_type, charset):
     found = read(tmp_path / "x.warc", response(text.encode(codec), content_type), ("charset",))
     assert found == [(0, text.removeprefix("\ufeff"), None, charset)]
 
@@ -128,7 +127,7 @@ PAGE = GERMAN.encode()
         *((PAGE, kept, "chunked") for kept in ("gzip", "deflate", "br", "zstd")),  # unpacked and put together by the archive
     ],
 )
-def test_payloads_are_unpacked(tmp_path: Path, body: bytes, encoding: str, transfer: str) -> None:
+def test_payloads_are_unpacked(tmp_path, body, encoding, transfer):
     page = response(body, Content_Encoding=encoding, Transfer_Encoding=transfer)
     bare = record("response", b"HTTP/1.1 200 OK\nContent-Type: text/html\n\n" + PAGE) + record(
         "resource", PAGE, Content_Type=HTML
@@ -145,7 +144,7 @@ def test_payloads_are_unpacked(tmp_path: Path, body: bytes, encoding: str, trans
         record("revisit", b""),
     ],
 )
-def test_what_is_not_text_is_no_document(tmp_path: Path, other: bytes) -> None:
+def test_what_is_not_text_is_no_document(tmp_path, other):
     assert read(tmp_path / "x.warc", other + conversion(1, b"a")) == [(1, "a", None)]
 
 
@@ -160,13 +159,13 @@ def test_what_is_not_text_is_no_document(tmp_path: Path, other: bytes) -> None:
         (PAGE, "gzip," * 5, "it has 5 encodings"),
     ],
 )
-def test_a_payload_that_cannot_be_unpacked_is_a_bad_document(tmp_path: Path, body: bytes, encoding: str, words: str) -> None:
+def test_a_payload_that_cannot_be_unpacked_is_a_bad_document(tmp_path, body, encoding, words):
     [(row, reason, detail)] = read(tmp_path / "x.warc", response(body, Content_Encoding=encoding))
     assert (row, reason) == (0, "malformed")
     assert words in detail
 
 
-def test_a_record_that_cannot_be_read_and_a_long_one_are_bad_documents(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_and_a_long_one_are_bad_documents(tmp_path):
     heads = (b"no end", b"A: b\r\n" * 101 + b"\r\n", b"A: " + b"b" * (32 << 10) + b"\r\n\r\n")
     pages = [record("response", b"HTTP/1.1 200 OK\r\n" + head) for head in heads]
     pages += [record(kind, b"a", WARC_Segment_Number="1") for kind in ("conversion", "continuation")]
@@ -196,7 +195,7 @@ GOOD = conversion(1, b"text")
         (GOOD, GOOD.replace(b"\r\n", b"\n") + GOOD, "its headers end in a line feed alone"),
     ],
 )
-def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path: Path, old: bytes, new: bytes, words: str) -> None:
+def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path, old, new, words):
     with refusal(f"x.warc, .*{words}"):
         read(tmp_path / "x.warc", GOOD + GOOD.replace(old, new))
 
@@ -208,17 +207,17 @@ def test_a_damaged_file_is_refused_with_the_place_of_the_record(tmp_path: Path, 
         ((), "body", "x.warc is WARC, which has no column 'body'. Its text is in the column 'text'"),
     ],
 )
-def test_errors_name_the_columns(tmp_path: Path, columns: tuple[str, ...], text: str, words: str) -> None:
+def test_errors_name_the_columns(tmp_path, columns, text, words):
     with refusal(words):
         read(tmp_path / "x.warc", GOOD, columns, text=text)
 
 
-def test_a_name_of_text_stays_text() -> None:
+def test_a_name_of_text_stays_text():
     assert detect_format(GOOD, "x.txt") == "text"
     assert [detect_format(GOOD, name) for name in ("x.warc.wet.gz", "x.wet", "x")] == ["warc"] * 3
 
 
-def test_what_is_packed_in_records_counts_as_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_packed_in_records_counts_as_the_files_own(tmp_path, monkeypatch):
     """A page is a bad document if it alone is too long; if all are, the file is refused. Time is at most linear."""
     monkeypatch.setattr(limits, "ANY_EXPANSION", 1 << 20)
     large, small = (response(zstandard.compress(bytes(size)), Content_Encoding="zstd") for size in (9 << 20, 200_000))

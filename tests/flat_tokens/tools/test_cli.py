@@ -18,7 +18,6 @@ from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools import inspect
 from flat_tokens.tools.cli import FAMILIES, main
 from flows.commands import main as service
-from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,14 +30,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_help_names_every_command_and_the_statuses(tool: Terminal) -> None:
+def test_help_names_every_command_and_the_statuses(tool):
     said = tool.out("--help")
     assert all(f"    {name}" in said for name in chain(*FAMILIES.values()))
     assert "exit status:" in said
 
 
 @pytest.mark.parametrize("name", [name for name in chain(*FAMILIES.values()) if name != "completion"])
-def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: Path, tool: Terminal) -> None:
+def test_every_command_tells_what_is_not_there_in_one_line(name, tmp_path, tool):
     missing, out = tmp_path / "missing", tmp_path / "out"
     more = {"trace": ["--sequence", "0"], "diff": [missing], "export": [out, "--to", "parquet"], "import": [out]}
     status, said, err = tool(name, missing, *more.get(name, []))
@@ -48,13 +47,11 @@ def test_every_command_tells_what_is_not_there_in_one_line(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("arguments", [[], ["none"], ["inspect"], ["stats", "x", "--top", "-1"], ["trace", "x"]])
-def test_arguments_that_are_not_understood_are_trouble(arguments: list[str], tool: Terminal) -> None:
+def test_arguments_that_are_not_understood_are_trouble(arguments, tool):
     assert tool.errors(*arguments)
 
 
-def test_an_error_that_nobody_expected_is_one_line_and_an_interruption_has_its_status(
-    monkeypatch: pytest.MonkeyPatch, tool: Terminal
-) -> None:
+def test_an_error_that_nobody_expected_is_one_line_and_an_interruption_has_its_status(monkeypatch, tool):
     monkeypatch.setattr(inspect, "run", Mock(side_effect=[KeyError("some\nkey")] * 2 + [KeyboardInterrupt]))
     monkeypatch.delenv("FLAT_TOKENS_DEBUG", raising=False)
     err = tool.errors("inspect", "x")
@@ -72,7 +69,7 @@ def command(*arguments: str, **options: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(data: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(data):
     """What stands behind the pipe closes it, as head does; nothing is said, whatever was still to be written."""
     running = command("inspect", str(data), "--find-ids", "5", "--limit", "0")
     running.stdout.close()
@@ -81,14 +78,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(data: Path) -> None:
     assert running.wait(60) == 141
 
 
-def test_it_runs_as_a_module_and_writes_json_alone(data: Path) -> None:
+def test_it_runs_as_a_module_and_writes_json_alone(data):
     running = command("stats", str(data), "--json")
     out, err = running.communicate(timeout=60)
     assert (running.returncode, err) == (0, b"")
     assert json.loads(out)["total"]["token_count"] == 60_000
 
 
-def test_it_runs_where_the_terminal_has_no_unicode(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_where_the_terminal_has_no_unicode(data, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     running = command("stats", str(data), "--top", "2")
     out, err = running.communicate(timeout=60)
@@ -107,9 +104,7 @@ def test_it_runs_where_the_terminal_has_no_unicode(data: Path, monkeypatch: pyte
         (["flows", "re"], ["refresh", "retokenize", "reject", "relayout"]),
     ],
 )
-def test_bash_offers_commands_options_and_their_values(
-    words: list[str], offered: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_offers_commands_options_and_their_values(words, offered, capsys):
     assert (main if words[0] == "flat-tokens" else service.main)(["completion", "bash", "--command", words[0]]) == 0
     text = capsys.readouterr().out
     line = " ".join(f"'{word}'" for word in words)
@@ -119,5 +114,5 @@ def test_bash_offers_commands_options_and_their_values(
 
 
 @pytest.mark.needs("shtab")
-def test_the_command_prints_the_script(tool: Terminal) -> None:
+def test_the_command_prints_the_script(tool):
     assert "complete -c " in tool.out("completion", "fish")

@@ -21,7 +21,6 @@ from tests.flat_tokens.tools.test_report import self_contained
 from tests.made import write_sequences
 from tests.refusal import refusal
 from tests.sources import write_rows
-from tests.terminal import Terminal
 
 TEXTS = ["salt wind", "été", "", "海 over the harbour", "wall " * 30, "x"]
 
@@ -87,7 +86,7 @@ def as_counts(groups: list[dict[str, Any]], k: int) -> dict[str, list[int]]:
     return {group["name"]: of(group) for group in groups}
 
 
-def test_counts_are_those_of_counting_by_hand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_those_of_counting_by_hand(home, monkeypatch):
     monkeypatch.setattr(tool, "COUNT_TOKENS", 371)
     found = compared(home, "demo", "bytes", by=["language", "part"])
     for k, name in enumerate(("demo", "bytes")):
@@ -106,14 +105,14 @@ def test_counts_are_those_of_counting_by_hand(home: Path, monkeypatch: pytest.Mo
     assert (plain["vocabulary"], plain["unused"]) == (256, 256 - len(used))
 
 
-def test_one_split_is_counted_alone(home: Path) -> None:
+def test_one_split_is_counted_alone(home):
     found = compared(home, "demo", "bytes", split="validation")
     assert list(found["by"]) == ["source", "language"]  # the language is kept, so it is compared
     by_language = by_hand(home / "demo", lambda row: row["language"] or "(none)", ("validation",))
     assert as_counts(found["by"]["language"], 0) == by_language
 
 
-def test_bytes_are_those_of_the_text_where_a_tokenizer_changes_it(home: Path) -> None:
+def test_bytes_are_those_of_the_text_where_a_tokenizer_changes_it(home):
     found = compared(home, "lower", "bytes")
     lower, plain = found["versions"]
     assert (lower["exact"], plain["exact"]) == (False, True)
@@ -121,7 +120,7 @@ def test_bytes_are_those_of_the_text_where_a_tokenizer_changes_it(home: Path) ->
     assert "changes text before it is tokenized" in tool.note_of(found)
 
 
-def test_versions_of_other_documents_are_refused_with_the_difference(home: Path, tmp_path: Path) -> None:
+def test_versions_of_other_documents_are_refused_with_the_difference(home, tmp_path):
     request = {
         "operation": {"operation": "subset", "fraction": 0.5},
         "inputs": [str(home / "bytes")],
@@ -136,7 +135,7 @@ def test_versions_of_other_documents_are_refused_with_the_difference(home: Path,
         compared(home, "demo", other)
 
 
-def test_versions_of_the_same_ids_with_other_texts_are_refused(home: Path, tmp_path: Path) -> None:
+def test_versions_of_the_same_ids_with_other_texts_are_refused(home, tmp_path):
     changed = settings_of(tmp_path, tokenizer="bytes")
     path = tmp_path / "web.jsonl"
     path.write_text(path.read_text().replace("wind", "winds"))
@@ -147,7 +146,7 @@ def test_versions_of_the_same_ids_with_other_texts_are_refused(home: Path, tmp_p
         compared(home, "bytes", other)
 
 
-def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(home, tmp_path):
     with refusal("two versions or more"):
         compared(home, "demo")
     with refusal("keeps no column 'domain'; it keeps language, part"):
@@ -157,13 +156,13 @@ def test_what_cannot_be_compared_is_refused(home: Path, tmp_path: Path) -> None:
         compared(home, "demo", tmp_path / "plain")
 
 
-def test_a_column_with_too_many_values_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_with_too_many_values_is_refused(home, monkeypatch):
     monkeypatch.setattr(tool, "MOST_VALUES", 2)
     with refusal("column 'language' has more than 2 different values, too many for a table"):
         compared(home, "demo", "bytes", by=["language"])
 
 
-def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_the_terminal_and_the_page_show_what_json_has(home, tmp_path, tool):
     paths = [str(home / name) for name in ("demo", "bytes")]
     page = tmp_path / "page.html"
     found = tool.json("compare", *paths, "--html", page)
@@ -177,12 +176,12 @@ def test_the_terminal_and_the_page_show_what_json_has(home: Path, tmp_path: Path
     assert page.read_text() == html
 
 
-def test_names_say_which_output_where_tokenizers_are_called_the_same() -> None:
+def test_names_say_which_output_where_tokenizers_are_called_the_same():
     versions = [{"tokenizer": "tokenizer.json", "path": f"/out/{name}/versions/0"} for name in ("a", "b")]
     assert tool.names_of({"versions": versions}) == ["tokenizer.json (a)", "tokenizer.json (b)"]
 
 
-def test_a_sequence_over_several_windows_is_counted_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_over_several_windows_is_counted_once(home, monkeypatch):
     monkeypatch.setattr(tool, "COUNT_TOKENS", 3)
     corpus = open_corpus(home / "bytes")
     table = tool.token_bytes_of(corpus)

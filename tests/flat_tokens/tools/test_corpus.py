@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def warned(message: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "latest", "version"])
-def test_an_output_its_link_and_its_version_are_the_same_dataset(demo: Path, version: Path, where: str) -> None:
+def test_an_output_its_link_and_its_version_are_the_same_dataset(demo, version, where):
     corpus = open_corpus(version if where == "version" else demo / where)
     assert corpus.kind == "flat-tokens dataset"
     assert corpus.url == str(version)
@@ -40,7 +39,7 @@ def test_an_output_its_link_and_its_version_are_the_same_dataset(demo: Path, ver
     assert run_of(corpus).source_paths == (str(DEMO / "stories.parquet"), str(DEMO / "notes.jsonl"))
 
 
-def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo: Path) -> None:
+def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo):
     corpus, whole = open_corpus(demo / "latest/validation"), open_corpus(demo)
     assert corpus.kind == "validation split of a flat-tokens dataset"
     assert list(corpus.splits) == ["validation"]
@@ -51,7 +50,7 @@ def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo: Path) -> N
     assert mine.key.read(0, 5).tolist() == theirs.key.read(0, 5).tolist()
 
 
-def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(demo: Path) -> None:
+def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(demo):
     corpus = open_corpus(shard_in(demo))
     assert corpus.kind == "token shard"
     assert corpus.receipt["key"] == shard_in(demo).name
@@ -61,27 +60,27 @@ def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(de
 
 
 @pytest.mark.parametrize("item", [["../../x", 1, "0" * 64], ["/x", 1, "0" * 64], ["c/0", -1, "0" * 64], ["c/0"], 5])
-def test_a_receipt_that_names_files_elsewhere_is_refused(copy: Path, item: object) -> None:
+def test_a_receipt_that_names_files_elsewhere_is_refused(copy, item):
     shard = shard_in(copy)
     change_file(shard / "receipt.json", lambda receipt: receipt["objects"].append(item))
     with refusal(r"receipt\.json: is not a token shard's receipt"):
         open_corpus(shard)
 
 
-def test_another_writers_dataset_without_a_manifest_opens(reference: Path) -> None:
+def test_another_writers_dataset_without_a_manifest_opens(reference):
     corpus = open_corpus(reference / "seqax/synthetic_dataset.zarr")
     assert (corpus.kind, corpus.tokenizer, corpus.sources) == ("flat-tokens dataset", None, ())
     assert corpus.documents("train") is None
 
 
-def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference: Path, demo: Path) -> None:
+def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference, demo):
     with refusal("modalities has no option 'end'; it has end_of_text"):
         open_corpus(reference / "modalities/lorem_ipsum.pbin", options={"end": 1})
     with refusal("flat-tokens has no options"):
         open_corpus(demo, options={"end_of_text": 1})
 
 
-def test_versions_without_a_pointer_are_named(demo: Path, version: Path, tmp_path: Path) -> None:
+def test_versions_without_a_pointer_are_named(demo, version, tmp_path):
     unpublished = tmp_path / "unpublished"
     with refusal(rf"Name the dataset around it: {demo}", FileNotFoundError):
         open_corpus(demo / "versions")
@@ -98,18 +97,18 @@ def test_versions_without_a_pointer_are_named(demo: Path, version: Path, tmp_pat
         open_corpus(unpublished)
 
 
-def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo: Path) -> None:
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo):
     with refusal("there is no split 'test'; there are train, validation"):
         open_corpus(demo).split("test")
 
 
-def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path: Path, version: Path) -> None:
+def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path, version):
     shutil.copytree(version, tmp_path / "copy")
     with refusal(r"tokenizer\.json.*--tokenizer"):
         vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned, trusted=True)
 
 
-def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None:
+def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path):
     provenance = {"tokenizer": {"name": "bytes", "digest": "0" * 64, "highest_id": 256}}
     write_sequences(tmp_path / "data", [[1, 2]], provenance=provenance)
     with refusal(r"'bytes' found here is not the dataset's own: its digest is .*000000000000.*--tokenizer"):
@@ -117,7 +116,7 @@ def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"config": 3}', '{"config": {"sources": [1]}}'])
-def test_a_garbled_record_of_a_run_says_nothing(copy: Path, record: str) -> None:
+def test_a_garbled_record_of_a_run_says_nothing(copy, record):
     (path,) = (copy / "runs").iterdir()
     path.write_text(record)
     assert run_of(open_corpus(copy)).source_paths == ()
@@ -158,9 +157,7 @@ def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
 
 
 @given(RAGGED, st.integers(1, 7), st.integers(1, 7), st.data())
-def test_windows_are_the_split_and_every_start_is_in_one_of_them(
-    sequences: list[list[int]], size: int, cut: int, data: st.DataObject
-) -> None:
+def test_windows_are_the_split_and_every_start_is_in_one_of_them(sequences, size, cut, data):
     start = data.draw(st.integers(0, len(sequences)))
     stop = data.draw(st.integers(start, len(sequences)))
     tokens = [i for sequence in sequences[start:stop] for i in sequence]
@@ -175,7 +172,7 @@ def test_windows_are_the_split_and_every_start_is_in_one_of_them(
 
 
 @given(RAGGED, st.integers(1, 7))
-def test_the_sequence_of_every_token(sequences: list[list[int]], cut: int) -> None:
+def test_the_sequence_of_every_token(sequences, cut):
     expected = [(i, place) for i, sequence in enumerate(sequences) for place in range(len(sequence))]
     for split in splits_of(sequences, cut):
         assert [sequence_of(split, token) for token in range(len(expected))] == expected
@@ -186,6 +183,6 @@ def test_the_sequence_of_every_token(sequences: list[list[int]], cut: int) -> No
                 sequence_of(split, wrong)
 
 
-def test_what_a_manifest_does_not_say_is_none() -> None:
+def test_what_a_manifest_does_not_say_is_none():
     empty = Corpus("x", "flat-tokens", "x", {}, Store.at("x"), manifest={"provenance": {}})
     assert (empty.tokenizer, empty.sources, dict(empty.provenance)) == (None, (), {})

@@ -66,7 +66,7 @@ def diff(before: Path, tmp_path: Path, tool: Terminal) -> Diff:
     return differences
 
 
-def test_a_dataset_is_the_same_as_itself_and_as_its_copy(before: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_a_dataset_is_the_same_as_itself_and_as_its_copy(before, tmp_path, tool):
     """Equal manifests are recognised without reading tokens."""
     shutil.copytree(before, tmp_path / "copy")
     for tokens in (tmp_path / "copy").rglob("encoded_tokens/c/0"):
@@ -76,7 +76,7 @@ def test_a_dataset_is_the_same_as_itself_and_as_its_copy(before: Path, tmp_path:
     assert tool.out("diff", before, tmp_path / "copy").endswith("the same\n")
 
 
-def test_documents_that_came_went_and_changed_are_told_by_their_ids(before: Path, diff: Diff, tool: Terminal) -> None:
+def test_documents_that_came_went_and_changed_are_told_by_their_ids(before, diff, tool):
     changed = {**DOCUMENTS, "d3": "text three", "new": "text 99"}
     del changed["d7"]
     said = diff(changed)
@@ -102,7 +102,7 @@ def test_documents_that_came_went_and_changed_are_told_by_their_ids(before: Path
     assert "~ x.jsonl" in text
 
 
-def test_another_tokenizer_changes_settings_and_totals_and_no_documents(diff: Diff) -> None:
+def test_another_tokenizer_changes_settings_and_totals_and_no_documents(diff):
     said = diff(tokenizer=TOKENIZER)
     assert {one["what"] for one in said["settings"]} == {"tokenizer.name", "tokenizer.digest", "tokenizer.highest_id"}
     assert said["sources"] == []
@@ -111,7 +111,7 @@ def test_another_tokenizer_changes_settings_and_totals_and_no_documents(diff: Di
     assert any(one["what"] == "train.tokens" for one in said["totals"])
 
 
-def test_another_split_moves_documents(diff: Diff) -> None:
+def test_another_split_moves_documents(diff):
     said = diff(DOCUMENTS, "--limit", "2", validation_fraction=0.5)
     assert said["documents"]["moved"] == flat_tokens.open(said["after"]).validation.seq_count > 2
     assert [(one["a"]["split"], one["b"]["split"]) for one in said["documents"]["examples"]["moved"]] == [
@@ -120,20 +120,20 @@ def test_another_split_moves_documents(diff: Diff) -> None:
     assert said["settings"] == [{"what": "split_rule.validation_fraction", "a": 0, "b": 0.5}]
 
 
-def test_another_layout_is_another_dataset_of_the_same_documents(diff: Diff) -> None:
+def test_another_layout_is_another_dataset_of_the_same_documents(diff):
     said = diff(layout="zarr2")
     assert {one["what"] for one in said["settings"]} == {"layout", "stored"}
     assert said["documents"]["same"]
     assert said["documents"]["same_order"]
 
 
-def test_the_same_documents_in_another_order_are_not_the_same(before: Path, diff: Diff, tool: Terminal) -> None:
+def test_the_same_documents_in_another_order_are_not_the_same(before, diff, tool):
     said = diff(dict(reversed(DOCUMENTS.items())))
     assert (said["documents"]["same"], said["documents"]["same_order"]) == (False, False)
     assert "documents, by their keys: the same, in another order" in tool.out("diff", before, said["after"], status=1)
 
 
-def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_path: Path, tool: Terminal) -> None:
+def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_path, tool):
     for i in range(4):
         write_lines(tmp_path / "in" / f"f{i}.jsonl", {f"{i}": f"text {i}"})
     settings = {"source": {"path": str(tmp_path / "in"), "name": "lines"}, "tokenizer": "bytes"}
@@ -153,19 +153,19 @@ def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_pat
     assert added["added_from_elsewhere"] == 4
 
 
-def test_totals_alone_do_not_look_at_documents(diff: Diff) -> None:
+def test_totals_alone_do_not_look_at_documents(diff):
     assert diff({**DOCUMENTS, "new": "text"}, "--totals")["documents"] is None
 
 
 @pytest.mark.parametrize("wrong", ["none", "x.txt"])
-def test_what_cannot_be_read_is_trouble(tmp_path: Path, tool: Terminal, wrong: str) -> None:
+def test_what_cannot_be_read_is_trouble(tmp_path, tool, wrong):
     (tmp_path / "x.txt").write_text("x")
     write_sequences(tmp_path / "data", [[1]])
     for pair in ((wrong, "data"), ("data", wrong)):
         assert len(tool.errors("diff", *(str(tmp_path / part) for part in pair)).splitlines()) == 1
 
 
-def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_formats_are_compared_by_their_tokens(reference, tmp_path, tool):
     path = reference / "modalities/lorem_ipsum_long.pbin"
     split = open_corpus(path).splits["train"]
     sequences = [split.sequence(i) for i in range(split.seq_count)]
@@ -178,7 +178,7 @@ def test_formats_are_compared_by_their_tokens(reference: Path, tmp_path: Path, t
     assert (said["documents"]["added"], said["documents"]["removed"]) == (0, 1)
 
 
-def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path, tool: Terminal) -> None:
+def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path, tool):
     """A stream of tokens without an index, in which documents are found again by the token between them."""
     write_sequences(tmp_path / "data", [[1, 2], [3]])
     (tmp_path / "train.bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
@@ -189,9 +189,7 @@ def test_a_format_and_its_options_are_for_the_side_that_has_them(tmp_path: Path,
 
 
 @given(RAGGED, RAGGED, RAGGED, RAGGED)
-def test_counts_are_those_of_multisets(
-    a_train: list[list[int]], a_validation: list[list[int]], b_train: list[list[int]], b_validation: list[list[int]]
-) -> None:
+def test_counts_are_those_of_multisets(a_train, a_validation, b_train, b_validation):
     """Documents without ids: what one has more often than the other."""
     a, b = open_corpus(in_memory(a_train, a_validation)), open_corpus(in_memory(b_train, b_validation))
     with pytest.MonkeyPatch.context() as patch:
@@ -208,7 +206,7 @@ def test_counts_are_those_of_multisets(
     assert found["same"] is (a_train == b_train and a_validation == b_validation)
 
 
-def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_room(monkeypatch):
     """A million documents on each side in 100 MB."""
     keys = mix(np.arange(1_000_000, dtype=np.uint64))
     sides = [Side(keys[:last], keys[:last], np.array([0, last]), ("train",)) for last in (1_000_000, 999_990)]
@@ -221,7 +219,7 @@ def test_a_query_writes_what_does_not_fit_into_memory_and_says_if_there_is_no_ro
         pass
 
 
-def test_a_full_disk_is_an_error_that_names_the_place(tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_that_names_the_place(tmp_path, tool, monkeypatch):
     """And not a signal, when the memory of a file is written for which there is no room."""
 
     def full(*_: int) -> None:
@@ -235,7 +233,7 @@ def test_a_full_disk_is_an_error_that_names_the_place(tmp_path: Path, tool: Term
     assert tempfile.gettempdir() in said
 
 
-def test_no_query_writes_a_bar_to_standard_output() -> None:
+def test_no_query_writes_a_bar_to_standard_output():
     """duckdb takes a program without a file for a notebook."""
     program = """
 from flat_tokens.tools.documents import connection

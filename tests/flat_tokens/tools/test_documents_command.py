@@ -21,7 +21,6 @@ from flows.runners.processes import Threads
 from tasks.derive.request import DeriveRequest, ForgetRequest
 from tests.examples import first_fast
 from tests.faults.support import build_here, refresh_here
-from tests.terminal import Terminal
 
 TEXTS = [
     "salt and wind " * 9,
@@ -91,7 +90,7 @@ def check_counts(output: Path | str) -> None:
 
 
 @pytest.mark.parametrize("policy", first_fast(list(POLICIES)[::-1], 2, every=9))
-def test_counts_are_those_of_the_manifest(tmp_path: Path, policy: str) -> None:
+def test_counts_are_those_of_the_manifest(tmp_path, policy):
     """Of a build, of one that takes its tokens from there, of a refresh, of other tokens, and once documents are forgotten; each
     document that is left out has its place. Datasets that were derived say of theirs how many there are.
     """
@@ -123,7 +122,7 @@ def test_counts_are_those_of_the_manifest(tmp_path: Path, policy: str) -> None:
     assert counts == derived.totals["documents"]["skipped"]
 
 
-def test_rows_say_what_was_left_out(tmp_path: Path) -> None:
+def test_rows_say_what_was_left_out(tmp_path):
     """Equal texts count as that, not as nearly equal ones. The key of a document is that of its id, or without ids that of its
     text; of one that has neither that of no text.
     """
@@ -153,7 +152,7 @@ def output(tmp_path: Path) -> str:
     return str(settings["output"])
 
 
-def test_the_command_shows_chosen_columns_and_writes_parquet(output: str, tmp_path: Path, tool: Terminal) -> None:
+def test_the_command_shows_chosen_columns_and_writes_parquet(output, tmp_path, tool):
     where = ["documents", output, "--where", "reason = 'duplicate' and source = 'a'"]
     assert tool.out(*where, "--columns", "file,row,note") == "file\trow\tnote\n1.jsonl\t2\tn2\n2.jsonl\t0\tn0\n2.jsonl\t1\tn1\n"
     assert [json.loads(line) for line in tool.out(*where, "--json", "--columns", "row").splitlines()] == [
@@ -175,7 +174,7 @@ def test_the_command_shows_chosen_columns_and_writes_parquet(output: str, tmp_pa
     assert "there is no column 'nothing'; there are key, source" in err
 
 
-def test_trace_says_why_a_document_is_not_in_the_dataset(output: str, tmp_path: Path, tool: Terminal) -> None:
+def test_trace_says_why_a_document_is_not_in_the_dataset(output, tmp_path, tool):
     rows = rows_of(output)
     (copy,) = [row for row in rows if (row["file"], row["row"]) == ("2.jsonl", 0)]
     kept = next(row for row in rows if row["split"] == "train")
@@ -190,7 +189,7 @@ def test_trace_says_why_a_document_is_not_in_the_dataset(output: str, tmp_path: 
     assert tool.json("trace", output, "--document", kept["key"]) == {"key": kept["key"], "reason": "forgotten"}
 
 
-def test_a_token_shard_and_a_directory_of_another_format_have_no_table(tmp_path: Path, tool: Terminal) -> None:
+def test_a_token_shard_and_a_directory_of_another_format_have_no_table(tmp_path, tool):
     np.save(tmp_path / "x.npy", np.zeros(3))
     pq.write_table(pa.table({"input_ids": [[1, 2]]}), tmp_path / "x.parquet")
     assert "Traceback" not in tool.errors("documents", tmp_path / "x.parquet")

@@ -17,7 +17,6 @@ from flat_tokens.tools.cli import description
 from flat_tokens.tools.export import Exported, export_of, import_dataset, write
 from tests.made import write_sequences
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 TRAIN, VALIDATION = [[1, 2], [3, 4, 5], [], [6], [7, 8, 9, 10]], [[11], [12, 4, 13]]
 END = 300
@@ -58,7 +57,7 @@ def sequences(path: Path) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str) -> None:
+def test_every_token_is_told_of_once(dataset, tmp_path, format):
     """Also by formats that pass over their files twice, and by a run that finds them written."""
     request, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
     assert request.token_count == 14
@@ -69,7 +68,7 @@ def test_every_token_is_told_of_once(dataset: Path, tmp_path: Path, format: str)
     assert [sum(run) for run in told] == [14, 14]
 
 
-def test_a_second_run_does_nothing(dataset: Path, tmp_path: Path) -> None:
+def test_a_second_run_does_nothing(dataset, tmp_path):
     first = export(dataset, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     again = export(dataset, tmp_path / "out")
@@ -78,7 +77,7 @@ def test_a_second_run_does_nothing(dataset: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
-def test_files_that_are_whole_are_not_written_again(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_whole_are_not_written_again(dataset, tmp_path, monkeypatch):
     """Those that are missing or damaged are, and so is what an error kept from being written."""
     options = {"tokens_per_file": 3}
     whole = export(dataset, tmp_path / "whole", **options)
@@ -116,7 +115,7 @@ def notes(output: Path) -> list[Any]:
     return [json.loads(path.read_bytes()) for path in (output / "exports").iterdir()]
 
 
-def test_an_output_knows_of_exports_also_where_a_first_run_was_killed(output: Path, tmp_path: Path) -> None:
+def test_an_output_knows_of_exports_also_where_a_first_run_was_killed(output, tmp_path):
     """What the note of a killed export left is removed, and one that is missing is made up for by the next run."""
     noted = [{"path": str(tmp_path / "out"), "format": "megatron", "version": "one"}]
     for was_done in (False, True):
@@ -127,29 +126,27 @@ def test_an_output_knows_of_exports_also_where_a_first_run_was_killed(output: Pa
         next((output / "exports").iterdir()).unlink()
 
 
-def test_an_export_that_cannot_be_noted_says_so_before_it_writes(output: Path, tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_noted_says_so_before_it_writes(output, tmp_path):
     (output / "exports").write_text("no directory")
     with refusal(f"{output}/exports", NotADirectoryError):
         export(output / "versions/one", tmp_path / "out")
     assert contents(tmp_path / "out") == {}
 
 
-def test_who_may_only_read_an_output_exports_without_a_note(
-    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_only_read_an_output_exports_without_a_note(output, tmp_path, monkeypatch):
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
     assert export(output / "versions/one", tmp_path / "out").objects
     assert sorted(path.name for path in output.iterdir()) == ["latest.json", "versions"]
 
 
-def test_an_export_of_no_documents_is_done_at_once(tmp_path: Path, tool: Terminal) -> None:
+def test_an_export_of_no_documents_is_done_at_once(tmp_path, tool):
     made(tmp_path / "empty", [], [])
     for said in ("there are no sequences", "nothing to do"):
         assert said in tool.out("export", tmp_path / "empty", tmp_path / "out", "--to", "parquet")
 
 
-def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_over(dataset, tmp_path):
     """Neither files that are there, nor another export, nor the dataset."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.txt").write_text("mine")
@@ -181,7 +178,7 @@ def test_nothing_is_written_over(dataset: Path, tmp_path: Path) -> None:
         ("other/a/b", "other"),
     ],
 )
-def test_nothing_is_exported_into_an_output_or_another_dataset(dataset: Path, tmp_path: Path, place: str, above: str) -> None:
+def test_nothing_is_exported_into_an_output_or_another_dataset(dataset, tmp_path, place, above):
     made(tmp_path / "built/versions/one")
     made(tmp_path / "other")
     (tmp_path / "built/latest.json").write_text("{}")
@@ -195,7 +192,7 @@ def test_nothing_is_exported_into_an_output_or_another_dataset(dataset: Path, tm
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_path: Path) -> None:
+def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset, tmp_path):
     """Here a document holds the token that is to stand between documents, which is noticed when it is met."""
     with refusal("Set inner_end_of_text='keep'"):
         export(dataset, tmp_path / "out", "nanogpt", end_of_text=4)
@@ -204,7 +201,7 @@ def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset: Path, tmp_pat
     assert export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep").objects == done.objects
 
 
-def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: Path) -> None:
+def test_an_export_is_written_by_one_process_at_a_time(dataset, tmp_path):
     out = str(tmp_path / "out")
     request = export_of(dataset, "megatron", {})
     with exporting.writing(request, exporting.target(out)), refusal("another process is writing here"):
@@ -212,7 +209,7 @@ def test_an_export_is_written_by_one_process_at_a_time(dataset: Path, tmp_path: 
     assert not write(request, out).was_done
 
 
-def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> None:
+def test_what_is_asked_for_is_looked_at_first(dataset, tmp_path):
     with refusal("there is no format 'tfrecord'; there are modalities, megatron"):
         export(dataset, tmp_path / "out", "tfrecord")
     with refusal("megatron has no option 'column'; it has end_of_text"):
@@ -224,7 +221,7 @@ def test_what_is_asked_for_is_looked_at_first(dataset: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_the_commands_take_every_option_as_a_flag(dataset, tmp_path, tool):
     out = str(tmp_path / "shards")
     told = [str(dataset), "--to", "build-nanogpt", out, "--end-of-text", "50_256", "--tokens-per-shard", "4", "--name", "corpus"]
     result = tool.json("export", *told)
@@ -248,9 +245,7 @@ def test_the_commands_take_every_option_as_a_flag(dataset: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
-    dataset: Path, tmp_path: Path, tool: Terminal, format: str
-) -> None:
+def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(dataset, tmp_path, tool, format):
     export(dataset, tmp_path / "out", format, **given_to(format))
     said = tool.errors("import", tmp_path / "out", tmp_path / "one", "--format", format, status=0)
     if sequences(tmp_path / "one")["train"] == TRAIN:
@@ -263,18 +258,18 @@ def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(
     assert sequences(tmp_path / "back")["train"] == TRAIN
 
 
-def test_an_import_that_was_stopped_says_what_to_do(dataset: Path, tmp_path: Path) -> None:
+def test_an_import_that_was_stopped_says_what_to_do(dataset, tmp_path):
     export(dataset, tmp_path / "out")
     (tmp_path / "back/train").mkdir(parents=True)
     with refusal("If an import was stopped there, remove it and try again", FileExistsError):
         import_dataset(tmp_path / "out", tmp_path / "back")
 
 
-def test_a_split_by_itself_is_imported(dataset: Path, tmp_path: Path) -> None:
+def test_a_split_by_itself_is_imported(dataset, tmp_path):
     import_dataset(dataset / "validation", tmp_path / "back")
     assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}
 
 
-def test_flags_say_what_the_formats_say_of_their_options() -> None:
+def test_flags_say_what_the_formats_say_of_their_options():
     assert description(FORMATS["megatron"].options, "vocabulary_size").startswith("below 65,500 tokens have two bytes")
     assert description(FORMATS["llm.c"].options, "tokens_per_shard") == "in every shard of a split but the last one"

@@ -29,7 +29,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_a_local_dataset_is_read_without_the_service_a_framework_or_what_stores_need(tmp_path: Path) -> None:
+def test_a_local_dataset_is_read_without_the_service_a_framework_or_what_stores_need(tmp_path):
     write_sequences(tmp_path / "a", [range(9)])
     code = (
         "import json, sys, flat_tokens; flat_tokens.open(sys.argv[1]).train.packed(4)[1]; print(json.dumps(sorted(sys.modules)))"
@@ -39,13 +39,13 @@ def test_a_local_dataset_is_read_without_the_service_a_framework_or_what_stores_
     assert modules & {*SERVICES_OWN, *FRAMEWORKS, "fsspec", "numcodecs", "zarr", "asyncio", "ssl"} == set()
 
 
-def test_help_needs_no_orchestrator_and_no_engine() -> None:
+def test_help_needs_no_orchestrator_and_no_engine():
     code = "import json, sys; from flows.commands.main import parser; parser(); print(json.dumps(sorted(sys.modules)))"
     modules = set(json.loads(run(sys.executable, "-c", code, cwd=ROOT)))
     assert modules & {"prefect", "pyarrow", "tokenizers", "tiktoken"} == set()
 
 
-def test_all_names_what_is_public() -> None:
+def test_all_names_what_is_public():
     public = {name for name, value in vars(flat_tokens).items() if name[0] != "_" and not isinstance(value, ModuleType)}
     assert public - {"annotations"} == set(flat_tokens.__all__)
     assert flat_tokens.__version__
@@ -66,7 +66,7 @@ IMPORTABLE = "import importlib.util, json, sys; print(json.dumps([n for n in sys
 
 @pytest.mark.slow
 @pytest.mark.nightly  # tests/service/test_wheel.py looks into the same wheel
-def test_the_installed_package_is_the_library_alone_and_reads(tmp_path: Path) -> None:
+def test_the_installed_package_is_the_library_alone_and_reads(tmp_path):
     """What `pip install .` puts into a fresh environment, dependencies included, is enough to read every layout."""
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "demo-output")
     shutil.copytree(ROOT, tmp_path / "checkout", ignore=ignored)

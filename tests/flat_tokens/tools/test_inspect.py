@@ -25,7 +25,6 @@ from flows.runners.processes import Threads
 from tasks.derive.request import ImportRequest
 from tests.flat_tokens.demo import shard_in
 from tests.made import in_memory, write_sequences
-from tests.terminal import Terminal
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
 VOCABULARY = Vocabulary.of("few", None, PIECES, None)
@@ -45,7 +44,7 @@ def in_windows_of(size: int) -> Iterator[None]:
 
 @given(RAGGED, st.lists(st.sampled_from([b"a", b"b", b"\xc3", b"\xa9"]), min_size=1, max_size=6), st.integers(1, 9))
 @example([[0, 1], [2, 0, 1, 0]], [b"b", b"a"], 1)
-def test_text_is_found_in_the_sequences_that_hold_it(sequences: list[list[int]], parts: list[bytes], window: int) -> None:
+def test_text_is_found_in_the_sequences_that_hold_it(sequences, parts, window):
     """However tokens and windows cut it, never over the end of a sequence, and at the token where it first begins."""
     needle, expected = b"".join(parts), []
     for i, sequence in enumerate(sequences):
@@ -59,7 +58,7 @@ def test_text_is_found_in_the_sequences_that_hold_it(sequences: list[list[int]],
 
 
 @given(RAGGED, st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 9))
-def test_ids_are_found_in_the_sequences_that_hold_them(sequences: list[list[int]], needle: list[int], window: int) -> None:
+def test_ids_are_found_in_the_sequences_that_hold_them(sequences, needle, window):
     expected = []
     for i, sequence in enumerate(sequences):
         places = [k for k in range(len(sequence)) if sequence[k : k + len(needle)] == needle]
@@ -70,7 +69,7 @@ def test_ids_are_found_in_the_sequences_that_hold_them(sequences: list[list[int]
     assert all(match.found == " ".join(map(str, needle)) for match in found)
 
 
-def test_a_match_is_shown_within_its_sequence() -> None:
+def test_a_match_is_shown_within_its_sequence():
     split = split_of([[0, 0], [1, 2, 1, 0], [0]])
     (match,) = find_text(split, VOCABULARY, b"bab")
     assert match == (1, 0, "", "bab", "ba")
@@ -80,14 +79,14 @@ def test_a_match_is_shown_within_its_sequence() -> None:
     assert match == (1, 1, "b", "ab", "ba")
 
 
-def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended() -> None:
+def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended():
     with in_windows_of(2):
         together = list(overlapping_windows(split_of([[1, 2, 3], [4]]), 1))
     found = [(*(array.tolist() for array in arrays), skipped) for *arrays, skipped in together]
     assert found == [([1, 2], [0, 2], [0], 0), ([2, 3, 4], [0, 2, 3], [0, 1], 1)]
 
 
-def test_it_says_what_is_there(demo: Path, trusting: Terminal) -> None:
+def test_it_says_what_is_there(demo, trusting):
     said = trusting.out("inspect", demo)
     for part in ("flat-tokens dataset 'dataset', version ", "44,912", "263", "mmap, zarr v3", "tokenizer.json", "330 documents"):
         assert part in said
@@ -95,7 +94,7 @@ def test_it_says_what_is_there(demo: Path, trusting: Terminal) -> None:
     assert "\x1b" not in said
 
 
-def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, tool: Terminal) -> None:
+def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path, tool):
     """No text, whose size could be told, no draw, no options."""
     write_sequences(tmp_path / "dataset", [[1, 2], [3]], [[4]])
     tool.out("export", tmp_path / "dataset", tmp_path / "files", "--to", "megatron")
@@ -107,7 +106,7 @@ def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path: Path, 
     assert re.search(r"^    format megatron$", said, re.M)
 
 
-def test_json_has_all_that_is_known(demo: Path, trusting: Terminal) -> None:
+def test_json_has_all_that_is_known(demo, trusting):
     said, dataset = trusting.json("inspect", demo), flat_tokens.open(demo)
     assert said["splits"]["train"]["token_count"] == dataset.train.token_count
     assert said["tokenizer"]["digest"] == dataset.manifest["provenance"]["tokenizer"]["digest"]
@@ -117,11 +116,11 @@ def test_json_has_all_that_is_known(demo: Path, trusting: Terminal) -> None:
     assert list(trusting.json("inspect", demo, "--split", "validation")["splits"]) == ["validation"]
 
 
-def test_a_token_shard_says_which_part_of_which_file_it_is(demo: Path, tool: Terminal) -> None:
+def test_a_token_shard_says_which_part_of_which_file_it_is(demo, tool):
     assert re.search(r"made of +(parquet|jsonl) file with sha256 \w{12}, part \[0, ", tool.out("inspect", shard_in(demo)))
 
 
-def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, trusting: Terminal) -> None:
+def test_a_sequence_is_its_documents_text_to_the_byte(demo, trusting):
     """What is not text goes to standard error, so that the text can be redirected."""
     status, out, err = trusting("inspect", demo, "--sequence", "0")
     assert status == 0
@@ -130,14 +129,14 @@ def test_a_sequence_is_its_documents_text_to_the_byte(demo: Path, trusting: Term
     assert re.fullmatch(r"train sequence 0 of 263: \d+ tokens, stories\.parquet row \d+, key [0-9a-f]{16}\n", err)
 
 
-def test_negative_numbers_count_from_the_end(demo: Path, trusting: Terminal) -> None:
+def test_negative_numbers_count_from_the_end(demo, trusting):
     said = trusting.json("inspect", demo, "--sequence", "-1", "--split", "validation")
     assert (said["split"], said["sequence"]) == ("validation", 66)
     assert said["ids"] == flat_tokens.open(demo).validation.sequence(66).tolist()
     assert said["document"]["file"] == "notes.jsonl"
 
 
-def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, trusting: Terminal) -> None:
+def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo, trusting):
     said = trusting.out("inspect", demo, "--sequence", "0", "--color", "always")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("⏎", "").rstrip("\n")
     assert plain == trusting.out("inspect", demo, "--sequence", "0").rstrip("\n")
@@ -146,7 +145,7 @@ def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo: Path, tr
     assert all(f"{terminal.RESET}\n" in line + "\n" for line in said.split("\n")[:-2])
 
 
-def test_no_color_and_pipes_are_respected(demo: Path, trusting: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_and_pipes_are_respected(demo, trusting, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -159,9 +158,7 @@ def test_no_color_and_pipes_are_respected(demo: Path, trusting: Terminal, monkey
     assert "\x1b" not in trusting.out("inspect", demo, "--sequence", "0")
 
 
-def test_a_documents_control_characters_do_not_reach_a_terminal(
-    tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_documents_control_characters_do_not_reach_a_terminal(tmp_path, tool, monkeypatch):
     text = b"a\x1b]0;title\x07\x9b31m\x7f \xe2\x80\xaeb"
     write_sequences(tmp_path / "data", [[byte + 1 for byte in text]])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
@@ -172,13 +169,13 @@ def test_a_documents_control_characters_do_not_reach_a_terminal(
     assert "\x1b]0;title\x07" in tool.out(*show)
 
 
-def test_a_character_of_several_tokens_is_shown_with_the_last_of_them() -> None:
+def test_a_character_of_several_tokens_is_shown_with_the_last_of_them():
     pieces = [b"a", b"\xf0\x9f", b"\x98\x80", b"b", b"\xc3"]
     shown = [re.sub(r"\x1b\[[0-9;]*m", "", part) for part in terminal.colored_tokens(pieces)]
     assert shown == ["a", "😀", "b", "\ufffd"]
 
 
-def test_a_character_that_windows_cut_is_whole(tmp_path: Path, tool: Terminal) -> None:
+def test_a_character_that_windows_cut_is_whole(tmp_path, tool):
     text = "é☃😀" * 9
     write_sequences(tmp_path / "data", [[byte + 1 for byte in text.encode()]])
     show = ["inspect", str(tmp_path / "data"), "--sequence", "0", "--tokenizer", "bytes"]
@@ -188,7 +185,7 @@ def test_a_character_that_windows_cut_is_whole(tmp_path: Path, tool: Terminal) -
         assert re.sub(r"\x1b\[[0-9;]*m", "", tool.out(*show, "--color", "always")) == text + "\n"
 
 
-def test_found_text_says_where_and_the_status_says_whether(demo: Path, trusting: Terminal) -> None:
+def test_found_text_says_where_and_the_status_says_whether(demo, trusting):
     needle = trusting.out("inspect", demo, "--sequence", "5")[10:40]
     said = trusting.json("inspect", demo, "--find", needle)
     assert ("train", 5) in [(match["split"], match["sequence"]) for match in said["matches"]]
@@ -196,7 +193,7 @@ def test_found_text_says_where_and_the_status_says_whether(demo: Path, trusting:
     assert missing == (1, "", "flat-tokens: nothing was found\n")
 
 
-def test_a_limit_says_that_there_are_more(demo: Path, trusting: Terminal) -> None:
+def test_a_limit_says_that_there_are_more(demo, trusting):
     status, out, err = trusting("inspect", demo, "--find", "the", "--limit", "3")
     assert status == 0
     assert len(out.splitlines()) == 3
@@ -207,7 +204,7 @@ def test_a_limit_says_that_there_are_more(demo: Path, trusting: Terminal) -> Non
     assert {match["split"] for match in said["matches"]} == {"train", "validation"}
 
 
-def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
+def test_ids_need_no_tokenizer(tmp_path, tool):
     write_sequences(tmp_path / "data", [[5, 6], [7, 2**31 - 1, 8]])
     path = str(tmp_path / "data")
     status, out, err = tool("inspect", path, "--sequence", "1")
@@ -218,7 +215,7 @@ def test_ids_need_no_tokenizer(tmp_path: Path, tool: Terminal) -> None:
     assert "no tokenizer is known to find text with" in tool.errors("inspect", path, "--find", "x")
 
 
-def test_other_formats_are_inspected_alike(reference: Path, vocabularies: Path, tool: Terminal) -> None:
+def test_other_formats_are_inspected_alike(reference, vocabularies, tool):
     path = str(reference / "modalities/lorem_ipsum.pbin")
     assert "modalities dataset" in tool.out("inspect", path)
     assert "Lorem ipsum" in tool.out("inspect", path, "--sequence", "0", "--tokenizer", "gpt2")

@@ -31,7 +31,7 @@ def traced(path: Path, tool: Terminal, split: str = "train", sequence: int = 7) 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_trace_and_inspect_find_an_exports_documents_again(version: Path, tmp_path: Path, format: str, tool: Terminal) -> None:
+def test_trace_and_inspect_find_an_exports_documents_again(version, tmp_path, format, tool):
     """Also of formats that nobody recognises, and without naming the end-of-text token: the origin tells them."""
     out = exported(version, tmp_path / "moved" / format, format)
     for split, sequence in (("train", 7), ("validation", 0)):
@@ -46,14 +46,14 @@ def test_trace_and_inspect_find_an_exports_documents_again(version: Path, tmp_pa
     assert [source["name"] for source in told["sources"]] == ["stories", "notes"]
 
 
-def test_one_split_and_a_directory_of_an_export_have_its_origin(version: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_one_split_and_a_directory_of_an_export_have_its_origin(version, tmp_path, tool):
     out = exported(version, tmp_path / "held-out", "mds", "--split", "validation")
     assert traced(out, tool, "validation", 3) == {**traced(out / "validation", tool, "validation", 3), "path": str(out)}
     assert not (out / "train").exists()
     assert not (out / ".export/documents/train").exists()
 
 
-def test_a_file_of_several_has_no_documents_but_its_sources(version: Path, tmp_path: Path) -> None:
+def test_a_file_of_several_has_no_documents_but_its_sources(version, tmp_path):
     out = exported(version, tmp_path / "out", "megatron", "--tokens-per-file", "5000")
     corpus = open_corpus(out / "train_00000.bin")
     assert corpus.documents("train") is None
@@ -61,9 +61,7 @@ def test_a_file_of_several_has_no_documents_but_its_sources(version: Path, tmp_p
     assert open_corpus(out).documents("train") is not None
 
 
-def test_without_room_or_origin_an_export_is_read_all_the_same(
-    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: Terminal
-) -> None:
+def test_without_room_or_origin_an_export_is_read_all_the_same(version, tmp_path, monkeypatch, tool):
     monkeypatch.setattr("flat_tokens.tools.export.ALWAYS_ROOM", -(10**9))
     out = exported(version, tmp_path / "out", "parquet")
     assert not (out / ".export/documents").exists()
@@ -73,7 +71,7 @@ def test_without_room_or_origin_an_export_is_read_all_the_same(
 
 
 @pytest.mark.parametrize("wrong", [{"options": {"end_of_text": "x"}}, {"format": "tar"}, {"provenance": []}, {"version": 1}])
-def test_an_origin_that_is_something_else_is_refused_by_name(version: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_an_origin_that_is_something_else_is_refused_by_name(version, tmp_path, wrong):
     out = exported(version, tmp_path / "out", "parquet")
     change_file(out / ORIGIN, wrong)
     with refusal(r"origin\.json: is not the origin of an export"):

@@ -16,7 +16,6 @@ from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.tools import record as command
 from tests.flat_tokens.tools.test_report import HOSTILE, Page, self_contained
 from tests.made import write_sequences
-from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def ledger(tmp_path: Path, corpora: dict[str, Path]) -> Path:
     return tmp_path / "run.json"
 
 
-def test_json_is_the_record_with_its_forms(ledger: Path, corpora: dict[str, Path], tool: Terminal) -> None:
+def test_json_is_the_record_with_its_forms(ledger, corpora, tool):
     found = tool.json("record", ledger, "--step", "40", "--digest", "0,38:40", "--bytes")
     forms = found.pop("forms")
     opened = Ledger.open(ledger)
@@ -49,7 +48,7 @@ def numbers_in(value: Any) -> set[str]:
     return {value} if isinstance(value, str) and value else set()
 
 
-def test_the_page_holds_what_the_json_holds(ledger: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_the_page_holds_what_the_json_holds(ledger, tmp_path, tool):
     arguments = ["record", str(ledger), "--step", "40", "--digest", "7", "--bytes"]
     found = tool.json(*arguments)
     assert tool.out(*arguments, "--html", tmp_path / "record.html") == f"wrote {tmp_path / 'record.html'}\n"
@@ -76,7 +75,7 @@ def test_the_page_holds_what_the_json_holds(ledger: Path, tmp_path: Path, tool: 
     assert page.text.count("not known: to be filled in") == empty
 
 
-def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger: Path) -> None:
+def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger):
     record = record_of_run(Ledger.open(ledger), 40, sizes=lambda _: np.ones(256, np.int64))
     tables = re.findall(r"<table>.*?</table>", command.page({**record, "forms": []}), re.DOTALL)
     shown = [
@@ -86,7 +85,7 @@ def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger: P
     assert all(row == rows[0] for rows in shown for row in rows)
 
 
-def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path):
     source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "files": [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]}
     write_sequences(tmp_path / "d", [[1, 2]], provenance={"name": HOSTILE, "sources": [source]})
     record = record_of_dataset(tmp_path / "d")
@@ -98,7 +97,7 @@ def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path: Path) -> 
     assert self_contained(text).text.count(HOSTILE) >= 8
 
 
-def test_people_see_a_summary(ledger: Path, corpora: dict[str, Path], tool: Terminal) -> None:
+def test_people_see_a_summary(ledger, corpora, tool):
     said = tool.out("record", ledger, "--step", "40").splitlines()
     assert said[0] == f"{ledger}: before step 40, 320 samples"
     assert said[1].startswith(f"one: {corpora['one']}, version ")
@@ -108,7 +107,7 @@ def test_people_see_a_summary(ledger: Path, corpora: dict[str, Path], tool: Term
     assert said[-1] == "Training data documentation: 4 of 12 fields are filled in; --html or --json has them"
 
 
-def test_answers_go_into_the_forms_and_croissant(ledger: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_answers_go_into_the_forms_and_croissant(ledger, tmp_path, tool):
     answers = {"forms": {"ca.6": "Licensed."}, "croissant": {"url": "https://example.org", "license": "mit"}}
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     out = tmp_path / "run.jsonld"
@@ -131,16 +130,16 @@ def test_answers_go_into_the_forms_and_croissant(ledger: Path, tmp_path: Path, t
         (["--step", "5", "--bytes", "--tokenizer", "none-such"], "none-such"),
     ],
 )
-def test_mistakes_are_one_line(ledger: Path, arguments: list[str], said: str, tool: Terminal) -> None:
+def test_mistakes_are_one_line(ledger, arguments, said, tool):
     err = tool.errors("record", ledger, *arguments)
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_dataset_has_no_steps(corpora: dict[str, Path], tool: Terminal) -> None:
+def test_a_dataset_has_no_steps(corpora, tool):
     assert "--step and --digest are of a run" in tool.errors("record", corpora["one"], "--step", "5")
 
 
-def test_bytes_need_a_tokenizer(tmp_path: Path, tool: Terminal) -> None:
+def test_bytes_need_a_tokenizer(tmp_path, tool):
     write_sequences(tmp_path / "d", [[1, 2]])
     assert "names no tokenizer, which --bytes needs" in tool.errors("record", tmp_path / "d", "--bytes")

@@ -14,7 +14,6 @@ from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.stats import count, summarise
 from flat_tokens.vocabulary import Vocabulary
 from tests.made import write_sequences
-from tests.terminal import Terminal
 
 VOID = {"meta", "br", "img", "line", "rect", "polyline"}
 HOSTILE = "<script>alert(1)</script>\"'&</style>"
@@ -66,9 +65,7 @@ def of(sequences: list[list[int]], tmp_path: Path, **provenance: Any) -> str:
     return report.page(summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, 25))
 
 
-def test_the_page_is_one_file_that_loads_nothing_with_every_section_and_the_numbers(
-    demo: Path, tmp_path: Path, tool: Terminal
-) -> None:
+def test_the_page_is_one_file_that_loads_nothing_with_every_section_and_the_numbers(demo, tmp_path, tool):
     """Equal datasets have equal pages."""
     paths = [tmp_path / "a.html", tmp_path / "b.html"]
     for path in paths:
@@ -87,7 +84,7 @@ def test_the_page_is_one_file_that_loads_nothing_with_every_section_and_the_numb
     assert page.elements[0] == ("html", {"lang": "en"})
 
 
-def test_it_has_colours_for_light_and_dark_and_fits_a_phone(tmp_path: Path) -> None:
+def test_it_has_colours_for_light_and_dark_and_fits_a_phone(tmp_path):
     text = of([[1, 2, 3]], tmp_path)
     assert "prefers-color-scheme: dark" in text
     assert 'content="width=device-width, initial-scale=1"' in text
@@ -95,7 +92,7 @@ def test_it_has_colours_for_light_and_dark_and_fits_a_phone(tmp_path: Path) -> N
     assert used <= defined
 
 
-def test_names_and_tokens_are_text_and_never_markup(tmp_path: Path) -> None:
+def test_names_and_tokens_are_text_and_never_markup(tmp_path):
     source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "text_column": HOSTILE, "files": []}
     source["files"] = [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]
     tokenizer = {"name": HOSTILE, "digest": HOSTILE, "highest_id": 39}
@@ -112,7 +109,7 @@ MANY_SEQUENCES = [[i % 40] for i in range(6000)]
     [[], [[]], [[], [], []], [[5]], [[1] * 7] * 3, [[2**31 - 1, 0]], MANY_LENGTHS, MANY_SEQUENCES],
     ids=lambda sequences: f"{len(sequences)}-{sum(map(len, sequences))}",
 )
-def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path: Path, sequences: list[list[int]]) -> None:
+def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path, sequences):
     page = Page(of(sequences, tmp_path))
     for tag, attributes in page.elements:
         numbers = []
@@ -130,7 +127,7 @@ def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path: Path, 
             assert 0 <= y <= report.HEIGHT
 
 
-def test_no_label_of_an_axis_is_cut_off(tmp_path: Path) -> None:
+def test_no_label_of_an_axis_is_cut_off(tmp_path):
     """Of digits that are 6.7 of a plot's 400 units wide at most, as those of the page's font."""
     labels = re.findall(r'<text x="([0-9.]+)"[^>]* text-anchor="middle">([0-9,]+)</text>', of([[1], [2] * 600_000], tmp_path))
     assert "1,048,576" in [text for _, text in labels]

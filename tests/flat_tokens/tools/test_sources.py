@@ -137,9 +137,7 @@ FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("block_bytes", first_fast([7, 1 << 22]))
-def test_every_document_is_read_again_as_the_build_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, block_bytes: int
-) -> None:
+def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch, name, block_bytes):
     """Same key, same tokens, whichever way the file holds its rows."""
     monkeypatch.setattr(limits, "BATCH_BYTES", block_bytes)
     write, settings = FILES[name]
@@ -165,7 +163,7 @@ def test_every_document_is_read_again_as_the_build_read_it(
 
 
 @pytest.mark.parametrize("bad", [b'{"text": "a\\ud800b"}', b'{"text": "a\xffb"}'])
-def test_what_the_build_replaced_is_replaced_again(tmp_path: Path, bad: bytes) -> None:
+def test_what_the_build_replaced_is_replaced_again(tmp_path, bad):
     (tmp_path / "x.jsonl").write_bytes(bad + b"\n")
     build_dataset(
         tmp_path / "out", source={"path": str(tmp_path / "x.jsonl")}, tokenizer="bytes", documents={"on_bad": "replace"}
@@ -189,9 +187,7 @@ def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[CorpusF
     st.integers(1, 9),
     st.sampled_from(["-", "--", "a-", "\n"]),
 )
-def test_any_rows_of_a_text_file_are_what_stands_between_separators(
-    tmp_path_factory: pytest.TempPathFactory, text: str, wanted: set[int], block_bytes: int, separator: str
-) -> None:
+def test_any_rows_of_a_text_file_are_what_stands_between_separators(tmp_path_factory, text, wanted, block_bytes, separator):
     path = tmp_path_factory.getbasetemp() / "pieces.txt"
     path.write_text(text)
     pieces = text.split(separator)
@@ -204,7 +200,7 @@ def test_any_rows_of_a_text_file_are_what_stands_between_separators(
     assert {i: row.text for i, row in rows.items()} == {i: pieces[i] for i in wanted if i < len(pieces)}
 
 
-def test_rows_that_are_no_documents_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_are_no_documents_are_left_out(tmp_path):
     content = b'{"text": "a"}\nno json\n[1]\n{"text": null}\n{"other": 1}\n\n{"text": 5}\n'
     (tmp_path / "x.jsonl").write_bytes(content)
     file, source = file_and_source("x.jsonl", content)
@@ -212,14 +208,14 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv"])
-def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path: Path, name: str) -> None:
+def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path, name):
     FILES[name][0](tmp_path / name)
     file, source = file_and_source(name, b"", text_column="content")
     with refusal(rf"{name} has .*'id', 'text'"):
         read_rows(str(tmp_path / name), file, source, [0])
 
 
-def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_by_its_name(tmp_path):
     parquet(tmp_path / "x.parquet")
     (tmp_path / "x.parquet").write_bytes((tmp_path / "x.parquet").read_bytes()[:200])
     file, source = file_and_source("x.parquet", b"")
@@ -231,7 +227,7 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path: Path) -> None:
         read_rows(str(tmp_path / "x.jsonl.gz"), file, source, [10_000])
 
 
-def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path: Path) -> None:
+def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path):
     content = b'text\n"a\nb"\n"c'
     (tmp_path / "x.csv").write_bytes(content)
     file, source = file_and_source("x.csv", content)
@@ -251,21 +247,21 @@ def moved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("given_path", ["elsewhere", "elsewhere/deep", "elsewhere/deep/x.parquet"])
-def test_a_source_that_moved_is_found_where_the_user_says(moved: Path, given_path: str) -> None:
+def test_a_source_that_moved_is_found_where_the_user_says(moved, given_path):
     corpus = open_corpus(moved / "out")
     file = corpus.sources[0].files[0]
     assert Locator(corpus, trusted=True).find(file) is None
     assert Locator(corpus, [str(moved / given_path)]).find(file) == str(moved / "elsewhere/deep/x.parquet")
 
 
-def test_a_file_of_another_size_is_not_taken(moved: Path) -> None:
+def test_a_file_of_another_size_is_not_taken(moved):
     with (moved / "elsewhere/deep/x.parquet").open("ab") as file:
         file.write(b"!")
     corpus = open_corpus(moved / "out")
     assert Locator(corpus, [str(moved / "elsewhere")]).find(corpus.sources[0].files[0]) is None
 
 
-def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path: Path) -> None:
+def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path):
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines(), 0))  # a copy of more than eight times the size is not kept
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / "x.jsonl.gz")}, tokenizer="bytes")
     (tmp_path / "x.jsonl.gz").unlink()
@@ -275,7 +271,7 @@ def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path: Pa
     assert 0 in read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])
 
 
-def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
+def test_a_remote_source_is_found_below_its_url(tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -292,7 +288,7 @@ def test_a_remote_source_is_found_below_its_url(tmp_path: Path) -> None:
         memory.rm("/texts", recursive=True)
 
 
-def test_the_demos_documents_have_their_places(demo: Path) -> None:
+def test_the_demos_documents_have_their_places(demo):
     corpus = open_corpus(demo)
     places = places_of(corpus, "train", [0, 262])
     assert places is not None

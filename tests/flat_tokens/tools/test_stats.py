@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from flat_tokens.tools.stats import Counts, ValueCounts, count, histogram, summa
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.flat_tokens.demo import DEMO
 from tests.made import in_memory, write_sequences
-from tests.terminal import Terminal
 
 VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
 LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)
@@ -45,7 +43,7 @@ def counts_of(values: list[int]) -> Counts:
     st.integers(1, 4),
 )
 @example([[2**31 - 1], [], [0, 2**31 - 1]], 1)
-def test_ids_and_lengths_are_counted_whatever_they_are(sequences: list[list[int]], window: int) -> None:
+def test_ids_and_lengths_are_counted_whatever_they_are(sequences, window):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.stats, "COUNT_TOKENS", window)
         patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", 2**12)
@@ -59,7 +57,7 @@ def test_ids_and_lengths_are_counted_whatever_they_are(sequences: list[list[int]
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=10), st.integers(1, 12), st.integers(1, 20))
-def test_a_tally_of_many_blocks_is_that_of_all_together(blocks: list[list[int]], dense: int, distinct: int) -> None:
+def test_a_tally_of_many_blocks_is_that_of_all_together(blocks, dense, distinct):
     """Values above the dense ones are told apart up to a number of different ones; the rest is counted together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", dense)
@@ -78,13 +76,13 @@ def test_a_tally_of_many_blocks_is_that_of_all_together(blocks: list[list[int]],
 
 
 @given(LENGTHS, st.integers(1, 100))
-def test_percentiles_are_those_of_all_values(values: list[int], percent: int) -> None:
+def test_percentiles_are_those_of_all_values(values, percent):
     expected = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
     assert counts_of(values).percentile(percent) == expected
 
 
 @given(LENGTHS)
-def test_the_histogram_has_every_sequence_and_token_once(values: list[int]) -> None:
+def test_the_histogram_has_every_sequence_and_token_once(values):
     bins = histogram(counts_of(values))
     assert sum(found["seq_count"] for found in bins) == len(values)
     assert sum(found["token_count"] for found in bins) == sum(values)
@@ -100,7 +98,7 @@ def test_the_histogram_has_every_sequence_and_token_once(values: list[int]) -> N
     )  # every doubling is an edge
 
 
-def test_a_small_dataset_by_hand() -> None:
+def test_a_small_dataset_by_hand():
     """Ids 0, 1, 3 and 4 are tokens of 1, 2, 2 and 1 bytes; 2 and 5 are none."""
     found = summary_of(open_corpus(in_memory([[0, 0, 1], [], [3, 0, 5, 5]], [[1]])), VOCABULARY)
     train, total = found["splits"]["train"], found["total"]
@@ -126,7 +124,7 @@ def test_a_small_dataset_by_hand() -> None:
     assert found["splits"]["validation"]["lengths"]["p50"] == 1
 
 
-def test_nothing_at_all_is_counted_too() -> None:
+def test_nothing_at_all_is_counted_too():
     found = summary_of(open_corpus(in_memory([], [[]])), VOCABULARY)
     assert (found["total"]["token_count"], found["total"]["seq_count"]) == (0, 1)
     assert found["splits"]["train"]["lengths"]["p50"] is None
@@ -134,7 +132,7 @@ def test_nothing_at_all_is_counted_too() -> None:
     assert found["total"]["top_tokens"] == []
 
 
-def test_bytes_of_text_are_those_that_the_build_counted(demo: Path) -> None:
+def test_bytes_of_text_are_those_that_the_build_counted(demo):
     """Decoding every token gives the bytes that were read, in both splits together."""
     corpus = open_corpus(demo)
     found = summary_of(corpus, load_vocabulary(str(DEMO)))
@@ -142,7 +140,7 @@ def test_bytes_of_text_are_those_that_the_build_counted(demo: Path) -> None:
     assert found["vocabulary"]["highest_id"] == 4095
 
 
-def test_the_terminal_shows_what_json_has(demo: Path, trusting: Terminal) -> None:
+def test_the_terminal_shows_what_json_has(demo, trusting):
     found = trusting.json("stats", demo)
     said = trusting.out("stats", demo, "--top", "3")
     assert f"{found['splits']['train']['token_count']:,}" in said
@@ -153,14 +151,14 @@ def test_the_terminal_shows_what_json_has(demo: Path, trusting: Terminal) -> Non
     assert len(said.rpartition("most frequent tokens\n")[2].splitlines()) == 3
 
 
-def test_one_split_is_counted_alone(demo: Path, trusting: Terminal) -> None:
+def test_one_split_is_counted_alone(demo, trusting):
     found = trusting.json("stats", demo, "--split", "validation")
     assert list(found["splits"]) == ["validation"]
     assert found["total"]["token_count"] == flat_tokens.open(demo).validation.token_count
     assert found["text_bytes"] is None  # what is recorded is of both splits
 
 
-def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(tmp_path: Path, demo: Path, tool: Terminal) -> None:
+def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(tmp_path, demo, tool):
     (demo / "latest").resolve().rename(tmp_path / "moved")
     try:
         status, out, errors = tool("stats", tmp_path / "moved", "--json")
@@ -172,12 +170,12 @@ def test_without_its_tokenizer_a_dataset_has_statistics_of_ids(tmp_path: Path, d
     assert "tokens are shown by their ids" in errors
 
 
-def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path: Path, tool: Terminal) -> None:
+def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path, tool):
     tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
     write_sequences(tmp_path / "data", [[1, 2]], provenance={"tokenizer": tokenizer})
     assert tool.json("stats", tmp_path / "data")["total"]["vocabulary_use"] is None
 
 
-def test_other_formats_are_counted_alike(reference: Path, tool: Terminal) -> None:
+def test_other_formats_are_counted_alike(reference, tool):
     found = tool.json("stats", reference / "modalities/lorem_ipsum_long.pbin")
     assert (found["total"]["token_count"], found["total"]["seq_count"]) == (332_875, 500)

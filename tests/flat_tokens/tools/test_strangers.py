@@ -21,7 +21,6 @@ from tests.damage import change_file
 from tests.flat_tokens.demo import build_lines
 from tests.made import write_sequences
 from tests.processes import serving
-from tests.terminal import Terminal
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 EVIL = "\x1b]52;c;ZXZpbA==\x07 \x1b[2K\rright\n\x9b2J\x7f\u202e<img src=x onerror=alert(1)>|`[a](javascript:b)"
@@ -76,7 +75,7 @@ CHAINS = ("{}/x.jsonl", "reference::{}/refs.json", "simplecache::{}/x.jsonl", "z
 
 
 @pytest.mark.parametrize("url", CHAINS)
-def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(dataset: Path, url: str, tool: Terminal) -> None:
+def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(dataset, url, tool):
     with requests_to_a_server() as (server, asked):
         record(dataset, sources=[{"path": url.format(server)}])
         change(dataset, lambda made_of: made_of["sources"][0].update({"from": url.format(server)}))
@@ -90,7 +89,7 @@ def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(dataset: Path,
         assert asked == []
 
 
-def test_with_consent_a_plain_url_is_read(dataset: Path, tool: Terminal) -> None:
+def test_with_consent_a_plain_url_is_read(dataset, tool):
     """So the tests of what is not asked for test something."""
     with requests_to_a_server() as (server, asked):
         record(dataset, sources=[{"path": f"{server}/x.jsonl"}])
@@ -98,13 +97,13 @@ def test_with_consent_a_plain_url_is_read(dataset: Path, tool: Terminal) -> None
         assert set(asked) == {"/x.jsonl"}
 
 
-def test_without_consent_the_record_of_a_run_opens_no_file(dataset: Path, tool: Terminal) -> None:
+def test_without_consent_the_record_of_a_run_opens_no_file(dataset, tool):
     said = tool.out(*commands(dataset)[0])
     assert "x.jsonl is not found; say where it is with --source, or trust the dataset's own records: --trust-records" in said
     assert "text from  the source" in tool.out(*commands(dataset)[0], "--source", dataset.parent / "in")
 
 
-def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path, dataset: Path) -> None:
+def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path, dataset):
     given, outside = tmp_path / "given", tmp_path / "outside"
     given.mkdir()
     outside.mkdir()
@@ -120,7 +119,7 @@ def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path: Path,
         assert [Locator(corpus, [str(given)], trusted).find(file) for trusted in (False, True)] == [None, None], name
 
 
-def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path: Path) -> None:
+def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real/a b#?.txt").write_bytes(b"")
     (tmp_path / "real/link").symlink_to("a b#?.txt")
@@ -137,7 +136,7 @@ def test_files_of_the_given_directory_are_found_through_links_within_it(tmp_path
 
 
 @pytest.mark.parametrize("sha256", ["../../../outside", "/etc/hostname", "linked"])
-def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path: Path, dataset: Path, sha256: str) -> None:
+def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path, dataset, sha256):
     (tmp_path / "outside").write_bytes(LINES)
     (dataset / "_cache/files").mkdir(parents=True)
     (dataset / "_cache/files/linked").symlink_to(tmp_path / "outside")
@@ -147,9 +146,7 @@ def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path: Path, dataset: Pa
     assert Locator(corpus).find(corpus.sources[0].files[0]) is None
 
 
-def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(
-    tmp_path: Path, dataset: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(tmp_path, dataset, tool, monkeypatch):
     (tmp_path / "vocabulary").mkdir()
     monkeypatch.chdir(tmp_path)
     record(dataset, tokenizer={"name": "/dev/zero"})
@@ -181,7 +178,7 @@ def is_harmless(said: str) -> bool:
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], tool: Terminal) -> None:
+def test_names_move_no_terminal(tmp_path, as_json, tool):
     evil, plain = str(evil_dataset(tmp_path / "evil")), tmp_path / "plain"
     write_sequences(plain, [[1]], provenance={"name": "plain"})
     for command in (
@@ -196,20 +193,20 @@ def test_names_move_no_terminal(tmp_path: Path, as_json: list[str], tool: Termin
     assert tool.json("inspect", evil)["name"] == EVIL
 
 
-def test_with_colours_names_bring_none_of_their_own(tmp_path: Path, tool: Terminal) -> None:
+def test_with_colours_names_bring_none_of_their_own(tmp_path, tool):
     out = tool.out("inspect", evil_dataset(tmp_path / "evil"), "--color", "always")
     assert "\x1b[1m" in out
     assert is_harmless(out.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", ""))
 
 
-def test_a_report_shows_names_as_text(tmp_path: Path, tool: Terminal) -> None:
+def test_a_report_shows_names_as_text(tmp_path, tool):
     tool.out("stats", evil_dataset(tmp_path / "evil"), "--html", tmp_path / "report.html")
     report = (tmp_path / "report.html").read_text()
     assert "<img" not in report
     assert not {ord(character) for character in report} & set(VISIBLE)
 
 
-def test_lines_and_markdown_of_any_text() -> None:
+def test_lines_and_markdown_of_any_text():
     assert line("a\nb\x1b[2J\t\ud800") == "a␊b␛[2J\t\ufffd"
     assert markdown({"a|b": ["<b>", ("`x`", 3, None)]}) == {r"a\|b": ["&lt;b&gt;", ("'x'", 3, None)]}
     assert markdown("![a](b)[c][d]\n# e\\") == r"![a\](b)[c\][d]␊# e" + "\\\\"

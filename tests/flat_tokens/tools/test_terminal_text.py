@@ -38,7 +38,7 @@ def lines(shown: Terminal) -> list[str]:
     return [line.removesuffix(terminal.CLEAR) for line in shown.getvalue().split("\r")]
 
 
-def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes() -> None:
+def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes():
     line = terminal.progress_line("verify", Checked(1_000_000_000, 4_000_000_000, 1), 10.0)
     assert line == "verify   25%  1.0 GB of 4.0 GB  100 MB/s  0:30 left  1 fault"
     assert terminal.progress_line("export", Checked(0, 0, 0), 10.0) == "export    0%  0 B of 0 B  0 B/s"
@@ -52,9 +52,7 @@ def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes() -> No
         ("export DATASET DATASET-out --to megatron", "export  100%  24 B of 24 B  "),
     ],
 )
-def test_a_command_shows_how_far_it_is(
-    dataset: Path, stderr: Terminal, capsys: pytest.CaptureFixture[str], command: str, line: str
-) -> None:
+def test_a_command_shows_how_far_it_is(dataset, stderr, capsys, command, line):
     """The line is gone at the end, and standard output has the result alone."""
     with contextlib.redirect_stderr(stderr):
         assert cli.main(command.replace("DATASET", str(dataset)).split()) == 0
@@ -65,7 +63,7 @@ def test_a_command_shows_how_far_it_is(
     assert last == ""
 
 
-def test_what_is_no_terminal_is_told_nothing(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_terminal_is_told_nothing(dataset, capsys):
     with terminal.progress("verify", quiet=False) as watch:
         assert watch is None
     assert cli.main(["verify", str(dataset), "--full"]) == 0

@@ -16,7 +16,6 @@ from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.flat_tokens.demo import DEMO, build_lines
 from tests.made import write_sequences
-from tests.terminal import Terminal
 
 
 def source_texts() -> dict[str, list[str]]:
@@ -25,7 +24,7 @@ def source_texts() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, trusting: Terminal, split: str) -> None:
+def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, split):
     texts = source_texts()
     for i in (0, 30, -1):
         found = trusting.json("trace", demo, "--split", split, "--sequence", i)
@@ -35,7 +34,7 @@ def test_a_sequence_leads_to_its_row_and_its_text(demo: Path, trusting: Terminal
         assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
 
 
-def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, trusting: Terminal) -> None:
+def test_a_token_leads_to_the_sequence_that_holds_it(demo, trusting):
     train = flat_tokens.open(demo).train
     starts = train.seq_starts.read(0, train.seq_starts.length).astype(np.int64)
     for token in (0, int(starts[5]), int(starts[6]) - 1, train.token_count - 1):
@@ -47,14 +46,14 @@ def test_a_token_leads_to_the_sequence_that_holds_it(demo: Path, trusting: Termi
     assert trusting.json("trace", demo, "--token", "-1")["token"]["index"] == train.token_count - 1
 
 
-def test_people_see_where_it_is_from(demo: Path, trusting: Terminal) -> None:
+def test_people_see_where_it_is_from(demo, trusting):
     said = trusting.out("trace", demo, "--token", "100", "--characters", "20")
     for part in ("token      100: id ", "file       stories.parquet", "text from  the source", " more"):
         assert part in said
     assert "»" in said
 
 
-def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, trusting: Terminal) -> None:
+def test_without_the_source_there_is_the_decoded_text(tmp_path, trusting):
     path, trace = build_lines(tmp_path, "one", "zwei\né"), ["trace", tmp_path / "out", "--sequence", "1"]
     assert trusting.json(*trace)["text_from"] == "source"
     path.parent.rename(tmp_path / "there")
@@ -65,7 +64,7 @@ def test_without_the_source_there_is_the_decoded_text(tmp_path: Path, trusting: 
     assert (found["text_from"], found["text"]) == ("source", "zwei\né")
 
 
-def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path, trusting: Terminal) -> None:
+def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path, trusting):
     path = build_lines(tmp_path, "one", "two")
     path.write_text(path.read_text().replace("two", "TWO"))
     found = trusting.json("trace", tmp_path / "out", "--sequence", "1")
@@ -73,20 +72,20 @@ def test_a_source_that_has_changed_is_not_taken_for_the_document(tmp_path: Path,
     assert found["notes"] == [f"row 1 of {path} is not the document, by its key: the file has changed since it was read"]
 
 
-def test_a_dataset_without_a_record_shows_its_tokens(tmp_path: Path, trusting: Terminal) -> None:
+def test_a_dataset_without_a_record_shows_its_tokens(tmp_path, trusting):
     write_sequences(tmp_path / "data", [[5], [], [6, 7]])
     found = trusting.json("trace", tmp_path / "data", "--token", "1")
     assert (found["sequence"], found["ids"], found["document"], found["text"]) == (2, [6, 7], None, None)
     assert "there is no record of where sequences come from" in found["notes"]
 
 
-def test_other_formats_are_traced_to_their_sequences(reference: Path, trusting: Terminal) -> None:
+def test_other_formats_are_traced_to_their_sequences(reference, trusting):
     path = reference / "modalities/lorem_ipsum_long.pbin"
     found = trusting.json("trace", path, "--token", "1000")
     assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
 
 
-def test_a_token_shard_knows_its_documents_by_key_and_row(demo: Path, trusting: Terminal) -> None:
+def test_a_token_shard_knows_its_documents_by_key_and_row(demo, trusting):
     shards = sorted(path.parent for path in demo.glob("_cache/*/receipt.json"))
     found = [trusting.json("trace", shard, "--sequence", "2") for shard in shards]
     assert sorted(len(one["text"]) for one in found) == sorted(len(texts[2]) for texts in source_texts().values())
@@ -118,9 +117,7 @@ ORDERS: list[tuple[list[str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("arguments", "settings"), ORDERS, ids=lambda value: "-".join(value) if isinstance(value, list) else "")
 @pytest.mark.parametrize("view", ["packed", "blocks", "documents", "overlap"])
-def test_a_step_leads_to_the_documents_of_the_loaders_batch(
-    demo: Path, trusting: Terminal, view: str, arguments: list[str], settings: dict[str, Any]
-) -> None:
+def test_a_step_leads_to_the_documents_of_the_loaders_batch(demo, trusting, view, arguments, settings):
     train = flat_tokens.open(demo).train
     views = {
         "packed": (train.packed(200), ["--view", "packed"]),
@@ -146,7 +143,7 @@ def test_a_step_leads_to_the_documents_of_the_loaders_batch(
                 assert part["part_text"].strip("\ufffd") in part["text"]
 
 
-def test_one_row_of_a_step_is_shown_alone(demo: Path, tool: Terminal) -> None:
+def test_one_row_of_a_step_is_shown_alone(demo, tool):
     step = [str(demo), "--step", "2", "--batch-size", "4", "--length", "64"]
     whole = tool.json("trace", *step, "--trust-records")
     assert tool.json("trace", *step, "--row", "3", "--trust-records")["rows"] == whole["rows"][3:]
@@ -155,7 +152,7 @@ def test_one_row_of_a_step_is_shown_alone(demo: Path, tool: Terminal) -> None:
     assert whole["rows"][3]["parts"][0]["document"]["key"] in said
 
 
-def test_empty_sequences_have_no_part_in_a_row(tmp_path: Path, trusting: Terminal) -> None:
+def test_empty_sequences_have_no_part_in_a_row(tmp_path, trusting):
     """However many stand between two tokens of a row."""
     write_sequences(tmp_path / "data", [[], [1, 2], *[[]] * 50, [3], [4, 5]])
     step = ["--step", "0", "--batch-size", "1", "--length", "4", "--order", "sequential"]
@@ -173,7 +170,7 @@ def run(tmp_path: Path, demo: Path) -> Path:
     return tmp_path / "run.json"
 
 
-def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, tool: Terminal) -> None:
+def test_a_document_is_seen_where_its_tokens_are(run, demo, tool):
     found = tool.json("seen", run, "--document", "5", "--before", "60")
     mixture, train = Ledger.open(run).mixture(), flat_tokens.open(demo).train
     assert [source["name"] for source in found["sources"]] == ["text", "plain"]
@@ -191,7 +188,7 @@ def test_a_document_is_seen_where_its_tokens_are(run: Path, demo: Path, tool: Te
     assert by_key["sources"][1]["documents"] == []
 
 
-def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_all_documents_of_a_source_are_told(run, tmp_path, tool):
     found = tool.json("seen", run, "--source", "plain", "--before", "30")["sources"]
     mixture, tokens = Ledger.open(run).mixture(), flat_tokens.open(tmp_path / "plain").train
     counts = {}
@@ -204,7 +201,7 @@ def test_all_documents_of_a_source_are_told(run: Path, tmp_path: Path, tool: Ter
     assert {document["key"] for document in found[0]["documents"]} == {None}
 
 
-def test_people_see_a_summary_and_some_documents(run: Path, tool: Terminal) -> None:
+def test_people_see_a_summary_and_some_documents(run, tool):
     said = tool.out("seen", run, "--before", "30", "--limit", "2").splitlines()
     assert said[0].startswith("text: 239 samples before step 30, 0.34 epochs of 701 rows")
     assert said[1].startswith("  document 0, key ")
@@ -222,17 +219,17 @@ def test_people_see_a_summary_and_some_documents(run: Path, tool: Terminal) -> N
         (["--before", "30", "--document", "0123456789abcdef"], 1, ""),
     ],
 )
-def test_what_is_not_there_is_told(run: Path, tool: Terminal, arguments: list[str], status: int, said: str) -> None:
+def test_what_is_not_there_is_told(run, tool, arguments, status, said):
     assert said in tool.errors("seen", run, *arguments, status=status)
 
 
-def test_a_moved_dataset_is_named(run: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_a_moved_dataset_is_named(run, tmp_path, tool):
     (tmp_path / "plain").rename(tmp_path / "moved")
     assert "plain" in tool.errors("seen", run, "--before", "30")
     tool.out("seen", run, "--before", "30", "--at", f"plain={tmp_path / 'moved'}")
 
 
-def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_trace_takes_a_ledger(run, demo, tmp_path, tool):
     traced = tool.json("trace", run, "--step", "25")
     mixture = Ledger.open(run).mixture()
     batch = mixture[25]
@@ -249,7 +246,7 @@ def test_trace_takes_a_ledger(run: Path, demo: Path, tmp_path: Path, tool: Termi
 
 
 @pytest.mark.parametrize("settings", [{}, {"split_across_pack": True}, {"fit": "best"}], ids=["greedy", "split", "best"])
-def test_trace_of_packed_documents(tmp_path: Path, demo: Path, tool: Terminal, settings: dict[str, Any]) -> None:
+def test_trace_of_packed_documents(tmp_path, demo, tool, settings):
     train = flat_tokens.open(demo).train
     ledger = Ledger.create(tmp_path / "packs.json", {"text": (train.packed_documents(1200, **settings), 1)}, 4)
     traced = tool.json("trace", tmp_path / "packs.json", "--step", "2")

@@ -20,7 +20,6 @@ from flat_tokens.tools.sources import SampledPart, choose
 from flat_tokens.tools.verify import sample
 from tests.damage import change_file
 from tests.flat_tokens.demo import TOKENIZER, build_lines, shard_in
-from tests.terminal import Terminal
 
 WHERE: dict[str, Callable[[Path], Path]] = {
     "output": lambda output: output,
@@ -32,7 +31,7 @@ WHERE: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("level", [[], ["--quick"], ["--full"], ["--sample", "2/3"]])
-def test_what_is_whole_is_right(demo: Path, tool: Terminal, where: str, level: list[str]) -> None:
+def test_what_is_whole_is_right(demo, tool, where, level):
     said = tool.json("verify", WHERE[where](demo), *level)
     assert (said["ok"], said["faults"]) == (True, [])
     assert said["seq_count"] == {"output": 330, "version": 330, "split": 263, "shard": said["seq_count"]}[where]
@@ -46,7 +45,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["output", "split", "shard"])
-def test_a_flipped_bit_is_found_by_full_and_by_one_part_of_a_sample(copy: Path, tool: Terminal, where: str) -> None:
+def test_a_flipped_bit_is_found_by_full_and_by_one_part_of_a_sample(copy, tool, where):
     place = WHERE[where](copy)
     flip((WHERE["split"](copy) if where == "output" else place) / "encoded_tokens/c/0")
     tool.json("verify", place, "--quick")
@@ -71,16 +70,14 @@ def without(name: str) -> Callable[[Path], object]:
         ("shard", lambda output: (shard_in(output) / "receipt.json").write_text("{}"), "is not a token shard's receipt"),
     ],
 )
-def test_what_is_missing_or_damaged_is_found_at_once(
-    copy: Path, tool: Terminal, where: str, damage: Callable[[Path], object], fault: str
-) -> None:
+def test_what_is_missing_or_damaged_is_found_at_once(copy, tool, where, damage, fault):
     damage(copy)
     path = WHERE[where](copy)
     assert any(fault in one for one in tool.json("verify", path, status=1)["faults"])
     assert tool.out("verify", path, status=1).startswith(f"damaged: {path}\n  ")
 
 
-def test_all_parts_together_look_at_every_object(demo: Path, copy: Path, tool: Terminal) -> None:
+def test_all_parts_together_look_at_every_object(demo, copy, tool):
     """Whichever object is damaged, its size unchanged, exactly one part says so."""
     version = WHERE["version"](copy)
     for name in ("README.md", "documents/validation/row/c/0", "validation/encoded_tokens/c/0"):
@@ -90,7 +87,7 @@ def test_all_parts_together_look_at_every_object(demo: Path, copy: Path, tool: T
         shutil.copy(WHERE["version"](demo) / name, version / name)
 
 
-def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(tmp_path: Path, tool: Terminal) -> None:
+def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(tmp_path, tool):
     """In a dataset without a manifest, where no digest tells."""
     sequences = [[1, 2, 3]] * 30
     batch = TokenBatch.from_sequences(sequences)
@@ -103,7 +100,7 @@ def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(tmp_pa
     tool.json("verify", tmp_path / "data/train", "--full", status=1)
 
 
-def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path: Path, tool: Terminal) -> None:
+def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path, tool):
     batch = TokenBatch.from_sequences([[1], [2], [9]])
     write_dataset(tmp_path / "data", [batch._replace(max_token_id=8)])
     parts = [["verify", tmp_path / "data", "--sample", f"{n}/3", "--documents", "0"] for n in (1, 2, 3)]
@@ -111,7 +108,7 @@ def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path: Path
     assert tool.json(*parts[2], status=1)["faults"] == [f"{tmp_path}/data/train: token id 9 is above max_token_id 8"]
 
 
-def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Path, tool: Terminal) -> None:
+def test_a_record_of_documents_that_is_too_short_is_a_fault(demo, copy, tool):
     """Without a manifest that would name the objects."""
     version = WHERE["version"](copy)
     shutil.rmtree(version / "documents/train/row")
@@ -124,7 +121,7 @@ def test_a_record_of_documents_that_is_too_short_is_a_fault(demo: Path, copy: Pa
     assert "documents/train: has {" in said["faults"][0]
 
 
-def test_where_nothing_is_there_is_nothing_to_verify(tmp_path: Path, tool: Terminal) -> None:
+def test_where_nothing_is_there_is_nothing_to_verify(tmp_path, tool):
     assert tool.errors("verify", tmp_path / "none").startswith(
         f"flat-tokens verify: {tmp_path / 'none'}: there is nothing here. "
     )
@@ -132,7 +129,7 @@ def test_where_nothing_is_there_is_nothing_to_verify(tmp_path: Path, tool: Termi
     tool.errors("verify", tmp_path / "x.txt")
 
 
-def test_a_damaged_file_of_another_format_is_a_fault(reference: Path, tmp_path: Path, tool: Terminal) -> None:
+def test_a_damaged_file_of_another_format_is_a_fault(reference, tmp_path, tool):
     path = tmp_path / "x.pbin"
     shutil.copy(reference / "modalities/lorem_ipsum_long.pbin", path)
     tool.json("verify", path, "--full")
@@ -141,7 +138,7 @@ def test_a_damaged_file_of_another_format_is_a_fault(reference: Path, tmp_path: 
     assert "x.pbin" in tool.out("verify", path, "--format", "modalities", status=1)
 
 
-def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo: Path, trusting: Terminal) -> None:
+def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo, trusting):
     seen = 0
     for n in (1, 2, 3):
         said = trusting.json("verify", demo, "--sample", f"{n}/3", "--documents", "1000")
@@ -150,7 +147,7 @@ def test_all_documents_of_the_demo_are_tokenized_again_to_the_same_tokens(demo: 
     assert seen == 330
 
 
-def test_other_tokens_than_the_sources_are_faults(demo: Path, trusting: Terminal) -> None:
+def test_other_tokens_than_the_sources_are_faults(demo, trusting):
     """Seen here with another tokenizer, of which the command warns."""
     told = ["--sample", "1/1", "--documents", "2", "--tokenizer", "bytes", "--json"]
     status, out, err = trusting("verify", demo, *told)
@@ -161,7 +158,7 @@ def test_other_tokens_than_the_sources_are_faults(demo: Path, trusting: Terminal
     assert "bytes is not the tokenizer of the dataset" in err
 
 
-def test_documents_whose_source_is_gone_are_counted_as_not_reachable(tmp_path: Path, tool: Terminal) -> None:
+def test_documents_whose_source_is_gone_are_counted_as_not_reachable(tmp_path, tool):
     build_lines(tmp_path, *"abc").parent.rename(tmp_path / "elsewhere")
     verify = ["verify", tmp_path / "out", "--sample", "1/1", "--documents", "9"]
     said = tool.json(*verify, "--trust-records")
@@ -170,14 +167,14 @@ def test_documents_whose_source_is_gone_are_counted_as_not_reachable(tmp_path: P
     assert tool.json(*verify, "--source", tmp_path / "elsewhere")["documents"]["same"] == 3
 
 
-def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path: Path, trusting: Terminal) -> None:
+def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path, trusting):
     path = build_lines(tmp_path, "one", "two")
     path.write_text(path.read_text().replace("two", "TWO"))  # of the same size
     said = trusting.json("verify", tmp_path / "out", "--sample", "1/1")
     assert said["documents"] == {"same": 1, "different": 0, "not_reachable": {"x.jsonl has changed since it was read": 1}}
 
 
-def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, trusting: Terminal) -> None:
+def test_a_key_that_is_not_its_documents_is_a_fault(copy, trusting):
     """Rows that were mixed up, in a dataset whose digests all agree."""
     version = WHERE["version"](copy)
     objects = read_manifest(Store.at(version))["objects"]
@@ -192,9 +189,7 @@ def test_a_key_that_is_not_its_documents_is_a_fault(copy: Path, trusting: Termin
 
 
 @pytest.mark.parametrize("package", ["tokenizers", "pyarrow"])
-def test_a_package_that_is_not_installed_makes_documents_unreachable(
-    demo: Path, trusting: Terminal, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
+def test_a_package_that_is_not_installed_makes_documents_unreachable(demo, trusting, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(vars(flat_tokens.extras.pa), "_package", None)  # as if nobody had used it
     said = trusting.json("verify", demo, "--sample", "1/1", "--documents", "3")
@@ -203,12 +198,12 @@ def test_a_package_that_is_not_installed_makes_documents_unreachable(
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("length", [0, 1, 5, 100])
-def test_parts_are_everything_once(count: int, length: int) -> None:
+def test_parts_are_everything_once(count, length):
     shares = [SampledPart(n, count).share(length) for n in range(1, count + 1)]
     assert [i for start, stop in shares for i in range(start, stop)] == list(range(length))
 
 
-def test_the_same_documents_of_a_part_are_chosen_each_time_and_lie_within_it() -> None:
+def test_the_same_documents_of_a_part_are_chosen_each_time_and_lie_within_it():
     for n in range(1, 5):
         chosen = choose(SampledPart(n, 4), 1000, 16)
         assert chosen.tolist() == choose(SampledPart(n, 4), 1000, 16).tolist() == sorted(set(chosen.tolist()))
@@ -219,6 +214,6 @@ def test_the_same_documents_of_a_part_are_chosen_each_time_and_lie_within_it() -
 
 
 @pytest.mark.parametrize("wrong", ["", "1", "0/3", "4/3", "1/2/3", "a/b", "1/0", "-1/3"])
-def test_a_part_that_is_none_is_refused(wrong: str) -> None:
+def test_a_part_that_is_none_is_refused(wrong):
     with pytest.raises(Exception, match="is not a part such as 3/30"):
         sample(wrong)

@@ -14,7 +14,6 @@ import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.output.leases import building
 from tests.faults.support import ROOT, write_notes
-from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_a_datasets_life(config, tmp_path, terminal):
     """What a person sees from the first refresh to the removal of what is not needed any more."""
     output, lines = tmp_path / "out", terminal.lines
     first = lines("refresh", config)
@@ -80,7 +79,7 @@ def test_a_datasets_life(config: Path, tmp_path: Path, terminal: Terminal) -> No
     flat_tokens.verify(output, "full")
 
 
-def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_the_last_refresh_is_told_although_nothing_was_new(config, tmp_path, terminal):
     terminal.lines("refresh", config)
     (origin,) = (tmp_path / "out/origins").glob("*.json")
     then = {**json.loads(origin.read_text()), "at": "2020-01-02T03:04:00Z", "looked_up": "2020-01-02T03:04:00Z"}
@@ -95,7 +94,7 @@ def test_the_last_refresh_is_told_although_nothing_was_new(config: Path, tmp_pat
     assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
 
 
-def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_results_as_json(config, tmp_path, terminal):
     output, lines = tmp_path / "out", terminal.lines
     refreshed = terminal.json("refresh", config)
     assert (refreshed["outcome"], refreshed["build"]["slices"]) == ("published", 1)
@@ -108,7 +107,7 @@ def test_results_as_json(config: Path, tmp_path: Path, terminal: Terminal) -> No
     assert f"  removed    version {refreshed['version']}" in policy
 
 
-def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_what_a_first_build_left_is_told_and_removed(config, tmp_path, terminal):
     """Nothing was ever published there, while it runs and when it was cancelled."""
     output = tmp_path / "out"
     shard, unfinished = output / "_cache" / ("a" * 64), output / "_cache/unfinished/attempt"
@@ -128,7 +127,7 @@ def test_what_a_first_build_left_is_told_and_removed(config: Path, tmp_path: Pat
     assert "unfinished" not in "\n".join(terminal.lines("status", output))
 
 
-def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_staging_of_a_build_that_was_cancelled_is_told(config, tmp_path, terminal):
     """A full disk may be full of it, and nothing else says so before gc does."""
     output = tmp_path / "out"
     staged = output / "_staging/build/attempt"
@@ -142,7 +141,7 @@ def test_staging_of_a_build_that_was_cancelled_is_told(config: Path, tmp_path: P
     assert "processes that are gone" not in "\n".join(terminal.lines("status", output))
 
 
-def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config, tmp_path, terminal):
     """Not into the dataset itself, under whatever name, and not to the first of two outputs where the second cannot be had."""
     terminal.lines("build", config)
     output, other = tmp_path / "out", ROOT / "deployments/demo/tokenizer.json"
@@ -163,7 +162,7 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config: Path, tmp_path: 
     assert not (tmp_path / "out-bytes/versions").exists()
 
 
-def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
+def test_the_commands_are_there_in_a_process_of_their_own(config):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, "-m", "flows", "refresh", str(config), "--quiet"],
@@ -178,9 +177,7 @@ def test_the_commands_are_there_in_a_process_of_their_own(config: Path) -> None:
     assert done.stdout.startswith("published ")
 
 
-def test_a_datasets_own_record_is_read_with_consent_or_below_roots(
-    config: Path, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_datasets_own_record_is_read_with_consent_or_below_roots(config, tmp_path, terminal, monkeypatch):
     """Whoever made a dataset wrote into it what a refresh of it reads."""
     terminal.lines("build", config)
     output = tmp_path / "out"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,10 @@ from prefect.utilities.callables import get_call_parameters
 from flows.commands.main import main
 from tasks.derive.request import Shuffle
 from tests.made import docs_of, foreign, publish_docs, read_docs
-from tests.terminal import Terminal
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version(
-    tmp_path: Path, terminal: Terminal, is_there: bool
-) -> None:
+def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version(tmp_path, terminal, is_there):
     out, more = tmp_path / "out", foreign(tmp_path / "more", [[3]])
     if is_there:
         out.mkdir()
@@ -34,9 +30,7 @@ def test_appending_to_an_output_of_nothing_gives_the_command_for_a_first_version
 
 
 @pytest.mark.parametrize("name", ["$HOME/new", "C:\\new", "$(pwd)/new"])
-def test_no_command_writes_to_a_directory_that_nobody_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal, name: str
-) -> None:
+def test_no_command_writes_to_a_directory_that_nobody_meant(tmp_path, monkeypatch, terminal, name):
     plain = foreign(tmp_path / "plain", [[1, 2]])
     monkeypatch.chdir(tmp_path)
     for arguments in (
@@ -50,7 +44,7 @@ def test_no_command_writes_to_a_directory_that_nobody_meant(
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
-def test_an_export_keeps_to_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+def test_an_export_keeps_to_the_roots(tmp_path, monkeypatch, terminal):
     plain, inside = foreign(tmp_path / "in/plain", [[1, 2]]), tmp_path / "out"
     monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
     monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(inside))
@@ -77,9 +71,7 @@ def test_an_export_keeps_to_the_roots(tmp_path: Path, monkeypatch: pytest.Monkey
         ("refresh CONFIG --keep 2 --days 1", "refresh-dataset", {"keep_versions": 2, "grace_days": 1.0}),
     ],
 )
-def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, flow: str, told: dict[str, Any]
-) -> None:
+def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(tmp_path, monkeypatch, command, flow, told):
     publish_docs(tmp_path / "a", docs_of([1, 2]))
     (tmp_path / "config.yaml").write_text(f"output: {tmp_path / 'out'}\nsource: {{path: {tmp_path / 'a'}}}\ntokenizer: bytes\n")
     places = {"A": tmp_path / "a", "OUT": tmp_path / "out", "CONFIG": tmp_path / "config.yaml"}

@@ -176,9 +176,7 @@ def steps(root: Path, copy: Path, seen: set[Path]) -> Iterator[Path]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in COMMANDS])
-def test_no_command_is_led_out(
-    name: str, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_is_led_out(name, scene, tmp_path, monkeypatch, capsys):
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.setenv(variable, str(scene.root))
     monkeypatch.setenv("FLAT_TOKENS_SCRATCH", str(tmp_path / "scratch"))

@@ -28,14 +28,13 @@ from tasks.progress import Done, Progress
 from tests.processes import family, serving, until
 from tests.refusal import refusal
 from tests.tasks.tokenize.test_tokenizers import write_ranks
-from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["trial", "trial, of a terminal", "encoding"])
-def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what, tmp_path):
     """A terminal interrupts the trial, too."""
     write_ranks(tmp_path / "a.tiktoken", {bytes([i]): i for i in range(256)})
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "qz" * 2_000_000}))
@@ -64,7 +63,7 @@ def test_ctrl_c_does_not_wait_for_a_tokenizer_that_never_ends(what: str, tmp_pat
             os.killpg(building.pid, signal.SIGKILL)
 
 
-def test_ctrl_c_in_a_finalizer_is_not_lost() -> None:
+def test_ctrl_c_in_a_finalizer_is_not_lost():
     """It cannot be raised there: it comes again, and nothing is printed."""
     program = """if True:
         import time
@@ -93,9 +92,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(
-    config: Path, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(config, tmp_path, terminal):
     first = terminal.out("build", config, "--no-server")
     for words in ("published", "189 read, 189 written", "tokens in", "reused     0 of 1 slice", "seconds", "(download"):
         assert words in first
@@ -104,7 +101,7 @@ def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do
     assert terminal.out("build", config, "--no-server").startswith("nothing to do")
 
 
-def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_begins_anew_once_with_large_pages(monkeypatch):
     """Only where the user has not told the C library something else, and not for commands that tokenize nothing. Arrow's
     allocator and the threads of numpy's linear algebra stay the user's, too.
     """
@@ -135,19 +132,19 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch: pytest.MonkeyPat
     assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
 
 
-def test_numpy_sorts_without_avx_512_where_that_is_slow(tmp_path: Path) -> None:
+def test_numpy_sorts_without_avx_512_where_that_is_slow(tmp_path):
     (tmp_path / "zen 4").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t\t: avx512f\n")
     assert len(numpy_settings(f"{tmp_path}/zen 4")) > len(numpy_settings("/nonexistent"))
 
 
-def test_settings_on_the_command_line_win(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_settings_on_the_command_line_win(config, tmp_path, terminal):
     settings = ("--set", "validation_fraction=1", "--set", f"output={tmp_path / 'other'}")
     built = terminal.json("build", config, *settings)
     assert built["totals"]["validation"]["seq_count"] == 189
     assert flat_tokens.open(tmp_path / "other").train.seq_count == 0
 
 
-def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
+def test_nested_settings_reach_sources_and_tokenizer(config):
     read = read_config(config, ["source.text_column=title", "tokenizer.engine=reference", "documents.on_bad=skip", "workers=3"])
     assert (read.sources[0].text_column, read.tokenizer.name, read.tokenizer.engine) == ("title", "bytes", "reference")
     assert (read.documents.on_bad, read.workers) == ("skip", 3)
@@ -158,7 +155,7 @@ def test_nested_settings_reach_sources_and_tokenizer(config: Path) -> None:
 @pytest.mark.parametrize(
     "program", ["flat-tokens-service --version", "flat-tokens --version", "python -P -c 'import flat_tokens'"]
 )
-def test_programs_run_in_any_directory(program: str, tmp_path: Path) -> None:
+def test_programs_run_in_any_directory(program, tmp_path):
     """Also next to modules of other people that have the same names."""
     for name in ("flat_tokens", "flows", "tasks"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
@@ -168,14 +165,14 @@ def test_programs_run_in_any_directory(program: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "tokenizer:", "tokenizer: bytes", "tokenizer: {name: bytes}"])
-def test_a_setting_makes_the_mappings_that_it_needs(tmp_path: Path, written: str) -> None:
+def test_a_setting_makes_the_mappings_that_it_needs(tmp_path, written):
     path = tmp_path / "config.yaml"
     path.write_text(f"output: out\nsource:\n{written}\n")
     read = read_config(path, ["source.path=in", "tokenizer.name=gpt2", "tokenizer.engine=reference"])
     assert (read.sources[0].path, read.tokenizer.name, read.tokenizer.engine) == ("in", "gpt2", "reference")
 
 
-def test_a_mapping_may_be_merged_and_overridden(tmp_path: Path) -> None:
+def test_a_mapping_may_be_merged_and_overridden(tmp_path):
     """What YAML's anchors are for; that is no key twice."""
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -191,9 +188,7 @@ def test_a_mapping_may_be_merged_and_overridden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["new/out", "out"])
-def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(
-    config: Path, tmp_path: Path, terminal: Terminal, output: str
-) -> None:
+def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(config, tmp_path, terminal, output):
     (tmp_path / "out").mkdir(exist_ok=True)
     settings = ("--set", f"output={tmp_path / output}", "--set", "source.path=/nowhere.jsonl")
     _, _, errors = terminal("build", config, "--no-server", *settings)
@@ -202,9 +197,7 @@ def test_a_build_that_fails_before_it_stores_anything_leaves_no_folder(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(
-    config: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(config, terminal, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     errors = terminal.errors("build", config)
     assert "does not answer" in errors
@@ -223,7 +216,7 @@ class Locked(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch, tmp_path):
     """By the name of the setting. With the secret, of the environment or of the profile, the run goes on to Prefect."""
     for name, value in {"PREFECT_HOME": str(tmp_path), "PREFECT_CLIENT_MAX_RETRIES": "7"}.items():
         monkeypatch.setenv(name, value)
@@ -243,7 +236,7 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch: pytest
         assert prefect_server() == url
 
 
-def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config, tmp_path, terminal):
     made = terminal.json("plan", config)
     assert (made["files"], made["slices"], made["slices_stored"], made["is_published"]) == (1, 1, 0, False)
     assert not (tmp_path / "out/versions").exists()
@@ -256,12 +249,12 @@ def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config: Path, 
     assert "in 1 slice, 1 stored" in after
 
 
-def test_quiet_shows_the_result_alone(config: Path, terminal: Terminal) -> None:
+def test_quiet_shows_the_result_alone(config, terminal):
     status, out, errors = terminal("build", config, "--quiet")
     assert (status, errors) == (0, "")
     assert out.startswith("published\n")
 
 
-def test_the_display_shows_documents_tokens_rate_and_time_left() -> None:
+def test_the_display_shows_documents_tokens_rate_and_time_left():
     line = progress_line(Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=1e8))
     assert line == "tokenize    25%  1,234 documents  300,000,000 tokens  100 MB/s  0:30 left"

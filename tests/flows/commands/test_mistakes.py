@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -169,7 +168,7 @@ MISTAKES_OF_SERVICE = {
 }
 
 
-def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path):
     publish_docs(tmp_path / "out", docs_of([1, 2]))
     foreign(tmp_path / "plain", [[1, 2]])
     (tmp_path / "in").mkdir()
@@ -204,7 +203,7 @@ def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path: Path) -> None
         *(("flat-tokens-service", name) for name in chain(*FAMILIES.values())),
     ],
 )
-def test_help_has_description_options_examples_and_statuses(program: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_description_options_examples_and_statuses(program, name, capsys):
     assert (cli.main if program == "flat-tokens" else main)([name, "--help"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"usage: {program} {name} ")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
 from tasks.config import BuildConfig
-from tests.terminal import Terminal
 
 
-def test_the_file_and_its_setting(tmp_path: Path, terminal: Terminal) -> None:
+def test_the_file_and_its_setting(tmp_path, terminal):
     path = tmp_path / "new/x.tiktoken"
     told = terminal.json("vocabulary", "cl100k_base", "--to", path)
     assert path.stat().st_size == told["bytes"] > 1_000_000

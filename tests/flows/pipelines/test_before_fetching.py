@@ -50,9 +50,7 @@ def run(
 
 
 @pytest.mark.parametrize("pipeline", [build, refresh])
-def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(
-    tmp_path: Path, fetched: list[str], pipeline: Callable[[BuildConfig, Threads], Any]
-) -> None:
+def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(tmp_path, fetched, pipeline):
     with refusal(r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"):
         run(tmp_path, pipeline, tokenizer="cl100k")
     assert fetched == []
@@ -60,9 +58,7 @@ def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(
     assert fetched == ["a.jsonl"]
 
 
-def test_a_mistyped_tokenizer_is_told_before_much_is_read(
-    tmp_path: Path, fetched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_tokenizer_is_told_before_much_is_read(tmp_path, fetched, monkeypatch):
     monkeypatch.setattr(flows.pipelines.text, "LOOKED_INTO", 5)
     (tmp_path / "a.txt").write_text("text that is long")
     with refusal("there is no tokenizer 'cl100k'"):
@@ -70,14 +66,14 @@ def test_a_mistyped_tokenizer_is_told_before_much_is_read(
     assert fetched == []
 
 
-def test_files_whose_names_say_that_they_are_of_several_formats_are_not_fetched(tmp_path: Path, fetched: list[str]) -> None:
+def test_files_whose_names_say_that_they_are_of_several_formats_are_not_fetched(tmp_path, fetched):
     fsspec.filesystem("memory").pipe({"/before/README.md": b"# About"})
     with refusal(r"several formats: jsonl \(a.jsonl\), text \(README.md\).* such as memory://before/\*.jsonl;"):
         run(tmp_path, build, "memory://before")
     assert fetched == []
 
 
-def test_a_chat_template_that_is_not_there_is_told_before_the_text_is_fetched(tmp_path: Path, fetched: list[str]) -> None:
+def test_a_chat_template_that_is_not_there_is_told_before_the_text_is_fetched(tmp_path, fetched):
     (tmp_path / "template.jinja").write_text("{{ messages }}")
     source = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_template": str(tmp_path / "templte.jinja")}
     words = rf"no chat template at {tmp_path}/templte.jinja\. Did you mean {tmp_path}/template.jinja\?"

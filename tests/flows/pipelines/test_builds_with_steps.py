@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.flat_tokens.demo import TOKENIZER
 from tests.made import read_docs
 from tests.refusal import refusal
 from tests.sources import held, write_rows
-from tests.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 
@@ -43,7 +41,7 @@ def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: An
     return {"output": str(output), **told, "validation_fraction": 0.3, **more}
 
 
-def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
+def test_keys_and_splits_are_those_of_the_texts_before(tmp_path):
     """Without ids, a key is a hash of the text as the source has it."""
     texts = [f"e\u0301 {i}\r\n" for i in range(40)]
     source = write_texts(tmp_path / "in/x.jsonl", texts)
@@ -57,7 +55,7 @@ def test_keys_and_splits_are_those_of_the_texts_before(tmp_path: Path) -> None:
     assert all(found.values())
 
 
-def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_path: Path, tool: Terminal) -> None:
+def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_path, tool):
     told = settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS)
     result = build_here(told)
     texts = sorted(doc.text for docs in read_docs(tmp_path / "out").values() for doc in docs)
@@ -83,7 +81,7 @@ def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_
 
 
 @pytest.mark.slow
-def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path: Path) -> None:
+def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path):
     _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
     source = write_texts(tmp_path / "in/x.jsonl", ["a", "b"])
     steps = [{"use": "blanks"}]
@@ -110,9 +108,7 @@ def _fails(documents: pa.RecordBatch) -> Outcome:
         (_fails, ["a", "b", "bad"], r"line 3 \(row 2\): step 'here' fails on it: ZeroDivisionError: of", "here.failed"),
     ],
 )
-def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(
-    tmp_path: Path, step: Callable[[pa.RecordBatch], Outcome], texts: list[str], complaint: str, skipped: str
-) -> None:
+def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(tmp_path, step, texts, complaint, skipped):
     _install(here=step)
     source = write_texts(tmp_path / "in/x.jsonl", texts)
     told = settings(tmp_path / "out", source, [{"use": "here"}], documents={"max_bytes": 4})
@@ -122,7 +118,7 @@ def test_a_text_that_a_step_makes_too_long_or_fails_on_is_a_bad_document(
     assert (found["written"], found["skipped"]) == (len(texts) - 1, {skipped: 1})
 
 
-def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_roots_for_input_hold_for_files_of_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("FLAT_TOKENS_INPUT_ROOTS", str(tmp_path / "in"))
     told = settings(tmp_path / "out", tmp_path / "in", [{"use": "datatrove", "filter": "x", "model_url": "/etc/passwd"}])
     with refusal("INPUT_ROOTS"):
@@ -132,7 +128,7 @@ def test_the_roots_for_input_hold_for_files_of_steps(tmp_path: Path, monkeypatch
 # Forecasts
 
 
-def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
+def test_plan_tells_what_each_step_leaves_out(tmp_path):
     texts = [f"{i} word" for i in range(100)] + ["lorem ipsum"] * 25 + ["x"] * 75
     config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", texts), STEPS))
     made = plan(config)
@@ -153,7 +149,7 @@ def test_plan_tells_what_each_step_leaves_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path, monkeypatch):
     import tasks.shards.sample
 
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 10_000)
@@ -170,7 +166,7 @@ def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path: Path, tool: Terminal) -> None:
+def test_verify_knows_the_steps_of_datasets_made_of_datasets(tmp_path, tool):
     """Each source keeps its own."""
     inputs = []
     for k, steps in enumerate((STEPS, [{"use": "length", "min_bytes": 1}])):
@@ -188,9 +184,7 @@ def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
     return Outcome(np.array(["three" not in text for text in documents.column("text").to_pylist()]), "drop")
 
 
-def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_not_come_through(
-    tmp_path: Path, tool: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_not_come_through(tmp_path, tool, monkeypatch):
     source = write_texts(tmp_path / "in/x.jsonl", TEXTS)
     build_here(settings(tmp_path / "out", source, STEPS))
     assert tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")["documents"]["same"] == 4
@@ -201,7 +195,7 @@ def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_
 
 
 @pytest.mark.slow
-def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path: Path, tool: Terminal) -> None:
+def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path, tool):
     """A dataset may be a stranger's, and so are the options."""
     calls = []
 
@@ -240,7 +234,7 @@ LIST = pa.list_(pa.list_(pa.int64()))
 ANSWERS = ["é? : ja", "all of it", "none:", "loud!", "a:b\0\2c"]
 
 
-def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
+def test_spans_of_a_step_become_a_loss_mask(tmp_path):
     _install(answers=_answers)
     source = write_texts(tmp_path / "in/x.jsonl", ANSWERS)
     steps = [{"use": "answers"}]
@@ -254,7 +248,7 @@ def test_spans_of_a_step_become_a_loss_mask(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["gpt2", TOKENIZER])
-def test_tokens_are_the_same_with_spans_and_without(tmp_path: Path, tokenizer: str) -> None:
+def test_tokens_are_the_same_with_spans_and_without(tmp_path, tokenizer):
     _install(answers=_answers)
     texts = [*ANSWERS, "<|endoftext|> is text: it is", "e\u0301 中文: 😀😀", "", ": "]
     source = write_texts(tmp_path / "in/x.jsonl", texts)
@@ -263,7 +257,7 @@ def test_tokens_are_the_same_with_spans_and_without(tmp_path: Path, tokenizer: s
     assert read_docs(tmp_path / "out") == read_docs(tmp_path / "plain")
 
 
-def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path: Path) -> None:
+def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path):
     _install(answers=_answers)
     told = settings(tmp_path / "out", tmp_path / "x.jsonl", [{"use": "answers"}])
     told["source"] = {"path": str(tmp_path / "x.jsonl"), "messages_column": "messages"}
@@ -272,7 +266,7 @@ def test_a_source_with_a_mask_of_its_own_takes_no_spans(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_leave_prompts_and_completions_out_but_do_not_change_them(tmp_path: Path) -> None:
+def test_steps_leave_prompts_and_completions_out_but_do_not_change_them(tmp_path):
     path = write_rows(tmp_path / "in/x.jsonl", [{"q": q, "a": a} for q, a in [("a?", "b"), ("c?", "lorem")]])
     columns = {"path": str(path), "prompt_column": "q", "completion_column": "a"}
     told = settings(tmp_path / "out", path, STEPS[2:])
@@ -303,6 +297,6 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: list(PACKAGES.values()))
 
 
-def test_every_step_of_the_table_is_on_the_page() -> None:
+def test_every_step_of_the_table_is_on_the_page():
     page = (Path(__file__).parents[3] / "docs/steps.md").read_text("utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page.split("## Write one")[0], re.MULTILINE) == list(flat_tokens.steps.SHIPPED)

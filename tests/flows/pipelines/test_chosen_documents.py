@@ -20,7 +20,6 @@ from tests.examples import examples
 from tests.faults.support import build_here, derive_here, settings_of, write_notes
 from tests.made import read_docs, sequences, write_sequences
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ expressions = st.recursive(
 @pytest.mark.slow
 @given(expressions)
 @examples(25)
-def test_a_selection_has_the_documents_of_a_subset(output: Path, tmp_path_factory: pytest.TempPathFactory, where: str) -> None:
+def test_a_selection_has_the_documents_of_a_subset(output, tmp_path_factory, where):
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
         patch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
         patch.setattr(documents, "DOCUMENTS_AT_A_TIME", 4)
@@ -68,7 +67,7 @@ def test_a_selection_has_the_documents_of_a_subset(output: Path, tmp_path_factor
     assert result.totals["documents"]["skipped"].get("where", 0) == 24 - result.totals["documents"]["written"]
 
 
-def test_an_expression_names_lengths_sources_files_rows_and_keys(output: Path) -> None:
+def test_an_expression_names_lengths_sources_files_rows_and_keys(output):
     train, docs = flat_tokens.open(output).train, read_docs(output)["train"]
     for where, is_it in {
         "tokens > 150": lambda doc: len(doc.ids) > 150,
@@ -82,7 +81,7 @@ def test_an_expression_names_lengths_sources_files_rows_and_keys(output: Path) -
     assert again.numbers.tolist() == [i for i, doc in enumerate(docs) if doc.row > 2 and doc.file < 2]
 
 
-def test_what_cannot_be_chosen_is_refused_before_any_work(output: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_chosen_is_refused_before_any_work(output, tmp_path):
     with refusal("character 7 is the end", ValidationError):
         Subset(where="tokens")
     for where, told in (
@@ -99,7 +98,7 @@ def test_what_cannot_be_chosen_is_refused_before_any_work(output: Path, tmp_path
             flat_tokens.open(output).train.select(**both)
 
 
-def test_a_dataset_without_records_has_lengths_alone(tmp_path: Path) -> None:
+def test_a_dataset_without_records_has_lengths_alone(tmp_path):
     train = flat_tokens.open(write_sequences(tmp_path / "plain", [[1], [2, 3], [4, 5, 6]])).train
     assert sequences(train.select(where="tokens <> 2")) == [[1], [4, 5, 6]]
     result = subset(tmp_path / "plain", tmp_path / "made", where="tokens <> 2")
@@ -110,7 +109,7 @@ def test_a_dataset_without_records_has_lengths_alone(tmp_path: Path) -> None:
         subset(tmp_path / "plain", tmp_path / "made", where="source = 'web'")
 
 
-def test_the_manifest_and_the_command_tell_the_expression(output: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_the_manifest_and_the_command_tell_the_expression(output, tmp_path, terminal):
     where = "source = 'wiki' and tokens > 1"
     assert "7 of 24, 17 for which --where is not true" in terminal.out("subset", output, tmp_path / "made", "--where", where)
     told = flat_tokens.open(tmp_path / "made").manifest["provenance"]["operation"]

@@ -135,9 +135,7 @@ WITHOUT_CRITICS = CHATML.replace("{% for m in messages %}", "{% for m in message
 
 
 @pytest.mark.parametrize(("talk", "reason", "told"), BAD)
-def test_a_conversation_that_loses_its_text_is_a_bad_document(
-    build: Callable[..., flat_tokens.Dataset], talk: Any, reason: str, told: str
-) -> None:
+def test_a_conversation_that_loses_its_text_is_a_bad_document(build, talk, reason, told):
     """The error names file, row and reason."""
     with pytest.raises(ValueError, match=r"in\.jsonl, line 2 \(row 1\): the conversation cannot be encoded: ") as failed:
         build([line(GOOD), line(talk), line(GOOD)], WITHOUT_CRITICS)
@@ -145,9 +143,7 @@ def test_a_conversation_that_loses_its_text_is_a_bad_document(
     assert f"[{reason}]" in str(failed.value)
 
 
-def test_conversations_that_lose_their_text_are_left_out_and_counted(
-    build: Callable[..., flat_tokens.Dataset], tokenizer: Path
-) -> None:
+def test_conversations_that_lose_their_text_are_left_out_and_counted(build, tokenizer):
     """Those before and after each are there."""
     lines = [line(GOOD)] + [one for talk, _, _ in BAD for one in (line(talk), line(GOOD))]
     opened = build(lines, WITHOUT_CRITICS, "skip")
@@ -156,7 +152,7 @@ def test_conversations_that_lose_their_text_are_left_out_and_counted(
 
 
 @pytest.mark.parametrize("kind", ["lines", "lists", "JSON"])
-def test_messages_with_other_names(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, kind: str) -> None:
+def test_messages_with_other_names(build, tokenizer, kind):
     """Their keys and roles are given in the source's configuration. Other keys are still there for the template."""
     talk = [{"from": "human", "value": "2+2?", "n": "1"}, {"from": "gpt", "value": "4"}, {"from": "tool", "value": "!"}]
     source = {"messages": {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}}
@@ -172,7 +168,7 @@ TOOLS_FIRST = "{% if tools %}{{ tools|tojson }}{% endif %}" + CHATML
 
 
 @pytest.mark.parametrize("kind", ["lines", "lists", "JSON", "csv"])
-def test_tools_of_a_conversation(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, tmp_path: Path, kind: str) -> None:
+def test_tools_of_a_conversation(build, tokenizer, tmp_path, kind):
     """They are given to the template; a conversation without any has none. Lists of Arrow have no keys that are null."""
     tools = [[{"name": "look", "more": {"a": 1}}], None, [{"name": "find", "more": {"b": "x"}}]]
     rows = [{"talk": GOOD, "tools": one} for one in tools]
@@ -197,9 +193,7 @@ def test_tools_of_a_conversation(build: Callable[..., flat_tokens.Dataset], toke
         ({"talk": GOOD, "tools": {"name": "look"}}, "wrong_type", "'tools' is a JSON object, not an array of tools"),
     ],
 )
-def test_tools_that_are_none_make_a_bad_document(
-    build: Callable[..., flat_tokens.Dataset], row: Any, reason: str, told: str
-) -> None:
+def test_tools_that_are_none_make_a_bad_document(build, row, reason, told):
     lines = [json.dumps(row), line(GOOD)]
     with refusal(told):
         build(lines, TOOLS_FIRST, tools_column="tools")
@@ -207,7 +201,7 @@ def test_tools_that_are_none_make_a_bad_document(
     assert opened.manifest["totals"]["documents"]["skipped"] == {reason: 1}
 
 
-def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set() -> None:
+def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set():
     """Keys of everything else are what they were."""
     usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 2}
     more = Chat(template="x", tools=True, count=("content",)).model_dump(mode="json")
@@ -304,7 +298,7 @@ def bad_lines(drawn: random.Random) -> str:
 
 
 @pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["plain", "marked"])
-def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokenizer: Path, template: str) -> None:
+def test_fuzzed_conversations(build, tokenizer, template):
     """Of 300 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them."""
     drawn = random.Random(7)
     lines, talks = [], []
@@ -322,9 +316,7 @@ def test_fuzzed_conversations(build: Callable[..., flat_tokens.Dataset], tokeniz
     assert {"no_content", "no_messages", "unencodable", "null", "wrong_type", "malformed"} <= set(counts["skipped"])
 
 
-def test_a_template_that_looks_into_contents_says_so_before_it_is_used(
-    build: Callable[..., flat_tokens.Dataset], tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_template_that_looks_into_contents_says_so_before_it_is_used(build, tokenizer, tmp_path, caplog):
     """Tokens and masks are the same. ``plan`` says it, too."""
     alone = "{% if messages[1] and messages[1].content|length not in (1, 9) %}!{% endif %}" + CHATML
     with caplog.at_level(logging.WARNING):
@@ -342,9 +334,7 @@ def test_a_template_that_looks_into_contents_says_so_before_it_is_used(
     assert not caplog.text
 
 
-def test_marks_that_are_no_special_tokens_are_named(
-    build: Callable[..., flat_tokens.Dataset], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_marks_that_are_no_special_tokens_are_named(build, caplog):
     """They become ordinary text of several tokens."""
     with caplog.at_level(logging.WARNING):
         build([line(GOOD)], CHATML.replace("<|im_start|>", "<|turn|>"))
@@ -352,9 +342,7 @@ def test_marks_that_are_no_special_tokens_are_named(
     assert "each becomes several tokens of ordinary text" in caplog.text
 
 
-def test_a_thought_within_a_content_is_named(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thought_within_a_content_is_named(tmp_path, tmp_path_factory, caplog):
     """A special token that a message spells is text, so the template does not find it."""
     tokenizer = tokenizer_of_bytes(tmp_path_factory, (START, STOP, "</think>"))
     for content, is_named in (("4", False), ("2 </think>4", True)):
@@ -364,11 +352,11 @@ def test_a_thought_within_a_content_is_named(
 
 
 def test_an_engine_that_differs_is_not_used_for_conversations(
-    build: Callable[..., flat_tokens.Dataset],
-    tokenizer: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    build,
+    tokenizer,
+    monkeypatch,
+    caplog,
+):
     """The reference tokenizes the first conversations, too. Where tokens or masks differ it tokenizes all of the source."""
     monkeypatch.setattr(Widths, "of", lambda self, ids, is_special: np.full(len(ids), 2))
     monkeypatch.setattr(Widths, "is_right", lambda self, extra: extra == extra)
@@ -388,22 +376,20 @@ def test_an_engine_that_differs_is_not_used_for_conversations(
         ("{% if %}" + CHATML, "/.*[.]jinja cannot be used: it is not one: Expected an expression"),
     ],
 )
-def test_a_template_is_tried_before_anything_is_made(
-    build: Callable[..., flat_tokens.Dataset], tmp_path: Path, template: str, told: str
-) -> None:
+def test_a_template_is_tried_before_anything_is_made(build, tmp_path, template, told):
     with refusal(told):
         build([line(GOOD)], template, "skip")
     assert not (tmp_path / "out/versions").exists()
 
 
-def test_a_conversation_of_many_messages(build: Callable[..., flat_tokens.Dataset], tokenizer: Path) -> None:
+def test_a_conversation_of_many_messages(build, tokenizer):
     """Long ones are like others."""
     talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
     Reader(tokenizer).check(build([line(GOOD), line(talk), line(GOOD)]), [GOOD, talk, GOOD])
 
 
 @pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
-def test_conversations_of_any_depth(build: Callable[..., flat_tokens.Dataset], brackets: tuple[str, str]) -> None:
+def test_conversations_of_any_depth(build, brackets):
     """Up to 100 levels are rendered. Deeper ones are bad documents, whoever gives up on them."""
     depths = [1, 99, 100, 101, 102, *range(900, 1010, 3), 5000]
     lines = [f'{{"talk": [{{"role": "user", "content": {nested(depth, brackets)}}}]}}' for depth in depths]

@@ -22,7 +22,6 @@ from tests.faults.support import build_here, refresh_here, retokenize_here, same
 from tests.flows.through_json import built
 from tests.refusal import refusal
 from tests.sources import held, write_rows
-from tests.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 
@@ -80,7 +79,7 @@ def settings(tmp_path: Path, output: str = "out", action: str = "drop", **more: 
 
 
 @pytest.mark.parametrize("action", first_fast(["drop", "mark", "span"]))
-def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups(tmp_path: Path, action: str) -> None:
+def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups(tmp_path, action):
     texts = documents(60)
     for number in range(3):
         put(tmp_path / f"in/part-{number}.jsonl", texts[number * 20 : number * 20 + 20])
@@ -108,7 +107,7 @@ def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups
         assert not any(map(bool, naive(written)))
 
 
-def test_examples_say_file_row_and_question(tmp_path: Path) -> None:
+def test_examples_say_file_row_and_question(tmp_path):
     texts = documents(60)
     for number in range(4):
         put(tmp_path / f"in/part-{number}.jsonl", texts[number * 15 : number * 15 + 15])
@@ -121,7 +120,7 @@ def test_examples_say_file_row_and_question(tmp_path: Path) -> None:
         assert len(law) == 3
 
 
-def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path: Path) -> None:
+def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path):
     put(tmp_path / "in/a.jsonl", documents(30))
     config = BuildConfig.model_validate(settings(tmp_path))
     first = refresh_here(config)
@@ -139,7 +138,7 @@ def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_no
     assert again.version == second.version
 
 
-def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, tool: Terminal) -> None:
+def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path, tool):
     texts = documents(60)
     put(tmp_path / "in/a.jsonl", texts)
     put(tmp_path / "none.jsonl", ["None of the documents has so much as one of these eight words"])
@@ -172,7 +171,7 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path: Path, tool:
     assert made.losses[0].documents == sum(map(bool, naive(texts)))
 
 
-def test_stored_sets_are_removed_as_garbage(tmp_path: Path) -> None:
+def test_stored_sets_are_removed_as_garbage(tmp_path):
     put(tmp_path / "in/a.jsonl", documents(20))
     build_here(settings(tmp_path))
     assert len(list((tmp_path / "out/_cache/sets").iterdir())) == 2

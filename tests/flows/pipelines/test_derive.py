@@ -18,7 +18,7 @@ import flat_tokens
 import tasks.assemble.write
 import tasks.derive.inputs
 import tasks.derive.shuffle
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
@@ -89,9 +89,7 @@ LAYOUT_NAMES = st.sampled_from(list(LAYOUTS))
 
 @examples(15)
 @given(datasets=st.lists(PAIRS, min_size=1, max_size=3), layouts=st.tuples(LAYOUT_NAMES, LAYOUT_NAMES, LAYOUT_NAMES))
-def test_a_merge_is_the_concatenation(
-    tmp_path: Path, datasets: list[tuple[list[Doc], list[Doc]]], layouts: tuple[LayoutName, LayoutName, LayoutName]
-) -> None:
+def test_a_merge_is_the_concatenation(tmp_path, datasets, layouts):
     """Whatever the lengths, however the inputs are cut, stored and written; repeated keys are counted."""
     work = tmp_path / str(next(_numbers))
     for i, ((train, validation), layout) in enumerate(zip(datasets, layouts, strict=False)):
@@ -120,7 +118,7 @@ def test_a_merge_is_the_concatenation(
     ]
 
 
-def test_datasets_of_different_tokenizers_are_not_merged_unasked(tmp_path: Path) -> None:
+def test_datasets_of_different_tokenizers_are_not_merged_unasked(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1]))
     publish_docs(tmp_path / "b", docs_of([2]), tokenizer={**GPT2, "name": "r50k_base", "digest": "ab" * 32})
     publish_docs(tmp_path / "c", docs_of([3]), tokenizer=None)
@@ -140,7 +138,7 @@ def test_datasets_of_different_tokenizers_are_not_merged_unasked(tmp_path: Path)
     assert flat_tokens.open(tmp_path / "same").manifest["provenance"]["tokenizer"] == GPT2
 
 
-def test_a_dataset_without_records_is_its_own_source(tmp_path: Path) -> None:
+def test_a_dataset_without_records_is_its_own_source(tmp_path):
     """A plain zarr dataset: keys are made of the tokens, its splits are files and its sequences rows."""
     train = [[1, 2, 3], [], list(range(50)), [4], []]
     foreign(tmp_path / "plain", train, [[5, 6]])
@@ -166,7 +164,7 @@ def test_a_dataset_without_records_is_its_own_source(tmp_path: Path) -> None:
     assert not run("merge", [tmp_path / "plain"], tmp_path / "out").was_published
 
 
-def test_what_breaks_the_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_breaks_the_format_is_refused_before_anything_is_written(tmp_path):
     foreign(tmp_path / "plain", [[1, 2], [3, 4]])
     metadata = json.loads((tmp_path / "plain/train/zarr.json").read_text())
     (tmp_path / "plain/train/zarr.json").write_text(json.dumps({**metadata, "attributes": {"max_token_id": 3}}))
@@ -181,7 +179,7 @@ def test_what_breaks_the_format_is_refused_before_anything_is_written(tmp_path: 
 
 
 @pytest.mark.parametrize("operation", ["merge", "shuffle"])
-def test_a_damaged_input_is_noticed_and_nothing_is_published(tmp_path: Path, operation: str) -> None:
+def test_a_damaged_input_is_noticed_and_nothing_is_published(tmp_path, operation):
     """A bit that flipped in the tokens since the input was verified."""
     publish_docs(tmp_path / "a", docs_of(*[[i, i + 1, i + 2] for i in range(20)]))
     chunk = sorted((tmp_path / "a").glob("versions/*/train/encoded_tokens/c/*"))[3]
@@ -194,7 +192,7 @@ def test_a_damaged_input_is_noticed_and_nothing_is_published(tmp_path: Path, ope
     assert list_versions(Store.at(tmp_path / "out")) == []
 
 
-def test_appending_makes_a_new_version_and_moves_latest_once(tmp_path: Path) -> None:
+def test_appending_makes_a_new_version_and_moves_latest_once(tmp_path):
     """The same command again finds what it appended, though its first input is another one by now."""
     version = publish_docs(tmp_path / "a", docs_of([1]))
     publish_docs(tmp_path / "b", docs_of([2], key=7))
@@ -213,14 +211,14 @@ def test_appending_makes_a_new_version_and_moves_latest_once(tmp_path: Path) -> 
     assert [doc.ids for doc in read_docs(tmp_path / "a")["train"]] == [(1,), (2,), (3,)]
 
 
-def test_appending_to_what_was_merged_elsewhere_appends(tmp_path: Path) -> None:
+def test_appending_to_what_was_merged_elsewhere_appends(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1]))
     run("merge", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
     assert not run("merge", [tmp_path / "out", tmp_path / "a"], tmp_path / "out").was_published
     assert [doc.ids for doc in read_docs(tmp_path / "out")["train"]] == [(1,), (1,), (1,)]
 
 
-def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1]))
     (tmp_path / "file.txt").write_text("text")
     with refusal("nowhere: there is nothing here", FileNotFoundError):
@@ -238,7 +236,7 @@ def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path: Path) -> 
         run("shuffle", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
 
 
-def test_a_merged_document_is_traced_to_its_text(tmp_path: Path) -> None:
+def test_a_merged_document_is_traced_to_its_text(tmp_path):
     """What builds recorded of where their sources lay is passed on."""
     for name in "ab":
         build_here(settings_of(tmp_path / name, write_notes(tmp_path / "in" / name / "notes.jsonl", 3)))
@@ -299,9 +297,7 @@ def naive(docs: list[Doc], told: dict[str, Any], split: str) -> list[Doc]:
 
 @examples(20)
 @given(pair=PAIRS, told=filters(), layout=LAYOUT_NAMES)
-def test_a_subset_is_what_the_filters_let_through(
-    tmp_path: Path, pair: tuple[list[Doc], list[Doc]], told: dict[str, Any], layout: LayoutName
-) -> None:
+def test_a_subset_is_what_the_filters_let_through(tmp_path, pair, told, layout):
     work = tmp_path / str(next(_numbers))
     publish_docs(work / "a", *pair, sources=[("one", 1), ("two", 2)], layout=layout)
     result = run({"operation": "subset", **told}, [work / "a"], work / "out")
@@ -311,7 +307,7 @@ def test_a_subset_is_what_the_filters_let_through(
     assert documents["read"] == sum(map(len, pair)) == documents["written"] + sum(documents["skipped"].values())
 
 
-def test_samples_have_nothing_to_do_with_how_validation_was_drawn() -> None:
+def test_samples_have_nothing_to_do_with_how_validation_was_drawn():
     """Of the same seed, a tenth of the documents holds about a tenth of those that are validation."""
     keys = np.arange(200_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     sampled = sample_hashes(keys, 0) < np.uint64(2**64 // 10)
@@ -319,7 +315,7 @@ def test_samples_have_nothing_to_do_with_how_validation_was_drawn() -> None:
     assert abs(int((sampled & validation).sum()) - 2000) < 250
 
 
-def test_documents_are_listed_by_key_or_by_id(tmp_path: Path) -> None:
+def test_documents_are_listed_by_key_or_by_id(tmp_path):
     """Keys in hexadecimal as trace shows them, or in an array; what no document has is counted."""
     ids = [b"first", b"second", "drittes ä".encode()]
     data = np.frombuffer(b"".join(ids), np.uint8)
@@ -342,7 +338,7 @@ def test_documents_are_listed_by_key_or_by_id(tmp_path: Path) -> None:
         run({"operation": "subset", "key_list": str(tmp_path / "wrong.txt")}, [tmp_path / "a"], tmp_path / "out")
 
 
-def test_a_split_is_dropped(tmp_path: Path) -> None:
+def test_a_split_is_dropped(tmp_path):
     train, validation = docs_of([1], [2, 3], [4, 5, 6]), docs_of([7], [8])
     publish_docs(tmp_path / "a", train, validation)
     run({"operation": "subset", "min_tokens": 2, "split": "train", "drop": "validation"}, [tmp_path / "a"], tmp_path / "one")
@@ -357,9 +353,7 @@ def test_a_split_is_dropped(tmp_path: Path) -> None:
 
 @examples(15)
 @given(pair=PAIRS, seed=st.integers(0, 2**63 - 1), layout=LAYOUT_NAMES)
-def test_a_shuffle_is_a_permutation_of_each_split(
-    tmp_path: Path, pair: tuple[list[Doc], list[Doc]], seed: int, layout: LayoutName
-) -> None:
+def test_a_shuffle_is_a_permutation_of_each_split(tmp_path, pair, seed, layout):
     """Each document with its key, file and row."""
     work = tmp_path / str(next(_numbers))
     publish_docs(work / "a", *pair, sources=[("one", 3)], layout=layout)
@@ -368,7 +362,7 @@ def test_a_shuffle_is_a_permutation_of_each_split(
     assert {name: sorted(docs) for name, docs in found.items()} == {"train": sorted(pair[0]), "validation": sorted(pair[1])}
 
 
-def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_alone_decides_the_order(tmp_path, monkeypatch):
     """Not the number of threads, nor how much is held in memory; each place is as likely as the others."""
     monkeypatch.undo()  # sizes as they are
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
@@ -389,7 +383,7 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path, monkeypatch: pytest.Mo
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
 
 
-def test_one_split_alone_is_shuffled_on_request(tmp_path: Path) -> None:
+def test_one_split_alone_is_shuffled_on_request(tmp_path):
     docs = docs_of(*[[i] for i in range(40)])
     publish_docs(tmp_path / "a", docs, docs)
     run({"operation": "shuffle", "split": "train"}, [tmp_path / "a"], tmp_path / "out")
@@ -401,7 +395,7 @@ def test_one_split_alone_is_shuffled_on_request(tmp_path: Path) -> None:
 # Relayout
 
 
-def test_the_layout_that_is_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_the_layout_that_is_there_is_nothing_to_do(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1, 2]))
     assert run("relayout", [tmp_path / "a"], tmp_path / "a", layout="mmap").was_published
     assert not run("relayout", [tmp_path / "a"], tmp_path / "a", layout="compact").was_published

@@ -62,7 +62,7 @@ def counts(found: DocumentChangeCounts) -> tuple[int, int, int | None, int]:
     return found.added, found.removed, found.changed, found.moved
 
 
-def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: Path) -> None:
+def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path):
     """By source and by split. Those that removed count where they were, the others where they are."""
     text = some_text()
     first = refreshed(tmp_path, text)
@@ -94,7 +94,7 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path: P
 @pytest.mark.slow
 @given(st.data())
 @examples(15)
-def test_histories_of_edits_are_counted(tmp_path: Path, data: Any) -> None:
+def test_histories_of_edits_are_counted(tmp_path, data):
     """Whatever was edited, counts are those of the edits, with an index of the version before or without."""
     directory, before, output = tmp_path / str(next(_numbers)), some_text(25), "out/_cache/index"
     refreshed(directory, before)
@@ -121,7 +121,7 @@ def test_histories_of_edits_are_counted(tmp_path: Path, data: Any) -> None:
 
 
 @pytest.mark.slow
-def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path, monkeypatch):
     text, looked_at = some_text(100), []
     refreshed(tmp_path, text)
     real = tasks.finalize.document_changes.token_digests
@@ -134,7 +134,7 @@ def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path: Path, mon
     assert 0 < sum(looked_at) < 50
 
 
-def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> None:
+def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path):
     text = some_text()
     refreshed(tmp_path, text)
     other = {"split_seed": 5, "publish": {"max_split_changes": 99}}
@@ -150,7 +150,7 @@ def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
+def test_texts_of_other_tokenizers_are_not_compared(tmp_path):
     """Which documents changed their text is unknown then; which added and removed is told."""
     text = some_text(10)
     refreshed(tmp_path, text)
@@ -161,7 +161,7 @@ def test_texts_of_other_tokenizers_are_not_compared(tmp_path: Path) -> None:
     assert "- all documents: 0 added, 1 removed, unknown how many changed, 0 moved" in as_markdown(found)
 
 
-def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_path: Path) -> None:
+def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_path):
     """They are the same documents, and have other tokens; those that a step leaves out removed."""
     text = {"a": ("web", "one\r\ntwo"), "b": ("web", "one line"), "c": ("notes", "x")}
     sources = [{"name": name, "path": str(tmp_path / name)} for name in ("notes", "web")]
@@ -172,7 +172,7 @@ def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_pat
     assert {one.name: counts(one) for one in found.by_source} == {"notes": (0, 1, 0, 0), "web": (0, 0, 1, 0)}
 
 
-def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path, caplog):
     text = some_text(10)
     first = refreshed(tmp_path, text)
     shutil.rmtree(tmp_path / "out/versions" / first.version / "documents/train/file")
@@ -184,9 +184,7 @@ def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path: Pat
     assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
 
 
-def test_a_full_disk_is_told_and_the_version_is_published(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_and_the_version_is_published(tmp_path, caplog, monkeypatch):
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -200,7 +198,7 @@ def test_a_full_disk_is_told_and_the_version_is_published(
     assert "cannot be compared: No space left on device" in caplog.text
 
 
-def test_segments_are_passed_over_as_often_as_both_sides_have_them() -> None:
+def test_segments_are_passed_over_as_often_as_both_sides_have_them():
     a, b = (
         np.array(some, "S21")
         for some in ([b"\0\0\0\1\1x", b"\0\0\0\1\1x", b"\0\0\0\2\1x", b"\0\0\0\1\1"], [b"\0\0\0\1\1x", b"\0\0\0\1\1"])
@@ -209,7 +207,7 @@ def test_segments_are_passed_over_as_often_as_both_sides_have_them() -> None:
     assert [found.tolist() for found in in_both(a[:0], b)] == [[], [False, False]]
 
 
-def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -> None:
+def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path):
     """The others write nothing: where nothing changed, and where the version was rolled back."""
     text, output = some_text(10), Store.at(tmp_path / "out")
     first = refreshed(tmp_path, text)
@@ -232,7 +230,7 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path: Path) -
     assert read_history(output) == found
 
 
-def test_a_history_that_cannot_be_read_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_read_is_told_before_any_work(tmp_path):
     refreshed(tmp_path, some_text(4))
     (tmp_path / "out/runs/refreshes.jsonl").write_text("{}\n")
     with refusal(r"refreshes.jsonl: is not a history of refreshes. Restore it or remove it"):

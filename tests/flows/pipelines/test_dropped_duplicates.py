@@ -80,7 +80,7 @@ def planted(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     return texts[:count], texts[count:]
 
 
-def test_counts_are_told_by_source(tmp_path: Path) -> None:
+def test_counts_are_told_by_source(tmp_path):
     paths = put(tmp_path / "a.jsonl", ["x", "yy", "x"]), put(tmp_path / "b.jsonl", ["yy", "z"])
     settings = told(tmp_path / "out", *paths)
     forecast = plan(BuildConfig.model_validate(settings))
@@ -96,7 +96,7 @@ def test_counts_are_told_by_source(tmp_path: Path) -> None:
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
 
-def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
+def test_texts_are_compared_behind_the_steps(tmp_path):
     path = put(tmp_path / "a.jsonl", ["one\r\n", "one\n", "x", "\u00e9", "e\u0301"])
     steps = [{"use": "length", "min_bytes": 2}, {"use": "normalize"}]
     result = build_here(told(tmp_path / "out", path, documents={"duplicates": "drop", "steps": steps}))
@@ -104,7 +104,7 @@ def test_texts_are_compared_behind_the_steps(tmp_path: Path) -> None:
     assert result.totals["documents"]["skipped"]["duplicate"] == 2
 
 
-def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
+def test_a_file_that_stands_twice_is_read_once(tmp_path):
     """Its slices are the same shards; all of the second one's documents are copies."""
     texts = [f"text {i}" for i in range(40)]
     rows = [{"id": f"{i}", "text": text} for i, text in enumerate(texts)]
@@ -116,7 +116,7 @@ def test_a_file_that_stands_twice_is_read_once(tmp_path: Path) -> None:
     ("duplicates", "masks"),
     [("drop", "00001 00000 11111 11111 1111111"), ("keep", "00001 00000 00001 11111 11111 1111111 11111")],
 )
-def test_pairs_are_equal_where_both_parts_are(tmp_path: Path, duplicates: str, masks: str) -> None:
+def test_pairs_are_equal_where_both_parts_are(tmp_path, duplicates, masks):
     """A text that has the same bytes as a pair is no copy of it: other tokens of it count."""
     pairs = [{"q": q, "a": a} for q, a in [("2+2=", "4"), ("2+2=4", ""), ("2+2=", "4"), ("", "2+2=4")]]
     path = str(write_rows(tmp_path / "pairs.parquet", pairs))
@@ -138,7 +138,7 @@ def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -
     return result
 
 
-def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path, caplog):
     """Its tokens are among those that were left out: none is made again. If they are damaged, they are made again."""
     one, other = planted(20)
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
@@ -161,7 +161,7 @@ def test_the_next_copy_takes_the_place_of_one_that_leaves(tmp_path: Path, caplog
     assert result.text_bytes_tokenized == sum(len(text.encode()) for text in (*other, *one))
 
 
-def test_other_slices_give_the_same_version(tmp_path: Path) -> None:
+def test_other_slices_give_the_same_version(tmp_path):
     one, other = planted(20)
     put(tmp_path / "in/a.jsonl", one)
     put(tmp_path / "in/b.jsonl", other)
@@ -171,7 +171,7 @@ def test_other_slices_give_the_same_version(tmp_path: Path) -> None:
     assert same_bytes(anew, first)
 
 
-def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path: Path) -> None:
+def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path):
     """What a version left out goes with it, and that of one that stays gives a later one what it needs."""
     sources, settings = tmp_path / "in", told(tmp_path / "out", tmp_path / "in")
     put(sources / "a.jsonl", ["same", "a"])
@@ -195,7 +195,7 @@ def die(*_: Any) -> Any:
     raise OSError("stop")
 
 
-def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path, monkeypatch):
     path = put(tmp_path / "a.jsonl", ["same", "a", "same"])
     settings = told(tmp_path / "out", path)
     with monkeypatch.context() as patch:
@@ -209,7 +209,7 @@ def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("planted", ["an object next to the version", "an array of texts"])
-def test_an_index_leads_nowhere_else(tmp_path: Path, caplog: pytest.LogCaptureFixture, planted: str) -> None:
+def test_an_index_leads_nowhere_else(tmp_path, caplog, planted):
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", ["same", "other", "same"]))
     first = build_here(settings)
     index = tmp_path / f"out/_cache/index/{first.version}.json"
@@ -226,7 +226,7 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert documents_of(again) == documents_of(first)
 
 
-def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path: Path) -> None:
+def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path):
     """The setting is in no key and no manifest unless it is used; tokens of segments are the same with it and without."""
     path = put(tmp_path / "a.jsonl", [f"text {i}" for i in range(60)])
     plain = build_here(told(tmp_path / "out", path, documents={}))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tasks.download.sources import fault_of_config
@@ -26,7 +23,7 @@ from tasks.download.sources import fault_of_config
         ({"source": {"path": "s3://bucket/*.txt"}}, None),
     ],
 )
-def test_a_fault_is_known_before_there_is_a_run(tmp_path: Path, change: dict[str, Any], words: str | None) -> None:
+def test_a_fault_is_known_before_there_is_a_run(tmp_path, change, words):
     (tmp_path / "a.txt").write_text("a")
     settings = {"output": str(tmp_path / "out"), "source": {"path": f"{tmp_path}/*.txt"}, "tokenizer": "bytes", **change}
     fault = fault_of_config(settings)

@@ -47,9 +47,7 @@ RAGGED = st.lists(st.lists(st.integers(0, END - 1), max_size=12), max_size=9)
 )
 @examples(5)
 @given(train=RAGGED, validation=RAGGED)
-def test_an_import_gives_back_what_was_exported(
-    tmp_path: Path, format: str, train: list[list[int]], validation: list[list[int]]
-) -> None:
+def test_an_import_gives_back_what_was_exported(tmp_path, format, train, validation):
     """In the files' own splits; a document's key is made of its tokens, its row counts the sequences of its split."""
     if not train and not validation:
         train = [[1]]
@@ -66,7 +64,7 @@ def test_an_import_gives_back_what_was_exported(
     assert result.totals["documents"]["read"] == len(train) + len(validation)
 
 
-def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
+def test_validation_is_drawn_by_key_on_request(tmp_path):
     """Whatever splits the files have."""
     sequences = [[i, i + 1] for i in range(60)]
     export_here(write_sequences(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
@@ -80,7 +78,7 @@ def test_validation_is_drawn_by_key_on_request(tmp_path: Path) -> None:
     assert 5 < len(found["validation"]) < 35
 
 
-def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path: Path) -> None:
+def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path):
     export_here(write_sequences(tmp_path / "dataset", [[i] * 9 for i in range(30)]), tmp_path / "web")
     first = import_here(tmp_path / "web", tmp_path / "back", workers=1)
     assert first.parts > 3
@@ -92,7 +90,7 @@ def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(t
     assert digests(Path(elsewhere.path)) == digests(Path(first.path))
 
 
-def test_imports_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+def test_imports_that_cannot_be_meant_are_refused(tmp_path):
     export_here(write_sequences(tmp_path / "dataset", [[1, 2], [300]]), tmp_path / "web")
     with refusal("are within each other"):
         import_here(tmp_path / "web", tmp_path / "web/back")
@@ -105,7 +103,7 @@ def test_imports_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "back/versions").exists()
 
 
-def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_while_files_are_read_is_an_error(tmp_path, monkeypatch):
     export_here(write_sequences(tmp_path / "dataset", [[1, 2], [3]]), tmp_path / "web")
     real = tasks.derive.imports._make_shard
 
@@ -122,7 +120,7 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "back/latest.json").exists()
 
 
-def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path: Path) -> None:
+def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path):
     """One goes on with what the other has begun."""
     dataset = write_sequences(tmp_path / "dataset", [[1, 2], [3], [4, 5]])
     first = export_here(dataset, tmp_path / "out", tokens_per_file=2)

@@ -133,7 +133,7 @@ def objects_of(output: str, version: str) -> dict[str, str]:
     first_fast([*FIRST, *(case for case in CASES if case not in FIRST)], len(FIRST), every=6),
     ids=lambda case: "+".join((*case[0], case[1])),
 )
-def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case: tuple[tuple[str, ...], str]) -> None:
+def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path, case):
     """The same objects with any workers, through groups, on a disk and in an object store. A second build makes no token."""
     files, paths = sources_of(tmp_path / "in", case[0])
     settings, wanted = given(case[0], paths, layout=case[1], scratch=str(tmp_path / "scratch"))
@@ -156,9 +156,7 @@ def test_a_version_is_what_the_rows_say_however_it_is_built(tmp_path: Path, case
     indirect=["output"],
     ids=lambda of: "+".join(of) if isinstance(of, tuple) else of,
 )
-def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
-    tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...]
-) -> None:
+def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(tmp_path, output, monkeypatch, features):
     """Another seed tokenizes nothing. After a build that was cut off, of changed sources, the bytes are as from nothing."""
     files, paths = sources_of(tmp_path / "in", features)
     settings, wanted = given(features, paths, scratch=str(tmp_path / "scratch"))
@@ -191,7 +189,7 @@ def test_the_next_version_is_what_the_rows_say_whatever_was_there_before(
 
 
 @pytest.mark.parametrize("features", first_fast([*TOGETHER[-2:], *TOGETHER[:-2]], every=6), ids="+".join)
-def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, features: tuple[str, ...]) -> None:
+def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path, features):
     """A dataset without columns, masks or a test split has nulls, tokens that count, and no such document in a merge."""
     files, paths = sources_of(tmp_path / "in", features)
     settings, wanted = given(features, paths)
@@ -222,7 +220,7 @@ def test_datasets_made_of_datasets_keep_all_of_each_document(tmp_path: Path, fea
 
 
 @pytest.mark.parametrize("case", first_fast(["jsonl splits duplicates", "parquet columns steps", "csv masks", "jsonl.gz"], 2))
-def test_of_small_files_those_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_of_small_files_those_that_changed_are_read_again(tmp_path, monkeypatch, case):
     """The others are taken from the version before, unless it is damaged. The version is that of a build from nothing."""
     (ending, *features), read = case.split(), []
 

@@ -45,7 +45,6 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.keys import key_file
 from tests.refusal import refusal
 from tests.sources import Held, held, write_rows
-from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
 
@@ -175,7 +174,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", first_fast(list(VARIANTS)[::-1], every=2))
-def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path: Path, variant: str) -> None:
+def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path, variant):
     """All others are as in a build of the sources without them; the next build has nothing to do; a refresh tokenizes only what
     has changed.
     """
@@ -203,7 +202,7 @@ def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path: Path, variant: 
     check_same(dataset)
 
 
-def test_pinned_former_and_held_versions_get_successors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_former_and_held_versions_get_successors(tmp_path, monkeypatch):
     """Pins move with their notes, a rollback goes to the successor, and what waits for a person waits on; all of it signed."""
     monkeypatch.setenv(KEY_FILE, str(key_file(tmp_path / "keys")))
     dataset = Dataset(tmp_path)
@@ -232,7 +231,7 @@ def test_pinned_former_and_held_versions_get_successors(tmp_path: Path, monkeypa
     assert dataset.refresh().outcome == "unchanged"
 
 
-def test_what_was_rolled_back_or_rejected_stays_so(tmp_path: Path) -> None:
+def test_what_was_rolled_back_or_rejected_stays_so(tmp_path):
     """Also where its version has been collected: it is known by the name that it would have without anything forgotten."""
     dataset = Dataset(tmp_path)
     dataset.build()
@@ -246,7 +245,7 @@ def test_what_was_rolled_back_or_rejected_stays_so(tmp_path: Path) -> None:
     assert dataset.refresh().outcome == "withdrawn"
 
 
-def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(tmp_path: Path) -> None:
+def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(tmp_path):
     dataset = Dataset(tmp_path)
     dataset.build()
     before = read_pointer(dataset.root)
@@ -261,7 +260,7 @@ def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(tmp_p
     assert dataset.refresh().outcome == "unchanged"
 
 
-def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
+def test_documents_of_the_same_text_go_with_it(tmp_path):
     """A copy that was left out would take its place."""
     dataset = Dataset(tmp_path, documents={"duplicates": "drop"})
     dataset.rows["b"][20]["text"] = dataset.rows["a"][3]["text"]
@@ -292,7 +291,7 @@ def test_documents_of_the_same_text_go_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", first_fast(["mmap", "compact"]))
-def test_clusters_that_lose_documents_have_the_names_of_a_clean_build(tmp_path: Path, layout: str) -> None:
+def test_clusters_that_lose_documents_have_the_names_of_a_clean_build(tmp_path, layout):
     """Near-duplicates that are kept: no row names a forgotten document, and one that is left alone has no cluster."""
     dataset = Dataset(
         tmp_path, documents={"near_duplicates": {"action": "keep"}}, layout=layout, test_fraction=0.3, slice_bytes=1000
@@ -319,7 +318,7 @@ def test_clusters_that_lose_documents_have_the_names_of_a_clean_build(tmp_path: 
         ({"where": "row < 2", "source": "b"}, ["b-0", "b-1"]),
     ],
 )
-def test_documents_are_named_by_an_expression_or_a_source(tmp_path: Path, request_: dict[str, Any], gone: list[str]) -> None:
+def test_documents_are_named_by_an_expression_or_a_source(tmp_path, request_, gone):
     dataset = Dataset(tmp_path)
     dataset.build()
     assert dataset.forget(**request_).documents == len(gone)
@@ -327,7 +326,7 @@ def test_documents_are_named_by_an_expression_or_a_source(tmp_path: Path, reques
     check_same(dataset, gone)
 
 
-def test_what_names_no_document_is_refused(tmp_path: Path) -> None:
+def test_what_names_no_document_is_refused(tmp_path):
     dataset = Dataset(tmp_path)
     with refusal("nothing was built here"):
         dataset.forget("a-1")
@@ -352,7 +351,7 @@ def test_what_names_no_document_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "step", first_fast(["make_successor", "_attest", "sweep_shards", "change", "remove_version", "sweep_files"], 2)
 )
-def test_the_next_build_goes_on_with_what_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_the_next_build_goes_on_with_what_was_begun(tmp_path, monkeypatch, step):
     dataset = Dataset(tmp_path, documents={"duplicates": "drop"})
     dataset.build()
 
@@ -374,7 +373,7 @@ def test_the_next_build_goes_on_with_what_was_begun(tmp_path: Path, monkeypatch:
         resume(dataset.output, str(tmp_path / "scratch"))
 
 
-def test_shards_and_copies_of_files_go(tmp_path: Path) -> None:
+def test_shards_and_copies_of_files_go(tmp_path):
     """Tokens of a build that did not publish, and a compressed source's unpacked copy."""
     dataset = Dataset(tmp_path, slice_bytes=1000)
     with shards_stay():
@@ -394,7 +393,7 @@ def test_shards_and_copies_of_files_go(tmp_path: Path) -> None:
     check_gone(dataset)
 
 
-def test_derived_versions_and_inputs_are_without_them(tmp_path: Path) -> None:
+def test_derived_versions_and_inputs_are_without_them(tmp_path):
     """A merge into the output leaves them out, and a version that was made of others gets a successor, too."""
     dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
     dataset.build()
@@ -411,7 +410,7 @@ def test_derived_versions_and_inputs_are_without_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", pytest.param("s3", marks=pytest.mark.slow)])
-def test_outputs_in_a_store(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
+def test_outputs_in_a_store(tmp_path, request, kind):
     store = f"memory://{uuid.uuid4().hex}" if kind == "memory" else request.getfixturevalue("s3")
     dataset = Dataset(tmp_path, f"{store}/out", documents={"duplicates": "drop"}, slice_bytes=1000)
     dataset.build()
@@ -424,7 +423,7 @@ def test_outputs_in_a_store(tmp_path: Path, request: pytest.FixtureRequest, kind
     assert dataset.refresh().outcome == "unchanged"
 
 
-def test_the_certificate_says_what_was_done(tmp_path: Path) -> None:
+def test_the_certificate_says_what_was_done(tmp_path):
     dataset = Dataset(tmp_path)
     dataset.rows["a"][3]["text"] = "short"
     dataset.rows["a"][4]["text"] = dataset.rows["b"][5]["text"]
@@ -451,7 +450,7 @@ def test_the_certificate_says_what_was_done(tmp_path: Path) -> None:
     assert list(check_forgotten(dataset.root)) == []
 
 
-def test_runs_that_saw_them_are_told_and_skip_them(tmp_path: Path) -> None:
+def test_runs_that_saw_them_are_told_and_skip_them(tmp_path):
     """The steps are those of the batches that have their tokens; from a step on the ledger has the successor."""
     dataset = Dataset(tmp_path)
     version = dataset.build(validation_fraction=0).version
@@ -477,7 +476,7 @@ def _ids(batch: Any) -> Any:
     return np.minimum(batch.samples.encoded >> 1, 255).astype(np.uint8)
 
 
-def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None:
+def test_no_command_brings_them_back(tmp_path, terminal):
     """Neither from sources nor from versions nor from an export. A version that was put back is refused until it is forgotten."""
     dataset = Dataset(tmp_path, validation_fraction=0)
     config, out, other = tmp_path / "config.json", Path(dataset.output), tmp_path / "other"
@@ -527,7 +526,7 @@ def test_no_command_brings_them_back(tmp_path: Path, terminal: Terminal) -> None
     assert where(dataset.root, ["a-3"]) == set()
 
 
-def test_outputs_inherit_the_lists_of_others(tmp_path: Path) -> None:
+def test_outputs_inherit_the_lists_of_others(tmp_path):
     """What two outputs have forgotten is left out where the text of one is read at the other, also later."""
     dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
     dataset.build()
@@ -542,7 +541,7 @@ def test_outputs_inherit_the_lists_of_others(tmp_path: Path) -> None:
     assert other.forget(like=dataset.output).certificate is None
 
 
-def test_no_words_of_a_match_stay_in_any_record(tmp_path: Path) -> None:
+def test_no_words_of_a_match_stay_in_any_record(tmp_path):
     """Only the evaluation set itself still has its question, which a forgotten document had, too."""
     question = "why are there so many little boats in the old harbour of the town"
     (tmp_path / "exam.jsonl").write_text(json.dumps({"text": question}) + "\n")
@@ -568,7 +567,7 @@ def test_no_words_of_a_match_stay_in_any_record(tmp_path: Path) -> None:
     check_gone(dataset, ["a-3"])
 
 
-def test_exports_that_are_not_finished(tmp_path: Path) -> None:
+def test_exports_that_are_not_finished(tmp_path):
     """One that is written now is waited for; files that no record names are left, and named."""
     dataset = Dataset(tmp_path)
     dataset.build()
@@ -583,7 +582,7 @@ def test_exports_that_are_not_finished(tmp_path: Path) -> None:
     assert result.rest == [f"{place}: an export that is not removed, or not completely: remove it"]
 
 
-def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:
+def test_exports_that_the_output_knows_of_are_removed(tmp_path):
     """Local ones are; the others are on the certificate."""
     dataset = Dataset(tmp_path)
     version = dataset.build().version
@@ -597,7 +596,7 @@ def test_exports_that_the_output_knows_of_are_removed(tmp_path: Path) -> None:
     assert again["exports"] == {"removed": [], "not_reached": ["hf://datasets/me/data"]}
 
 
-def test_a_list_that_was_removed_or_put_back_stops_the_build(tmp_path: Path) -> None:
+def test_a_list_that_was_removed_or_put_back_stops_the_build(tmp_path):
     """By the last certificate; by ``latest.json`` if all of it has gone."""
     made, path = Dataset(tmp_path), tmp_path / "out/forgotten/list.json"
     made.build()

@@ -82,7 +82,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return Dataset(tmp_path)
 
 
-def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset: Dataset) -> None:
+def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset):
     first = dataset.refresh()
     dataset.write(b=rows(9, 100))
     held = dataset.refresh()
@@ -103,7 +103,7 @@ def test_a_refresh_that_loses_a_source_is_held_until_somebody_decides(dataset: D
     flat_tokens.verify(dataset.output, "full")
 
 
-def test_a_reason_is_noted_with_the_move_that_it_is_for(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_is_noted_with_the_move_that_it_is_for(dataset, monkeypatch):
     """A refresh that dies before has decided nothing; after the move, the reason is there."""
     dataset.refresh()
     for count, at, outcome in ((9, "publish", "held"), (4, "put_run", "unchanged")):
@@ -116,7 +116,7 @@ def test_a_reason_is_noted_with_the_move_that_it_is_for(dataset: Dataset, monkey
     assert dataset.decisions() == [("published anyway", "because of 4")]
 
 
-def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Dataset) -> None:
+def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset):
     dataset.refresh()
     for count in (5, 4):
         dataset.write(b=rows(count, 100))
@@ -129,7 +129,7 @@ def test_a_later_refresh_replaces_what_waits_or_ends_the_waiting(dataset: Datase
     assert dataset.refresh().outcome == "published"
 
 
-def test_a_first_version_that_has_nothing_of_a_source_is_held(dataset: Dataset) -> None:
+def test_a_first_version_that_has_nothing_of_a_source_is_held(dataset):
     dataset.write(b=NOTHING)
     held = dataset.refresh()
     assert (held.outcome, held.version, held.sequence) == ("held", None, 0)
@@ -141,14 +141,14 @@ def test_a_first_version_that_has_nothing_of_a_source_is_held(dataset: Dataset) 
     assert dataset.refresh().outcome == "published"
 
 
-def test_gates_that_change_are_asked_again(dataset: Dataset) -> None:
+def test_gates_that_change_are_asked_again(dataset):
     dataset.refresh()
     dataset.write(b=rows(5, 100))
     assert dataset.refresh().outcome == "held"
     assert dataset.refresh(defaults=False).outcome == "published"
 
 
-def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset: Dataset) -> None:
+def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset):
     first = dataset.refresh()
     dataset.write(b=rows(5, 100))
     dataset.refresh()
@@ -166,7 +166,7 @@ def test_a_build_does_not_publish_what_waits_or_was_rejected(dataset: Dataset) -
 
 
 @pytest.mark.parametrize("name", ["split", "reason"])
-def test_a_gate_looks_at_the_kept_column_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+def test_a_gate_looks_at_the_kept_column_whatever_it_is_called(tmp_path, name):
     """Documents have facts of some of these names, too."""
     path = write_rows(tmp_path / "a.jsonl", [{"text": f"text {i}", name: ("x", "y", None)[i % 3]} for i in range(9)])
     made = build_here(
@@ -175,7 +175,7 @@ def test_a_gate_looks_at_the_kept_column_whatever_it_is_called(tmp_path: Path, n
     assert VersionFacts(Store.at(tmp_path / "out"), made.version).column(Subject(column=name)) == (9, 3, 2)
 
 
-def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset, caplog):
     gate = {"of": "tokens", "split": "train", "at_least": 10**6}
     for _ in range(2):
         with refusal(r"is not published: tokens of split train: [0-9]+; wanted is at least 1,000,000"):
@@ -193,7 +193,7 @@ def test_a_gate_stops_a_build_and_a_person_publishes_it_anyway(dataset: Dataset,
     assert "is published though its gates say: tokens of split train" in caplog.text
 
 
-def test_a_first_version_that_waited_is_published_when_a_person_says_so(dataset: Dataset) -> None:
+def test_a_first_version_that_waited_is_published_when_a_person_says_so(dataset):
     """And the program says that it did something."""
     gate = {"of": "tokens", "at_least": 10**6, "action": "hold"}
     held = dataset.build(gate)
@@ -204,7 +204,7 @@ def test_a_first_version_that_waited_is_published_when_a_person_says_so(dataset:
     assert (again.is_new, summary(again)[0]) == (False, "nothing to do: this version is published")
 
 
-def test_the_facts_of_a_version(dataset: Dataset) -> None:
+def test_the_facts_of_a_version(dataset):
     steps = {"documents": {"steps": [{"use": "length", "min_characters": 8}], "empty": "skip"}}
     first = dataset.refresh(**steps, defaults=False)
     dataset.write(a=[*rows(39), {"id": "0", "text": ""}, {"id": "x", "text": "abcdefgh" * 3}], b=rows(30, 90, url=None))
@@ -239,7 +239,7 @@ def test_the_facts_of_a_version(dataset: Dataset) -> None:
     assert before["median_length", b] == sorted(len(row["text"]) for row in rows(20, 100))[9]
 
 
-def test_bytes_of_a_split_are_those_of_its_ids(dataset: Dataset) -> None:
+def test_bytes_of_a_split_are_those_of_its_ids(dataset):
     """They are unknown where a tokenizer changes text."""
     dataset.refresh()
     root, gate = dataset.root, Gate.model_validate({"of": "text_bytes", "by": "split", "at_least": 1})
@@ -257,7 +257,7 @@ def test_bytes_of_a_split_are_those_of_its_ids(dataset: Dataset) -> None:
     assert facts_of(VersionFacts(root, version.name), [gate]) == dict.fromkeys(places)
 
 
-def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset) -> None:
+def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset):
     dataset.refresh()
     dataset.write(b=rows(3, 100))
     held = dataset.refresh().build
@@ -271,7 +271,7 @@ def test_the_page_of_what_waits_has_both_versions_side_by_side(dataset: Dataset)
     assert f"python -m flows approve {dataset.output} {held.version[:8]} --reason TEXT" in text
 
 
-def test_a_plan_tells_which_gates_would_stop(dataset: Dataset) -> None:
+def test_a_plan_tells_which_gates_would_stop(dataset):
     dataset.refresh()
     dataset.write(b=rows(3, 100))
     made = plan(dataset.config({"of": "documents", "at_least": 50}, {"of": "largest_length", "at_most": 9, "action": "warn"}))

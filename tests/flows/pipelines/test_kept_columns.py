@@ -25,7 +25,6 @@ from flat_tokens.manifest import SPLITS
 from tests.faults.support import build_here, derive_here, same_bytes, settings_of, shards_stay
 from tests.refusal import refusal
 from tests.sources import Rows, as_text, held, write_rows
-from tests.terminal import Terminal
 
 NAMES = ["url", "language", "score", "likes", "good", "seen"]
 
@@ -65,7 +64,7 @@ def of_source(rows: Rows, found: dict[str, Rows], names: Sequence[str] = NAMES, 
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "x.arrow", "x.csv"])
-def test_columns_are_those_of_the_source(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_those_of_the_source(tmp_path, name, monkeypatch):
     """In both splits, in the documents' order, whatever the slices and the spans are; those of documents that are left out are,
     too. CSV has text alone.
     """
@@ -86,7 +85,7 @@ def test_columns_are_those_of_the_source(tmp_path: Path, name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -> None:
+def test_a_column_that_changed_costs_no_tokenizing(tmp_path, held):
     """Its texts are known by segments, of a version or of shards; the bytes are those of a build from nothing."""
     rows = some_rows(40)
     source = write_rows(tmp_path / "in/x.jsonl", rows)
@@ -107,7 +106,7 @@ def test_a_column_that_changed_costs_no_tokenizing(tmp_path: Path, held: bool) -
     assert same_bytes(clean, second)
 
 
-def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path: Path) -> None:
+def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path):
     rows = some_rows(40)
     source = write_rows(tmp_path / "in/x.parquet", rows)
     build_here(settings(tmp_path / "out", source, keep=None))
@@ -119,7 +118,7 @@ def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path: Path) -
     assert found == of_source(rows, found, ["score"])
 
 
-def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_that_a_version_holds_bring_their_columns(tmp_path, monkeypatch):
     """Also where the version holds them as another kind than they are: beside fractions integers are float64."""
     monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
     whole = [{"id": f"w{i}", "text": f"whole {i}", "score": i} for i in range(30)]
@@ -136,7 +135,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path: Path, monkeyp
         assert same_bytes(clean, now)
 
 
-def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_have_an_object_each(tmp_path, monkeypatch):
     """A source without the columns has nulls."""
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     a, b = write_rows(tmp_path / "in/a.jsonl", some_rows(8)), write_rows(tmp_path / "in/b.jsonl", some_rows(5, start=100))
@@ -150,7 +149,7 @@ def test_spans_have_an_object_each(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [one["good"] for one in values] == [*[None] * 13, *good]
 
 
-def test_rows_that_are_missing_are_found_even_if_the_digests_agree(tmp_path: Path) -> None:
+def test_rows_that_are_missing_are_found_even_if_the_digests_agree(tmp_path):
     version = Path(build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", some_rows(30)))).path)
     stored = version / "documents/train/columns/0.parquet"
     pq.write_table(pq.read_table(stored).slice(1), stored)
@@ -163,7 +162,7 @@ def test_rows_that_are_missing_are_found_even_if_the_digests_agree(tmp_path: Pat
         flat_tokens.verify(copy, "full")
 
 
-def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path: Path) -> None:
+def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path):
     rows = some_rows(30)
     source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source))
@@ -174,7 +173,7 @@ def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path: Path)
     assert found == of_source(rows, found)
 
 
-def test_lines_of_json_that_differ(tmp_path: Path) -> None:
+def test_lines_of_json_that_differ(tmp_path):
     """A key that is missing is null; integers beside fractions are float64; what Arrow's parser refuses is the same."""
     lines = [
         '{"text": "a", "n": 1, "s": "x"}',
@@ -197,7 +196,7 @@ def test_lines_of_json_that_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_path: Path, form: str) -> None:
+def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_path, form):
     """Whichever file is read first, and where the integers are stored already. The error names both files."""
     large = [{"id": "a", "text": "large", "score": (1 << 53) + 1}, {"id": "b", "text": "small", "score": 1}]
     a, b = (
@@ -215,7 +214,7 @@ def test_integers_that_fractions_of_another_file_would_round_are_refused(tmp_pat
             build_here(told)
 
 
-def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_path: Path) -> None:
+def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_path):
     """Also where they are so far apart that no block has both."""
     lines = (
         [{"text": "x" * 1000, "score": (1 << 53) + 1}]
@@ -229,7 +228,7 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
         build_here(told)
 
 
-def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_column_is_refused(tmp_path):
     rows = some_rows(3)
     for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv"):
         source = write_rows(tmp_path / name, rows)
@@ -247,7 +246,7 @@ def test_what_is_no_column_is_refused(tmp_path: Path) -> None:
         build_here(settings(tmp_path / "out", nested, keep=["tags"]))
 
 
-def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:
+def test_dates_decimals_and_small_numbers(tmp_path):
     import datetime
     from decimal import Decimal
 
@@ -274,7 +273,7 @@ def test_dates_decimals_and_small_numbers(tmp_path: Path) -> None:
     assert [found[name] for name in names] == wanted
 
 
-def test_inspect_and_trace_show_columns(tmp_path: Path, tool: Terminal) -> None:
+def test_inspect_and_trace_show_columns(tmp_path, tool):
     rows = some_rows(6)
     source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source, keep=["score", "url"], validation_fraction=0))
@@ -291,7 +290,7 @@ def test_inspect_and_trace_show_columns(tmp_path: Path, tool: Terminal) -> None:
     ]
 
 
-def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
+def test_a_merge_has_the_columns_of_all(tmp_path):
     """One that an input does not keep is null there; kinds have to go together."""
     numbers = [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}]
     a = write_rows(tmp_path / "in/a.jsonl", numbers)
@@ -307,7 +306,7 @@ def test_a_merge_has_the_columns_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_exports_have_the_columns(tmp_path: Path, kind: str, tool: Terminal) -> None:
+def test_exports_have_the_columns(tmp_path, kind, tool):
     """In several files. What is beside an export to tell its origin does not have them a second time."""
     build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", some_rows(40))))
     out = tmp_path / "export"
@@ -331,7 +330,7 @@ def test_exports_have_the_columns(tmp_path: Path, kind: str, tool: Terminal) -> 
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_kinds_do_not_follow_from_slices(tmp_path: Path, last: bool) -> None:
+def test_kinds_do_not_follow_from_slices(tmp_path, last):
     """A document that a step leaves out counts for the kinds of its source's columns, whichever slice it is in."""
     values = {"part": 2.5, "word": "high", "truth": True, "whole": 3}
     rows = [{"text": "short", **dict.fromkeys(values)}, {"text": "a longer text " * 9, **values}]
@@ -345,7 +344,7 @@ def test_kinds_do_not_follow_from_slices(tmp_path: Path, last: bool) -> None:
     assert [*flat_tokens.open(made[0].path).manifest["columns"].values()] == ["float64", "text", "bool", "int64"]
 
 
-def test_all_objects_have_the_kinds_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_objects_have_the_kinds_of_the_dataset(tmp_path, monkeypatch):
     """Whatever is in each, and wherever slices end."""
     monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
     starts = replace(LAYOUTS["mmap"].seq_starts, object_length=4, chunk_length=2)

@@ -21,7 +21,6 @@ from tests.examples import examples
 from tests.faults.support import build_here, export_here, import_here, refresh_here, retokenize_here
 from tests.refusal import refusal
 from tests.sources import held, write_rows
-from tests.terminal import Terminal
 
 Pair = tuple[str, str]
 PAIRS: list[Pair] = [("2+2=", "4"), ("", "x"), ("ab", ""), ("", ""), ("\0\2\0\1", "\0\2é")]
@@ -50,14 +49,14 @@ def as_bytes(pairs: list[Pair]) -> list[tuple[bytes, bytes]]:
 
 @given(st.lists(st.tuples(*[st.text(st.sampled_from("\0\1\2ab"), max_size=6)] * 2), max_size=5))
 @examples(100)
-def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs: list[Pair]) -> None:
+def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs):
     columns = [pa.array([pair[i] for pair in pairs], pa.string()) for i in (0, 1)]
     texts = with_completions(*columns).cast(pa.large_string())
     assert prompts_and_completions(texts).to_pylist() == [text for pair in pairs for text in pair]
 
 
 @pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
-def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str) -> None:
+def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path, layout):
     build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS[:3]), layout=layout))
     train = zarr.open_group(str(tmp_path / "out/latest/train"), mode="r")
     assert np.asarray(train["loss_mask"]).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
@@ -65,14 +64,14 @@ def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path: Path, layout: str
     assert np.asarray(train["seq_starts"]).tolist() == [0, 5, 6, 8]
 
 
-def test_verify_refuses_a_mask_of_other_values(tmp_path: Path) -> None:
+def test_verify_refuses_a_mask_of_other_values(tmp_path):
     batch = flat_tokens.TokenBatch.from_sequences([[1, 2, 3]])._replace(loss_mask=np.array([0, 1, 2], np.uint8))
     flat_tokens.write_dataset(tmp_path / "out", [batch])
     with refusal("token 2 has 2, but the mask is 1 or 0", flat_tokens.DamagedError):
         flat_tokens.verify(tmp_path / "out", "full")
 
 
-def test_sources_without_prompts_count_whole_beside_others(tmp_path: Path) -> None:
+def test_sources_without_prompts_count_whole_beside_others(tmp_path):
     """A source of plain text in a dataset with masks: all of its tokens count."""
     source = write_pairs(tmp_path / "in/x.jsonl", PAIRS[:2])
     plain = {"name": "plain", "path": str(source), "text_column": "q"}
@@ -82,7 +81,7 @@ def test_sources_without_prompts_count_whole_beside_others(tmp_path: Path) -> No
     assert spelled(tmp_path / "out") == [*as_bytes(PAIRS[:2]), (b"", b"2+2="), (b"", b"")]
 
 
-def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> None:
+def test_another_part_of_the_same_text_is_another_dataset(tmp_path):
     """The mask is part of the keys of shards and segments: nothing of one is taken for the other."""
     source = write_pairs(tmp_path / "in/x.jsonl", [("ab", "c"), ("d", "ef")])
     build_here(settings(tmp_path / "out", source))
@@ -111,9 +110,7 @@ def test_another_part_of_the_same_text_is_another_dataset(tmp_path: Path) -> Non
     ],
     ids=["completions", "messages"],
 )
-def test_completions_and_messages_that_are_none_are_bad_documents(
-    tmp_path: Path, pairs: bool, lines: str, words: str, left: tuple[bytes, bytes], skipped: dict[str, int]
-) -> None:
+def test_completions_and_messages_that_are_none_are_bad_documents(tmp_path, pairs, lines, words, left, skipped):
     path = tmp_path / "in.jsonl"
     path.write_text(lines)
     told = (settings if pairs else talk_settings)(tmp_path / "out", path)
@@ -124,7 +121,7 @@ def test_completions_and_messages_that_are_none_are_bad_documents(
     assert flat_tokens.open(tmp_path / "out").manifest["totals"]["documents"]["skipped"] == skipped
 
 
-def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path) -> None:
+def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path):
     """A zero byte of a prompt is not taken for its end."""
     source = write_pairs(tmp_path / "in/x.jsonl", PAIRS[:2])
     told = settings(tmp_path / "out", source)
@@ -142,7 +139,7 @@ def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path: Path)
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
+def test_an_import_of_labels_has_the_mask(tmp_path, format):
     """It is another version than that of an import that passes them over, as earlier releases did, and of other shards."""
     build_here(settings(tmp_path / "made", write_pairs(tmp_path / "in/x.jsonl", PAIRS)))
     export_here(tmp_path / "made", tmp_path / "files", format)
@@ -156,7 +153,7 @@ def test_an_import_of_labels_has_the_mask(tmp_path: Path, format: str) -> None:
     assert spelled(read.path) == spelled(tmp_path / "made")
 
 
-def test_a_sample_of_prompts_is_tokenized_again(tmp_path: Path, tool: Terminal) -> None:
+def test_a_sample_of_prompts_is_tokenized_again(tmp_path, tool):
     """By ``verify --sample``, which finds each document's text in its source; a conversation's template it does not have."""
     build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS)))
     assert tool.json("verify", tmp_path / "out", "--sample", "1/1", "--trust-records")["documents"]["same"] == len(PAIRS)
@@ -180,7 +177,7 @@ def talk_settings(output: Path, source: Path, template: str = TEMPLATE, **more: 
     return {"output": str(output), "source": chat, "tokenizer": "bytes", "validation_fraction": 0}
 
 
-def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path: Path) -> None:
+def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path):
     """Its content, not its path: another template, or other roles, tokenize anew; the same one elsewhere is the same dataset."""
     source = write_rows(tmp_path / "in/x.arrow", TALKS)
     first = build_here(talk_settings(tmp_path / "out", source))

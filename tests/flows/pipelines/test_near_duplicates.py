@@ -29,7 +29,6 @@ from tests.flows.through_json import built
 from tests.made import read_docs
 from tests.refusal import refusal
 from tests.sources import by_place, write_rows
-from tests.terminal import Terminal
 
 WORDS = 120
 
@@ -86,7 +85,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
     return put(tmp_path / "a.jsonl", ONE), put(tmp_path / "b.jsonl", OTHER)
 
 
-def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_path, paths):
     results = [built(told(tmp_path / f"out{n}", *paths), n) for n in (1, 3, None)]
     clusters = naive(ONE, OTHER)
     dropped = {place for mine in clusters for place in mine[1:]}
@@ -105,7 +104,7 @@ def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_pa
 
 
 @pytest.mark.parametrize("by", ["key", "cluster"])
-def test_a_column_says_which_are_kept_together(tmp_path: Path, paths: tuple[Path, Path], by: str) -> None:
+def test_a_column_says_which_are_kept_together(tmp_path, paths, by):
     settings = told(tmp_path / "out", *paths, action="keep", split={"by": by})
     settings["sources"][0]["keep_columns"] = ["note"]
     result = build_here(settings)
@@ -139,7 +138,7 @@ def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("action", ["drop", "keep"])
-def test_a_refresh_signs_the_segment_that_has_changed(tmp_path: Path, signed: list[int], action: str) -> None:
+def test_a_refresh_signs_the_segment_that_has_changed(tmp_path, signed, action):
     """And gives the bytes of a build from nothing; another threshold signs nothing."""
     texts = texts_of(60, 5)
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", texts), action=action, slice_bytes=100_000)
@@ -161,7 +160,7 @@ def test_a_refresh_signs_the_segment_that_has_changed(tmp_path: Path, signed: li
     assert sum(signed) == 60
 
 
-def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None:
+def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path):
     """Its tokens were kept, and its signature."""
     texts = texts_of(20, 3)
     put(tmp_path / "in/a.jsonl", texts)
@@ -178,7 +177,7 @@ def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path: Path) -> None
     assert len(by_place(second.path)) == len(by_place(first.path))
 
 
-def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, signed: list[int]) -> None:
+def test_forgotten_documents_take_their_near_copies_with_them(tmp_path, signed):
     texts = texts_of(12, 4)
     sources = put(tmp_path / "a.jsonl", texts), put(tmp_path / "b.jsonl", [f"{text} end" for text in texts[:6]])
     settings = told(tmp_path / "out", *sources, validation_fraction=0)
@@ -200,14 +199,14 @@ def test_forgotten_documents_take_their_near_copies_with_them(tmp_path: Path, si
     assert again.text_bytes_tokenized < 6 * 500
 
 
-def test_gates_see_the_share(tmp_path: Path, paths: tuple[Path, Path]) -> None:
+def test_gates_see_the_share(tmp_path, paths):
     gate = {"of": "near_duplicate_share", "by": "source", "at_most": "10 %"}
     with refusal(r"near_duplicate_share of source a: [\d.]+ %; wanted is at most 10 %"):
         build_here(told(tmp_path / "out", *paths, publish={"gates": [gate]}))
 
 
 @pytest.mark.parametrize("action", ["drop", "keep"])
-def test_the_table_says_of_which_document_each_is(published: dict[str, BuildResult], action: str) -> None:
+def test_the_table_says_of_which_document_each_is(published, action):
     rows = flat_tokens.open(published[action].path).documents.read_all().to_pylist()
     place = {row["key"]: ("ab".index(row["source"]), row["row"]) for row in rows}
     pairs = {place[row["key"]]: place[row["of"]] for row in rows if row["of"] is not None}
@@ -217,7 +216,7 @@ def test_the_table_says_of_which_document_each_is(published: dict[str, BuildResu
     assert all((row["of"] is None) or 0.6 < row["similarity"] <= 1 for row in rows)
 
 
-def test_the_report_shows_pairs_side_by_side(tmp_path: Path, published: dict[str, BuildResult], tool: Terminal) -> None:
+def test_the_report_shows_pairs_side_by_side(tmp_path, published, tool):
     result, page = published["drop"], tmp_path / "report.html"
     sources = Path(result.path).parents[2]
     found = tool.json("stats", result.path, "--html", page, "--source", sources)["near_duplicates"]

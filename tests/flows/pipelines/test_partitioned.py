@@ -35,7 +35,7 @@ def settings(tmp_path: Path, output: str = "out", keep: Sequence[str] = ("year",
 @pytest.mark.parametrize(
     ("ending", "slice_bytes"), [("parquet", 150), ("jsonl", 1 << 20), ("arrow", 1 << 20), ("csv", 150), ("jsonl.zst", 150)]
 )
-def test_columns_of_directories_are_columns(tmp_path: Path, ending: str, slice_bytes: int) -> None:
+def test_columns_of_directories_are_columns(tmp_path, ending, slice_bytes):
     """In files that are cut, in files that are read together, on other workers. A second build reads none of them."""
     files = write_partitioned(tmp_path / "in", some_rows(30), ("lang", "year"), ending)
     result = built(settings(tmp_path, slice_bytes=slice_bytes))
@@ -46,7 +46,7 @@ def test_columns_of_directories_are_columns(tmp_path: Path, ending: str, slice_b
     assert (again.version, again.text_bytes_tokenized) == (result.version, 0)
 
 
-def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_files_have_them_too_read_together_or_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 1)
     for number, name in enumerate(["k=a/1.txt", "k=a/2.txt", "k=b/1.txt", "3.txt"]):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,14 +65,14 @@ def test_text_files_have_them_too_read_together_or_alone(tmp_path: Path, monkeyp
             assert [one.columns["k"] for one in found] == ["a"] * 2 * each + ["b"] * each
 
 
-def test_a_column_of_the_file_counts_and_then_nothing_is_other_than_without_directories(tmp_path: Path) -> None:
+def test_a_column_of_the_file_counts_and_then_nothing_is_other_than_without_directories(tmp_path):
     rows = some_rows(12)
     write_rows(tmp_path / "in/lang=fr/x.parquet", [{**row, "lang": "en"} for row in rows])
     found = held(built(settings(tmp_path, keep=["lang"])).path)
     assert {one.columns["lang"] for split in SPLITS for one in found[split]} == {"en"}
 
 
-def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp_path: Path) -> None:
+def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp_path):
     rows = [{"id": f"d{i}", "text": f"text {i}"} for i in range(20)]
     for lang in ("de", "en"):
         write_rows(tmp_path / "in" / f"lang={lang}" / "x.jsonl", rows)
@@ -90,7 +90,7 @@ def test_equal_files_in_two_directories_differ_and_a_moved_one_is_read_again(tmp
     assert len(chosen) == flat_tokens.open(moved.path).train.seq_count
 
 
-def test_directories_above_the_source_give_nothing_and_the_error_says_so(tmp_path: Path) -> None:
+def test_directories_above_the_source_give_nothing_and_the_error_says_so(tmp_path):
     write_rows(tmp_path / "in/lang=de/x.jsonl", [{"id": "1", "text": "a"}])
     given = settings(tmp_path, keep=["lang"])
     given["sources"][0]["path"] = str(tmp_path / "in/lang=de")

@@ -41,7 +41,7 @@ def write(path: Path, rows: list[str]) -> Path:
     return write_rows(path, [{"url": "y" * 50, "text": row} for row in rows], group=100, codec="snappy")
 
 
-def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub, tmp_path):
     files = [write(tmp_path / "data" / f"{i}.parquet", texts(500, 60)) for i in range(5)]
     stand_in_hub.commit("org/text", {file.name: file.read_bytes() for file in files})
     config = configured(tmp_path / "out", tmp_path / "data", slice_bytes=5000)
@@ -67,9 +67,7 @@ def check_estimate(made: Plan, result: BuildResult, tolerance: float) -> None:
     ("name", "slice_bytes"),
     [("a.parquet", 1 << 27), *((name, 3000) for name in ("a.parquet", "a.arrow", "a.jsonl", "a.jsonl.gz", "a.csv"))],
 )
-def test_little_text_is_read_as_a_whole_and_what_is_not_text_is_not_reckoned_as_text(
-    tmp_path: Path, name: str, slice_bytes: int
-) -> None:
+def test_little_text_is_read_as_a_whole_and_what_is_not_text_is_not_reckoned_as_text(tmp_path, name, slice_bytes):
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(1000, 20)), slice_bytes=slice_bytes)
     made, result = plan(config), build_here(config)
     assert (made.version, made.exact, made.slices) == (result.version, True, result.slices)
@@ -80,14 +78,14 @@ def test_little_text_is_read_as_a_whole_and_what_is_not_text_is_not_reckoned_as_
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
-def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path, monkeypatch, name):
     monkeypatch.setattr(tasks.shards.sample, "SAMPLED_BYTES", 1000)
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 2000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
     check_estimate(plan(config), build_here(config), 0.1)
 
 
-def test_each_source_is_reckoned_by_its_own_sample(tmp_path: Path) -> None:
+def test_each_source_is_reckoned_by_its_own_sample(tmp_path):
     """One has long documents, the other short ones in much that is not text."""
     first = write(tmp_path / "in/a.parquet", texts(100, 2000))
     second = write(tmp_path / "in/b.jsonl", texts(4000, 5))
@@ -95,7 +93,7 @@ def test_each_source_is_reckoned_by_its_own_sample(tmp_path: Path) -> None:
     check_estimate(plan(config), build_here(config), 0.05)
 
 
-def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path: Path) -> None:
+def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path):
     fs, place = fsspec.filesystem("memory"), uuid.uuid4().hex
     for i in range(9):
         fs.put_file(str(write(tmp_path / "in/a.jsonl", texts(100 * (i + 1), 20))), f"/{place}/{i}.jsonl")
@@ -107,7 +105,7 @@ def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path: Path) -> None
     assert made.disk_bytes >= made.file_bytes + made.dataset_bytes
 
 
-def test_many_local_files_are_reckoned_from_some_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_local_files_are_reckoned_from_some_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(flows.pipelines.plan, "READ_WHOLE_FILES", 40)
     monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_LOCAL_FILES", 10)
     for i in range(41):
@@ -130,7 +128,7 @@ def test_many_local_files_are_reckoned_from_some_of_them(tmp_path: Path, monkeyp
         ({"documents": {"max_bytes": 21}}, r"^a.jsonl, line 2 \(row 1\): the document has 22 bytes .*\[too_long\]"),
     ],
 )
-def test_a_plan_refuses_what_a_build_would(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+def test_a_plan_refuses_what_a_build_would(tmp_path, settings, words):
     config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", texts(10, 21)))
     refused = BuildConfig.model_validate(config.model_dump() | settings)
     with refusal(words):
@@ -140,9 +138,7 @@ def test_a_plan_refuses_what_a_build_would(tmp_path: Path, settings: dict[str, A
 
 
 @pytest.mark.slow
-def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_fast_one_from_the_rest(
-    tmp_path: Path, vocabularies: Path
-) -> None:
+def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_fast_one_from_the_rest(tmp_path, vocabularies):
     path = tmp_path / "a.jsonl"
     write_rows(path, [{"text": text} for text in ("first", " " * 1_000_000, "last")])
     config = configured(tmp_path / "out", path, tokenizer="o200k_base")
@@ -159,9 +155,7 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
 
 @pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"], every=2))
 @pytest.mark.parametrize(("slice_bytes", "layout"), [(300_000, "mmap"), pytest.param(1 << 27, "compact", marks=NIGHTLY)])
-def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int, layout: str
-) -> None:
+def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(tmp_path, monkeypatch, name, slice_bytes, layout):
     """Long and short documents, of few and of many tokens a byte, in files that differ."""
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
     monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
@@ -190,7 +184,7 @@ def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(
 
 
 @pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
-def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path: Path, layout: str) -> None:
+def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path, layout):
     draw = random.Random(3)
     rows = [" ".join(str(draw.randrange(1000)) for _ in range(draw.randrange(1, 60))) for _ in range(9000)]
     config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", rows), layout=layout)
@@ -198,7 +192,7 @@ def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path: Pat
     assert made.dataset_bytes == pytest.approx(result.byte_count, rel=0.02)
 
 
-def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
     path = tmp_path / "a.txt"
     path.write_text("word " * 4000)
@@ -206,7 +200,7 @@ def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path: Path, mon
     assert (made.documents, made.tokens_low, made.tokens, made.tokens_high) == (1, 20_000, 20_000, 20_000)
 
 
-def test_few_documents_that_are_long_are_not_all_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_documents_that_are_long_are_not_all_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
     config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", texts(64, 20_000)))
     made = plan(config)
@@ -215,9 +209,7 @@ def test_few_documents_that_are_long_are_not_all_read(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(tmp_path, monkeypatch, workers):
     """Here reading takes a microsecond a byte, the tokenizer three, whose first texts take it a hundred times as long."""
     times, encode = threading.local(), Engine.__call__
     monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)

@@ -89,7 +89,7 @@ for _ in sys.stdin:
 
 
 @pytest.mark.slow
-def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings: Settings, tmp_path: Path) -> None:
+def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings, tmp_path):
     """Each removes, at its end, the version that the other began with."""
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     with contextlib.ExitStack() as held:
@@ -112,7 +112,7 @@ def test_two_refreshes_at_once_that_remove_versions_both_succeed(settings: Setti
     assert len(list_versions(Store.at(settings["output"]))) <= 2
 
 
-def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
+def test_a_directory_gains_changes_and_loses_a_file(settings, tmp_path, tokenized):
     """Only new content is tokenized; the old version's readers see nothing of it; documents stay in their splits."""
     first = refresh_here(settings)
     assert (first.outcome, first.sequence, first.changes.headline) == ("published", 1, "3 files added")
@@ -149,9 +149,7 @@ def test_a_directory_gains_changes_and_loses_a_file(settings: Settings, tmp_path
     flat_tokens.verify(settings["output"], "full")
 
 
-def test_where_nothing_changed_nothing_is_done(
-    settings: Settings, tmp_path: Path, tokenized: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_changed_nothing_is_done(settings, tmp_path, tokenized, monkeypatch):
     """Not a file is written, even if the sources were touched or their names come in another order."""
     monkeypatch.setattr(tasks.download.table, "GRAIN_NS", 1 << 60)  # on a slow machine, too, files are too young to be known
     first = refresh_here(settings)
@@ -170,7 +168,7 @@ def test_where_nothing_changed_nothing_is_done(
     assert (tmp_path / "out/latest/zarr.json").exists()
 
 
-def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Settings, tmp_path: Path, tokenized: list[str]) -> None:
+def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings, tmp_path, tokenized):
     """Until the sources give something else again, or somebody builds it on purpose."""
     first = refresh_here(settings)
     (tmp_path / "in/c.jsonl").unlink()
@@ -190,7 +188,7 @@ def test_what_was_rolled_back_is_not_brought_back_by_a_refresh(settings: Setting
     assert refresh_here(settings).outcome == "unchanged"
 
 
-def test_what_a_policy_does_not_keep_is_removed_though_nothing_changed(settings: Settings, tmp_path: Path) -> None:
+def test_what_a_policy_does_not_keep_is_removed_though_nothing_changed(settings, tmp_path):
     first = refresh_here(settings)
     write_notes(tmp_path / "in/more.jsonl", 2)
     refresh_here(settings)
@@ -199,7 +197,7 @@ def test_what_a_policy_does_not_keep_is_removed_though_nothing_changed(settings:
         assert (now.outcome, now.removed) == ("unchanged", removed)
 
 
-def test_a_latest_version_that_is_gone_is_built_again(settings: Settings) -> None:
+def test_a_latest_version_that_is_gone_is_built_again(settings):
     first = refresh_here(settings)
     shutil.rmtree(first.path)
     again = refresh_here(settings)
@@ -207,7 +205,7 @@ def test_a_latest_version_that_is_gone_is_built_again(settings: Settings) -> Non
     flat_tokens.verify(settings["output"], "full")
 
 
-def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(settings: Settings) -> None:
+def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(settings):
     first = refresh_here(settings)
     manifest = Path(first.path, "manifest.json")
     manifest.write_bytes(manifest.read_bytes() + b"\n")
@@ -215,7 +213,7 @@ def test_a_latest_version_with_another_manifest_is_no_ground_to_do_nothing(setti
         refresh_here(settings)
 
 
-def test_a_latest_version_that_is_gone_is_named_where_its_successor_was_rolled_back(settings: Settings, tmp_path: Path) -> None:
+def test_a_latest_version_that_is_gone_is_named_where_its_successor_was_rolled_back(settings, tmp_path):
     first = refresh_here(settings)
     write_notes(tmp_path / "in/d.jsonl", 3)
     second = refresh_here(settings)
@@ -236,7 +234,7 @@ def hub_settings(tmp_path: Path) -> Settings:
     return {"output": str(tmp_path / "out"), "sources": [source], **common}
 
 
-def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]) -> None:
+def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub, tmp_path, tokenized):
     """A branch that stays is found out without a single file being asked for."""
     commit = stand_in_hub.commit("org/notes", {"a.jsonl": notes("one", "two"), "b.jsonl": notes("three")})
     settings = hub_settings(tmp_path)
@@ -256,9 +254,7 @@ def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub: StandInHub, tm
     assert second.build.slices_reused == 1
 
 
-def test_a_machine_without_the_downloads_fetches_what_is_new(
-    stand_in_hub: StandInHub, tmp_path: Path, tokenized: list[str]
-) -> None:
+def test_a_machine_without_the_downloads_fetches_what_is_new(stand_in_hub, tmp_path, tokenized):
     """Parquet files of the hub are cut by their ends, and known by their contents at every revision."""
     cache = tmp_path / "huggingface/hub"
 
@@ -292,7 +288,7 @@ def test_a_machine_without_the_downloads_fetches_what_is_new(
 
 
 @pytest.mark.slow
-def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: Path, s3: str) -> None:  # noqa: F811
+def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path, s3):  # noqa: F811
     """Its ETags say so; a machine without the downloads finds it out all the same."""
     store = Store.at(f"{s3}/text")
     for name in ("a", "b"):
@@ -313,9 +309,7 @@ def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path: P
     flat_tokens.verify(f"{s3}/out", "full")
 
 
-def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(settings, tmp_path):
     first = refresh_here(settings)
     tokenizer = str(DEMO / "tokenizer.json")
     (result,) = retokenize_here(settings, tokenizer)
@@ -328,7 +322,7 @@ def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_d
     assert same_bytes(result, calm)
 
 
-def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_a_rerun_uses_the_datasets_downloads(stand_in_hub, tmp_path):
     """Also of a converted dataset, which lies in the dataset's cache, and at the commit that the dataset is of."""
     parts = {
         "README.md": '---\nconfigs:\n- config_name: default\n  data_files: a.tsv\n  sep: "|"\n---\n',
@@ -350,9 +344,7 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub: StandInHub, tmp_path:
     assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
 
 
-def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_is_enough_for_a_rerun_from_any_directory(settings, tmp_path, monkeypatch):
     """Its output, a version of it or the link to the latest; relative paths were remembered as what they meant."""
     monkeypatch.chdir(tmp_path)
     relative = {**settings, "output": "out", "sources": [{**settings["sources"][0], "path": "in"}]}
@@ -366,7 +358,7 @@ def test_a_dataset_is_enough_for_a_rerun_from_any_directory(
     assert refresh_here(config_of(Store.at(root), first.version)).outcome == "unchanged"
 
 
-def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, tmp_path: Path) -> None:
+def test_text_that_is_not_the_datasets_any_more_is_refused(settings, tmp_path):
     """Two tokenizers on two texts could not be compared."""
     refresh_here(settings)
     (tmp_path / "in/c.jsonl").unlink()
@@ -378,20 +370,20 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings: Settings, t
         retokenize_here(renamed, str(DEMO / "tokenizer.json"))
 
 
-def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings: Settings, tmp_path: Path) -> None:
+def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings, tmp_path):
     refresh_here(settings)
     derive_here("merge", settings["output"], settings["output"], output=tmp_path / "both")
     with refusal(r"was made of the datasets dataset, dataset, not of text. Retokenize each of them"):
         retokenize_here(str(tmp_path / "both"), "bytes")
 
 
-def test_a_configuration_that_was_never_built_is_built_for_the_tokenizers(settings: Settings, tmp_path: Path) -> None:
+def test_a_configuration_that_was_never_built_is_built_for_the_tokenizers(settings, tmp_path):
     (result,) = retokenize_here(settings, str(DEMO / "tokenizer.json"))
     assert flat_tokens.verify(tmp_path / "out-tokenizer", "full").path == result.path
     assert not (tmp_path / "out").exists()
 
 
-def test_reruns_have_outputs_of_their_own(settings: Settings, tmp_path: Path) -> None:
+def test_reruns_have_outputs_of_their_own(settings, tmp_path):
     base = base_of(BuildConfig.model_validate(settings))
     outputs = [config.output for config in reruns_of(base, ["bytes", str(DEMO / "tokenizer.json")])]
     assert outputs == [f"{tmp_path}/out-bytes", f"{tmp_path}/out-tokenizer"]
@@ -417,11 +409,11 @@ def test_reruns_have_outputs_of_their_own(settings: Settings, tmp_path: Path) ->
         ("..", "tokenizer"),
     ],
 )
-def test_a_tokenizer_has_a_short_name(name: str, short: str) -> None:
+def test_a_tokenizer_has_a_short_name(name, short):
     assert short_name(TokenizerConfig(name=name)) == short
 
 
-def test_a_dataset_whose_settings_are_not_known_or_understood_needs_its_configuration(settings: Settings) -> None:
+def test_a_dataset_whose_settings_are_not_known_or_understood_needs_its_configuration(settings):
     """The record that has them is named, and the value that is wrong."""
     result = build_here(settings)
     record = Path(settings["output"], "origins", f"{result.version}.json")

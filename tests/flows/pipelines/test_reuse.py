@@ -61,7 +61,7 @@ FORMATS = ["a.parquet", "a.jsonl", "a.jsonl.zst"]
 
 
 @pytest.mark.parametrize("name", first_fast(FORMATS))
-def test_a_change_of_a_file_costs_its_segments(name: str, tmp_path: Path) -> None:
+def test_a_change_of_a_file_costs_its_segments(name, tmp_path):
     source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
     put(source / name, rows)
     first = check_same(output, source, tmp_path)
@@ -80,7 +80,7 @@ def test_a_change_of_a_file_costs_its_segments(name: str, tmp_path: Path) -> Non
         assert 0 < result.text_bytes_tokenized < 4 * seams * MEAN < text_bytes
 
 
-def test_content_that_moves_between_files_costs_its_seams(tmp_path: Path) -> None:
+def test_content_that_moves_between_files_costs_its_seams(tmp_path):
     """Renamed, recompressed with other row groups, converted, split, joined."""
     source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 900)
     put(source / "a.parquet", rows)
@@ -102,7 +102,7 @@ def test_content_that_moves_between_files_costs_its_seams(tmp_path: Path) -> Non
     assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
 
 
-def test_what_is_left_out_is_in_the_same_order(tmp_path: Path) -> None:
+def test_what_is_left_out_is_in_the_same_order(tmp_path):
     """A document of a reused slice that now is a copy comes before those that a step had left out of it."""
     source, copy = tmp_path / "in", "a text that both of them have"
     more = {"documents": {"duplicates": "drop", "steps": [{"use": "length", "min_characters": 9}]}, "slice_bytes": 140}
@@ -112,7 +112,7 @@ def test_what_is_left_out_is_in_the_same_order(tmp_path: Path) -> None:
         assert check_same(tmp_path / "out", source, tmp_path, **more).slices_reused == len(texts) - 1
 
 
-def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path: Path) -> None:
+def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path):
     """Their key is 0, as that of no document is."""
     rows = rows_of("a", 300)
     rows[5:9] = [("", "")] * 4
@@ -121,7 +121,7 @@ def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path: Path) -
         check_same(tmp_path / "out", tmp_path / "in", tmp_path, documents={"duplicates": "drop", "empty": "keep"})
 
 
-def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path: Path) -> None:
+def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path):
     source, output = tmp_path / "in", tmp_path / "out"
     put(source / "a.jsonl.zst", rows_of("a", 500))
     put(source / "b.jsonl", [("empty", ""), *rows_of("b", 100), ("last", "")])
@@ -133,7 +133,7 @@ def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path: Path) ->
     assert check_same(output, source, tmp_path, layout="zarr2", validation_fraction=1).text_bytes_tokenized == 0
 
 
-def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path, caplog):
     source, output = tmp_path / "in", tmp_path / "out"
     put(source / "a.jsonl", rows_of("a", 300))
     first = check_same(output, source, tmp_path)
@@ -152,7 +152,7 @@ def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path: Path, caplog: p
     assert check_same(output, source, tmp_path, split_seed=3).text_bytes_tokenized > 0
 
 
-def test_of_several_versions_with_a_segment_the_latest_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_several_versions_with_a_segment_the_latest_is_read(tmp_path, caplog):
     """Or each change would have the objects of older ones read through, too: here those are damaged, and nobody finds out."""
     source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
     put(source / "a.jsonl", rows)
@@ -171,7 +171,7 @@ def test_of_several_versions_with_a_segment_the_latest_is_read(tmp_path: Path, c
     assert not caplog.records
 
 
-def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path: Path) -> None:
+def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path):
     """The file has changed since, so that no slice is known by its key."""
     source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 600)
     put(source / "a.jsonl", rows)
@@ -187,7 +187,7 @@ def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path: Path) 
     assert same_bytes(result, anew)
 
 
-def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path: Path) -> None:
+def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path):
     """What was left out of a segment is asked for again."""
     source, output = tmp_path / "in", tmp_path / "out"
     tokenizer = tmp_path / "tokenizer.json"
@@ -204,7 +204,7 @@ def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path: 
     assert second.text_bytes_tokenized < first.text_bytes_tokenized
 
 
-def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path, monkeypatch):
     source, ranks = tmp_path / "in", tmp_path / "own.tiktoken"
     write_ranks(ranks, {bytes([byte]): byte for byte in range(256)})
     more = {"tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}
@@ -219,7 +219,7 @@ def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path: Path, monkey
     assert result.text_bytes_tokenized < 2000
 
 
-def test_the_index_goes_with_its_version(tmp_path: Path) -> None:
+def test_the_index_goes_with_its_version(tmp_path):
     source, output = tmp_path / "in", tmp_path / "out"
     put(source / "a.jsonl", rows_of("a", 50))
     first = built(output, source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -23,9 +22,7 @@ class Usage(NamedTuple):
 
 
 @pytest.mark.parametrize(("free", "is_told"), [(300_000, True), (3_000_000, False)])
-def test_plan_and_build_warn_when_the_disk_is_too_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int, is_told: bool
-) -> None:
+def test_plan_and_build_warn_when_the_disk_is_too_small(tmp_path, monkeypatch, caplog, free, is_told):
     (tmp_path / "a.txt").write_text("a text. " * 25_000)  # one document, longer than samples are
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free))
     settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "a.txt")}, "tokenizer": "bytes", "name": "a"}
@@ -43,5 +40,5 @@ def test_plan_and_build_warn_when_the_disk_is_too_small(
     assert plan(config).warning is None  # there is nothing to build any more
 
 
-def test_room_that_nobody_knows_is_no_lack_of_room() -> None:
+def test_room_that_nobody_knows_is_no_lack_of_room():
     assert lack_of_room(Store.at("memory://out"), 10**18, None) is None

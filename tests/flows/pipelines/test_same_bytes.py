@@ -144,6 +144,6 @@ PINS: dict[Callable[[Path, Path], Pin], Pin] = {
 
 
 @pytest.mark.parametrize("make", PINS, ids=lambda make: make.__name__)
-def test_a_dataset_has_the_bytes_that_it_always_had(home: Path, tmp_path: Path, make: Callable[[Path, Path], Pin]) -> None:
+def test_a_dataset_has_the_bytes_that_it_always_had(home, tmp_path, make):
     """Whatever changed in how it is made."""
     assert make(home, tmp_path) == PINS[make]

@@ -22,7 +22,6 @@ from tasks.output.versions import roll_back
 from tests.faults.support import build_here, settings_of, write_notes
 from tests.keys import KEY, OTHER, key_file, public_pem
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 
 @pytest.fixture
@@ -42,9 +41,7 @@ def check(output: str, public: Path, **settings: Any) -> None:
         flat_tokens.verify(output, key=public, **settings)
 
 
-def test_a_stranger_checks_with_the_public_key_alone(
-    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stranger_checks_with_the_public_key_alone(output, public, tmp_path, monkeypatch):
     for seed in range(2):
         build_version(output, tmp_path, seed)
     monkeypatch.delenv(KEY_FILE)
@@ -53,7 +50,7 @@ def test_a_stranger_checks_with_the_public_key_alone(
         check(output, key_file(tmp_path / "other", public_pem(OTHER)))
 
 
-def test_an_earlier_version_that_is_put_back_is_refused(output: str, public: Path, tmp_path: Path) -> None:
+def test_an_earlier_version_that_is_put_back_is_refused(output, public, tmp_path):
     root = Store.at(output)
     first = build_version(output, tmp_path, 0)
     then = root.read("latest.json")
@@ -72,7 +69,7 @@ def test_an_earlier_version_that_is_put_back_is_refused(output: str, public: Pat
 
 
 @pytest.mark.parametrize("path", ["", "latest", "versions/{version}", "copy"])
-def test_a_number_needs_a_pointer(public: Path, tmp_path: Path, path: str) -> None:
+def test_a_number_needs_a_pointer(public, tmp_path, path):
     """By a version alone nobody can tell that a later one is known."""
     output = tmp_path / "out"
     version = build_version(str(output), tmp_path, 0)
@@ -85,7 +82,7 @@ def test_a_number_needs_a_pointer(public: Path, tmp_path: Path, path: str) -> No
         check(str(there), public, number=1)
 
 
-def test_a_rollback_is_signed_with_a_number_of_its_own(output: str, public: Path, tmp_path: Path) -> None:
+def test_a_rollback_is_signed_with_a_number_of_its_own(output, public, tmp_path):
     for seed in range(3):
         build_version(output, tmp_path, seed)
     for number in (4, 5):
@@ -95,9 +92,7 @@ def test_a_rollback_is_signed_with_a_number_of_its_own(output: str, public: Path
     check(output, public, number=5)
 
 
-def test_what_was_made_without_the_key_is_not_published(
-    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: Terminal
-) -> None:
+def test_what_was_made_without_the_key_is_not_published(output, public, tmp_path, monkeypatch, tool):
     with monkeypatch.context() as other:
         other.delenv(KEY_FILE)
         build_version(output, tmp_path, 0)
@@ -116,7 +111,7 @@ def test_what_was_made_without_the_key_is_not_published(
     check(output, public)
 
 
-def test_a_manifest_that_was_changed_is_refused(output: str, public: Path, tmp_path: Path) -> None:
+def test_a_manifest_that_was_changed_is_refused(output, public, tmp_path):
     version, root = build_version(output, tmp_path, 0), Store.at(output)
     with signing.using(b""):
         root.put(f"versions/{version}/manifest.json", root.read(f"versions/{version}/manifest.json") + b"\n")
@@ -125,9 +120,7 @@ def test_a_manifest_that_was_changed_is_refused(output: str, public: Path, tmp_p
 
 
 @pytest.mark.parametrize("dies_at", ["swap", "say_of_move"])
-def test_a_kill_around_the_move_raises_no_false_alarm(
-    output: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
-) -> None:
+def test_a_kill_around_the_move_raises_no_false_alarm(output, public, tmp_path, monkeypatch, dies_at):
     build_version(output, tmp_path, 0)
     module = swap if dies_at == "swap" else pointers
     real = getattr(module, dies_at)
@@ -147,6 +140,6 @@ def test_a_kill_around_the_move_raises_no_false_alarm(
     check(output, public, number=2)
 
 
-def test_a_private_key_is_not_given_as_the_public_one(public: Path, tmp_path: Path) -> None:
+def test_a_private_key_is_not_given_as_the_public_one(public, tmp_path):
     with refusal("has a private key"):
         flat_tokens.verify(tmp_path, key=tmp_path / "key")

@@ -32,7 +32,6 @@ from tests.faults.support import (
 )
 from tests.keys import KEY, OTHER, key_file
 from tests.refusal import refusal
-from tests.terminal import Terminal
 
 NOW = Policy(keep_versions=1, grace_days=0)
 
@@ -65,9 +64,7 @@ def all_that_writes(settings: Settings, tmp_path: Path) -> Path:
     return Path(output)
 
 
-def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(tmp_path, settings, monkeypatch, key):
     signed = digests(all_that_writes(settings, tmp_path))
     monkeypatch.delenv(signing.KEY_FILE)
     plain = digests(all_that_writes({**settings, "output": str(tmp_path / "plain")}, tmp_path))
@@ -85,7 +82,7 @@ def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(
     assert len(beside) > 4
 
 
-def test_everything_that_is_read_of_a_signed_output_is_signed(settings: Settings, tmp_path: Path, key: str) -> None:
+def test_everything_that_is_read_of_a_signed_output_is_signed(settings, tmp_path, key):
     out = all_that_writes(settings, tmp_path)
     assert flat_tokens.verify(out, "full").object_count > 4
     assert [read_origin(Store.at(out), version.version) is not None for version in list_versions(Store.at(out))].count(True)
@@ -98,9 +95,7 @@ def test_everything_that_is_read_of_a_signed_output_is_signed(settings: Settings
             build_here(settings)
 
 
-def test_a_forged_receipt_is_told_and_its_shard_is_made_again(
-    settings: Settings, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_forged_receipt_is_told_and_its_shard_is_made_again(settings, key, caplog):
     """It is right but for its signature."""
     out = Path(settings["output"])
     with shards_stay():
@@ -120,9 +115,7 @@ def test_a_forged_receipt_is_told_and_its_shard_is_made_again(
     assert "receipt.json: the signature next to it is of something else" in told
 
 
-def test_shards_from_before_the_key_are_told_and_made_again(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shards_from_before_the_key_are_told_and_made_again(settings, tmp_path, monkeypatch, caplog):
     with shards_stay():
         first = build_here({**settings, "output": str(tmp_path / "other")})
     (tmp_path / "out").mkdir()
@@ -135,7 +128,7 @@ def test_shards_from_before_the_key_are_told_and_made_again(
     assert signed == version_digests(tmp_path / "other", first.version)
 
 
-def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, key: str, tmp_path: Path) -> None:
+def test_a_forged_version_with_matching_digests_is_refused(settings, key, tmp_path):
     """The one that is latest, and one that lies where a build would put its own."""
     first = build_here(settings)
     version = Path(first.path)
@@ -159,9 +152,7 @@ def test_a_forged_version_with_matching_digests_is_refused(settings: Settings, k
         build_here(settings)
 
 
-def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(
-    settings: Settings, key: str, tmp_path: Path
-) -> None:
+def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(settings, key, tmp_path):
     """No signature tells which of two pointers is the newer one: docs/operations/signatures.md says so."""
     first = build_here(settings)
     earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.ed25519")}
@@ -172,12 +163,12 @@ def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_
 
 
 def test_what_was_made_without_a_key_is_adopted_after_a_full_check_if_it_is_not_damaged(
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tool: Terminal,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    settings,
+    tmp_path,
+    monkeypatch,
+    tool,
+    caplog,
+):
     out = str(tmp_path / "out")
     first = build_here(settings)
     key_file(tmp_path / "keys")
@@ -200,7 +191,7 @@ def test_what_was_made_without_a_key_is_adopted_after_a_full_check_if_it_is_not_
     assert again.slices_reused == 0
 
 
-def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings: Settings, key: str, tmp_path: Path) -> None:
+def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings, key, tmp_path):
     out = tmp_path / "out"
     first = build_here(settings)
     second = build_here({**settings, "split_seed": 1})
@@ -226,7 +217,7 @@ def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings
     assert len(beside) >= 4
 
 
-def test_the_link_latest_leads_where_the_signed_pointer_says(settings: Settings, tmp_path: Path, key: str) -> None:
+def test_the_link_latest_leads_where_the_signed_pointer_says(settings, tmp_path, key):
     """Whoever writes to the output can change the link, but not sign a pointer."""
     output = all_that_writes(settings, tmp_path)
     pointed = json.loads((output / "latest.json").read_text())["version"]

@@ -27,7 +27,6 @@ from tests.flat_tokens.test_keys import MODULUS, A, mix, reference_key
 from tests.made import sequences, small
 from tests.refusal import refusal
 from tests.sources import by_place, write_rows
-from tests.terminal import Terminal
 
 Row = dict[str, Any]
 Placed = dict[tuple[str, str], str]
@@ -87,7 +86,7 @@ def apart(rows: list[Row], found: Placed) -> int:
 
 
 @pytest.mark.parametrize("by", ["key", "text", "domain"])
-def test_documents_go_where_a_naive_program_puts_them(tmp_path: Path, by: str) -> None:
+def test_documents_go_where_a_naive_program_puts_them(tmp_path, by):
     rows = rows_of(54)
     wanted = naive(rows, by, 0.3, 0.2)
     assert set(wanted.values()) == set(EVERY_SPLIT)
@@ -98,7 +97,7 @@ def test_documents_go_where_a_naive_program_puts_them(tmp_path: Path, by: str) -
 
 
 @pytest.mark.parametrize("by", first_fast(["key", "cluster", "domain", "text"], every=2))
-def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: str) -> None:
+def test_what_the_latest_version_has_in_train_stays_there(tmp_path, by):
     """With a file that sorts before all, and another seed; by another value that is refused."""
     rows = rows_of(54)
     write_rows(tmp_path / "in/b.jsonl", rows)
@@ -121,7 +120,7 @@ def test_what_the_latest_version_has_in_train_stays_there(tmp_path: Path, by: st
         refresh_here(other)
 
 
-def test_what_is_made_of_a_dataset_keeps_its_test_split(tmp_path: Path, tool: Terminal) -> None:
+def test_what_is_made_of_a_dataset_keeps_its_test_split(tmp_path, tool):
     """A subset, exports and their imports. A format that calls validation test has no third one."""
     one = build_here(told(tmp_path / "one", write_rows(tmp_path / "a.jsonl", rows_of(36)))).path
     splits = {name: sequences(split) for name, split in flat_tokens.open(one).splits.items()}
@@ -142,7 +141,7 @@ def test_what_is_made_of_a_dataset_keeps_its_test_split(tmp_path: Path, tool: Te
     assert "0.2 of the documents, by the same hash" in tool.out("inspect", one)
 
 
-def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
+def test_gates_plan_and_summaries_know_it(tmp_path):
     rows = rows_of(60)
     gate = {"of": "documents", "split": "test", "at_least": 1000}
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), publish={"gates": [gate]})
@@ -167,7 +166,7 @@ def test_gates_plan_and_summaries_know_it(tmp_path: Path) -> None:
     assert "Beside the three splits" in card
 
 
-def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
+def test_numbers_are_the_same_value_whatever_their_kind(tmp_path):
     """5 of one file, 5.0 of another and "5" of CSV go to one split."""
     paths = [
         write_rows(tmp_path / f"{of}.jsonl", [{"id": f"{of}{i}", "text": f"{of} {i}", "n": n} for i, n in enumerate(numbers)])
@@ -178,7 +177,7 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path: Path) -> None:
     assert [splits[0, row] for row in range(40)] == [splits[1, row] for row in range(40)]
 
 
-def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path: Path) -> None:
+def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path):
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(24)))
     del settings["test_fraction"]
     assert build_here(settings).equal_texts_apart is None

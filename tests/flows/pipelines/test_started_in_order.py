@@ -38,7 +38,7 @@ class Result:
         return False
 
 
-def test_no_item_is_started_while_a_result_waits_to_be_used() -> None:
+def test_no_item_is_started_while_a_result_waits_to_be_used():
     """A build with one worker that went on with stored slices hung: the slice under way waited for parts that nobody added."""
     runner, under_way = Immediate(), deque()
     for result in started_in_order(runner, under_way, range(5), TOKENIZE.given()):  # type: ignore[arg-type]

@@ -16,7 +16,6 @@ from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of
 from tests.refusal import refusal
 from tests.sources import by_place, held, write_rows
-from tests.terminal import Terminal
 
 Rows = list[dict[str, Any]]
 
@@ -88,7 +87,7 @@ def kept(path: str | Path) -> dict[int, dict[str, Any]]:
     return {row: one.columns for (_, row), (_, one) in by_place(path).items()}
 
 
-def test_a_dataset_keeps_what_steps_write_and_expressions_gates_and_splits_go_by_it(tmp_path: Path, tool: Terminal) -> None:
+def test_a_dataset_keeps_what_steps_write_and_expressions_gates_and_splits_go_by_it(tmp_path, tool):
     rows = rows_of(60)
     gates = {"gates": [{"of": "null_share", "column": "mean", "at_most": 0.9}]}
     result = build_here(told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), split={"by": "words"}, publish=gates))
@@ -129,23 +128,21 @@ class Lists(Words):
         (Lists, "step 'odd' gives column 'words' of type list<item: int64>; columns are text, numbers"),
     ],
 )
-def test_columns_that_no_dataset_keeps_are_refused(
-    tmp_path: Path, step: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_no_dataset_keeps_are_refused(tmp_path, step, message, monkeypatch):
     monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"odd": step})
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(9)), documents={"steps": [{"use": "odd"}]})
     with refusal(message):
         build_here(settings)
 
 
-def test_a_source_keeps_no_column_of_a_steps_name(tmp_path: Path) -> None:
+def test_a_source_keeps_no_column_of_a_steps_name(tmp_path):
     settings = told(tmp_path / "out", tmp_path / "a.jsonl")
     settings["sources"][0]["keep_columns"] = ["words"]
     with refusal("gives the column 'words', and source 'a' keeps one of that name"):
         BuildConfig.model_validate(settings)
 
 
-def test_documents_on_which_a_step_fails_have_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_on_which_a_step_fails_have_no_values(tmp_path, monkeypatch):
     """They are left out as bad documents; the values of the others stay theirs."""
 
     class Failing(Words):

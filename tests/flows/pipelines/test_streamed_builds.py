@@ -79,7 +79,7 @@ def streamed(out: Path) -> list[str]:
     return sorted(shard.key for shard in found)
 
 
-def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings: Settings, tmp_path: Path) -> None:
+def test_a_slice_that_comes_twice_is_read_from_where_it_stands(settings, tmp_path):
     """Equal files have the same slices. The second one is of the version that is being written."""
     shutil.copy(tmp_path / "in/a.jsonl", tmp_path / "in/again.jsonl")
     settings["sources"].append({"name": "again", "path": str(tmp_path / "in/again.jsonl"), "id_column": "id"})
@@ -106,7 +106,7 @@ def failed(settings: Settings, tmp_path: Path, parts: int = 8) -> list[str]:
     return found
 
 
-def test_a_build_that_failed_goes_on_from_the_last_slice(settings: Settings, tmp_path: Path) -> None:
+def test_a_build_that_failed_goes_on_from_the_last_slice(settings, tmp_path):
     """Twice: an attempt takes what the one before it took and made."""
     first = failed(settings, tmp_path, 4)
     second = failed(settings, tmp_path, 9)
@@ -117,9 +117,7 @@ def test_a_build_that_failed_goes_on_from_the_last_slice(settings: Settings, tmp
 
 
 @pytest.mark.parametrize("which", ["whole", "unfinished"])
-def test_slices_whose_tokens_are_damaged_are_tokenized_again(
-    settings: Settings, which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slices_whose_tokens_are_damaged_are_tokenized_again(settings, which, tmp_path, caplog):
     """Others are not. A bit is another one, of a token or of what says how long a compressed block is."""
     stored = failed(settings, tmp_path)
     directory = "versions/*/train/encoded_tokens/c" if which == "whole" else f"{UNFINISHED}/*"
@@ -131,7 +129,7 @@ def test_slices_whose_tokens_are_damaged_are_tokenized_again(
     is_that(result, settings, tmp_path)
 
 
-def test_what_a_resumed_build_needs_is_no_garbage(settings: Settings, tmp_path: Path) -> None:
+def test_what_a_resumed_build_needs_is_no_garbage(settings, tmp_path):
     found, root = failed(settings, tmp_path), Store.at(tmp_path / "out")
     collected = collect(root, Policy(keep_versions=1, grace_days=7), delete=True)
     assert [item.kind for item in collected.garbage] == []
@@ -143,21 +141,21 @@ def test_what_a_resumed_build_needs_is_no_garbage(settings: Settings, tmp_path: 
     is_that(build_here(settings), settings, tmp_path)
 
 
-def test_objects_that_no_shard_names_go_with_the_next_build(settings: Settings, tmp_path: Path) -> None:
+def test_objects_that_no_shard_names_go_with_the_next_build(settings, tmp_path):
     failed(settings, tmp_path)
     for key in receipts(tmp_path / "out"):
         shutil.rmtree(tmp_path / "out/_cache" / key)
     is_that(build_here(settings), settings, tmp_path)
 
 
-def test_an_empty_directory_of_objects_goes_with_the_next_build(settings: Settings, tmp_path: Path) -> None:
+def test_an_empty_directory_of_objects_goes_with_the_next_build(settings, tmp_path):
     """As a kill leaves one behind the commit: then the next build has nothing to do."""
     build_here(settings)
     (tmp_path / "out" / UNFINISHED).mkdir()
     is_that(build_here(settings), settings, tmp_path)
 
 
-def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings: Settings, tmp_path: Path) -> None:
+def test_a_bad_document_ends_slices_that_wait_for_their_turn(settings, tmp_path):
     """Four threads have a slice each. Those of the files before the bad one are stored."""
     put(tmp_path / "in/d.jsonl", 40, bad=30)
     with refusal(r"d\.jsonl, line 31 \(row 30\): the text is null"):

@@ -101,7 +101,7 @@ def served(catalog: Any) -> Iterator[str]:
         yield url
 
 
-def test_a_rest_catalog_names_tables(tmp_path: Path, catalog: Any) -> None:
+def test_a_rest_catalog_names_tables(tmp_path, catalog):
     """Its snapshots, branches and tags; a table that it does not have is an error that names both."""
     table = catalog.create_table("texts.web", rows(0, 1).schema)
     table.append(rows(0, 5))
@@ -177,12 +177,12 @@ def iceberg_table(tmp_path: Path, catalog: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "called"), [(delta_table, "tab) (Delta"), (iceberg_table, "web) (Iceberg")])
 def test_a_refresh_of_a_table_reads_the_files_that_changed(
-    make: Any,
-    called: str,
-    tmp_path: Path,
-    catalog: Any,
-    tokenized: list[str],  # noqa: F811
-) -> None:
+    make,
+    called,
+    tmp_path,
+    catalog,
+    tokenized,  # noqa: F811
+):
     """Files are added and joined; rows change, are added and deleted. Each version is the one of a build from nothing."""
     source, latest, changes = make(tmp_path, catalog)
     options = settings(tmp_path, **source)
@@ -225,7 +225,7 @@ def actions_of(place: str, version: int) -> dict[str, Any]:
     return {kind: action for line in lines for kind, action in json.loads(line).items()}
 
 
-def test_rows_that_a_deletion_vector_names_are_left_out(tmp_path: Path, tokenized: list[str]) -> None:  # noqa: F811
+def test_rows_that_a_deletion_vector_names_are_left_out(tmp_path, tokenized):  # noqa: F811
     """A file is read again when its vector changes; others are not."""
     place, options = str(tmp_path / "tab"), settings(tmp_path, str(tmp_path / "tab"), keep_columns=["n"])
     append_delta(place, 0, 5)
@@ -248,7 +248,7 @@ def test_rows_that_a_deletion_vector_names_are_left_out(tmp_path: Path, tokenize
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
-def test_columns_of_a_delta_table_that_have_other_names_in_its_files(tmp_path: Path, mode: str) -> None:
+def test_columns_of_a_delta_table_that_have_other_names_in_its_files(tmp_path, mode):
     place = str(tmp_path / "tab")
     deltalake.write_deltalake(place, rows(0, 3).rename_columns(["id", "col-7f", "col-lang", "n"]), partition_by=["col-lang"])
     actions = actions_of(place, 0)
@@ -269,7 +269,7 @@ def test_columns_of_a_delta_table_that_have_other_names_in_its_files(tmp_path: P
     assert documents(build_here(settings(tmp_path, place)).path) == [tuple(row.values())[1:] for row in rows(0, 3).to_pylist()]
 
 
-def test_a_column_that_older_files_lack_is_null_there(tmp_path: Path) -> None:
+def test_a_column_that_older_files_lack_is_null_there(tmp_path):
     place = str(tmp_path / "tab")
     append_delta(place, 0, 2)
     more = rows(2, 3).append_column("score", pa.array([0.5]))
@@ -303,7 +303,7 @@ def with_deletes(catalog: Any, content: str, columns: dict[str, tuple[int, list[
         append.append_data_file(file)
 
 
-def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_by_their_ids(tmp_path: Path, catalog: Any) -> None:
+def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_by_their_ids(tmp_path, catalog):
     table = catalog.create_table("texts.web", rows(0, 1).schema)
     table.append(rows(0, 3))
     with table.update_schema() as change:
@@ -322,7 +322,7 @@ def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_b
         build_here(options)
 
 
-def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path: Path, catalog: Any) -> None:
+def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path, catalog):
     """An older snapshot has those of its time. A wider type of numbers is read."""
     table = catalog.create_table("texts.web", pa.schema([("text", pa.string()), ("n", pa.int32())]))
     table.append(rows(0, 2).select(["text", "n"]).cast(pa.schema([("text", pa.string()), ("n", pa.int32())])))
@@ -345,7 +345,7 @@ def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path: P
 
 
 @pytest.mark.slow
-def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path, bucket, monkeypatch):  # noqa: F811
     """Read with the credentials of this service's stores, which the tables' libraries do not know."""
     from pyiceberg.catalog import load_catalog
 
@@ -391,9 +391,7 @@ class Written(iceberg.StoreInput):
         return Written(self.location)
 
 
-def test_a_table_that_cannot_be_read_is_refused_with_its_version(
-    tmp_path: Path, catalog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_cannot_be_read_is_refused_with_its_version(tmp_path, catalog, monkeypatch):
     place, log = str(tmp_path / "tab"), tmp_path / "tab/_delta_log"
     append_delta(place, 0, 2)
     append_delta(place, 2, 4)
@@ -464,7 +462,7 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(
     )
 
 
-def test_without_its_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_the_error_says_what_to_install(tmp_path, monkeypatch):
     append_delta(str(tmp_path / "tab"), 0, 2)
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with refusal(r"a table as a source needs the package 'deltalake'\. Install it: pip install", ModuleNotFoundError):

@@ -19,7 +19,6 @@ from tests.flows.asked import Seen, on_prefect_server
 from tests.made import read_docs, sequences
 from tests.refusal import refusal
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture
-from tests.terminal import Terminal
 
 __all__ = ["stand_in_hub_fixture"]
 
@@ -52,7 +51,7 @@ def at(hub: StandInHub, revision: str) -> dict[str, Path]:
     return hub._files("datasets", REPO, commit)
 
 
-def test_datasets_loads_what_was_published(hub: StandInHub, tmp_path: Path) -> None:
+def test_datasets_loads_what_was_published(hub, tmp_path):
     import datasets
 
     result = built(tmp_path, licence="cc-by-4.0")
@@ -74,7 +73,7 @@ def test_datasets_loads_what_was_published(hub: StandInHub, tmp_path: Path) -> N
     assert not list((tmp_path / "scratch").rglob("*.parquet"))
 
 
-def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publication_that_was_stopped_goes_on(hub, tmp_path, monkeypatch):
     """The zarr of a version is the version."""
     from huggingface_hub import snapshot_download
 
@@ -95,7 +94,7 @@ def test_a_publication_that_was_stopped_goes_on(hub: StandInHub, tmp_path: Path,
     assert again.headline == f"version {result.version} was published already: {hub.url}/datasets/org/notes"
 
 
-def test_a_new_version_uploads_what_changed_and_removes_what_went(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_new_version_uploads_what_changed_and_removes_what_went(hub, tmp_path):
     """Files of others stay, and the tag of the version before is still whole."""
     first = built(tmp_path)
     publish(tmp_path, form="zarr")
@@ -111,7 +110,7 @@ def test_a_new_version_uploads_what_changed_and_removes_what_went(hub: StandInHu
     assert hub_manifest == json.loads((tmp_path / "out/versions" / second.version / "manifest.json").read_bytes())
 
 
-def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):
     """It is read by the library and by datasets. What is there is not sent again, and a next version changes nothing of it."""
     import datasets
 
@@ -137,7 +136,7 @@ def test_a_bucket_has_a_directory_for_each_version(hub: StandInHub, tmp_path: Pa
     assert f'data_files="{parquet}"' in card
 
 
-def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_path: Path) -> None:
+def test_what_differs_from_the_manifest_is_not_published(hub, tmp_path):
     result = built(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("of this machine")
@@ -151,9 +150,7 @@ def test_what_differs_from_the_manifest_is_not_published(hub: StandInHub, tmp_pa
 
 @pytest.mark.parametrize("form", ["zarr", "parquet"])
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_card_that_the_manifest_does_not_list_is_not_published(
-    hub: StandInHub, tmp_path: Path, form: str, listed: bool
-) -> None:
+def test_a_card_that_the_manifest_does_not_list_is_not_published(hub, tmp_path, form, listed):
     """It is what everybody sees of a repository."""
     version = tmp_path / "out/versions" / built(tmp_path).version
     (version / "README.md").write_text("# Another card\n")
@@ -167,7 +164,7 @@ def test_a_card_that_the_manifest_does_not_list_is_not_published(
 
 
 @pytest.mark.parametrize("repo", [REPO, f"buckets/{REPO}"])
-def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo: str) -> None:
+def test_who_may_not_write_is_told_so(hub, tmp_path, monkeypatch, repo):
     built(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with refusal(rf"^{repo}: the hub does not let the account of HF_TOKEN write here \(status 403\)"):
@@ -175,12 +172,12 @@ def test_who_may_not_write_is_told_so(hub: StandInHub, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("repo", ["notes", "org/notes/more", "../notes", "org/no tes"])
-def test_a_repository_is_an_owner_and_a_name(repo: str) -> None:
+def test_a_repository_is_an_owner_and_a_name(repo):
     with refusal("repo"):
         HubRequest(dataset="/data/out", repo=repo)
 
 
-def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: Path, terminal: Terminal) -> None:
+def test_the_command_publishes_and_says_what_it_did(hub, tmp_path, terminal):
     result = built(tmp_path)
     words = ["publish", str(tmp_path / "out"), "--to", "hub", REPO, "--scratch", str(tmp_path / "scratch"), "--no-server"]
     assert terminal.out(*words).startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
@@ -189,7 +186,7 @@ def test_the_command_publishes_and_says_what_it_did(hub: StandInHub, tmp_path: P
 
 
 @on_prefect_server
-def test_a_publication_can_be_watched(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_publication_can_be_watched(hub, tmp_path):
     from flows.publish_dataset import publish_dataset
 
     result = built(tmp_path)

@@ -25,7 +25,6 @@ from tests.faults.support import build_here, digests, retokenize_here, write_not
 from tests.made import write_sequences
 from tests.refusal import refusal
 from tests.sources import write_rows
-from tests.terminal import Terminal
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "and", "back", "under", "moon", "été", "海", "<|endoftext|>"]
 
@@ -92,7 +91,7 @@ def expected(some: list[str], request: VocabularyRequest, size: int | None = Non
     return definition_of(merges.first((size or request.vocab_sizes[-1]) - 1), request.regex, request.special_tokens)
 
 
-def test_sources_are_read_without_validation(home: Path, published: Path, tmp_path: Path) -> None:
+def test_sources_are_read_without_validation(home, published, tmp_path):
     request = request_of(300)
     result = trained(settings_of(home, tmp_path / "out"), request, tmp_path / "to")
     assert Path(tmp_path, "to/notes-300/tokenizer.json").read_bytes() == expected(texts(published), request)
@@ -100,7 +99,7 @@ def test_sources_are_read_without_validation(home: Path, published: Path, tmp_pa
     assert result.text_bytes == sum(len(text.encode()) for text in texts(published))
 
 
-def test_a_ladder_has_what_a_training_of_each_size_has(home: Path, tmp_path: Path) -> None:
+def test_a_ladder_has_what_a_training_of_each_size_has(home, tmp_path):
     """The text is read once for all of them; and they are cut from a trained one without any text."""
     settings = settings_of(home, tmp_path / "out")
     trained(settings, request_of(280, 300, 340), tmp_path / "ladder")
@@ -111,9 +110,7 @@ def test_a_ladder_has_what_a_training_of_each_size_has(home: Path, tmp_path: Pat
     assert len(digests(tmp_path / "ladder")) == 6
 
 
-def test_the_bytes_are_the_same_for_any_workers_and_any_order_of_files(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_are_the_same_for_any_workers_and_any_order_of_files(home, tmp_path, monkeypatch):
     request = request_of(330, fraction=0.5, seed=3)
     renamed = tmp_path / "renamed"
     (renamed / "notes").mkdir(parents=True)
@@ -128,7 +125,7 @@ def test_the_bytes_are_the_same_for_any_workers_and_any_order_of_files(
     assert len(tokenizers) == 1
 
 
-def test_a_sample_is_that_of_a_subset(published: Path, home: Path, tmp_path: Path) -> None:
+def test_a_sample_is_that_of_a_subset(published, home, tmp_path):
     request = request_of(290, fraction=0.5, seed=7)
     sample = texts(published, seed=7, fraction=0.5)
     assert 20 < len(sample) < len(texts(published)) - 20
@@ -143,7 +140,7 @@ def test_a_sample_is_that_of_a_subset(published: Path, home: Path, tmp_path: Pat
     assert (record["trained_on"]["fraction"], record["trained_on"]["seed"]) == (0.5, 7)
 
 
-def test_a_version_is_decoded_without_its_special_tokens(home: Path, published: Path, tmp_path: Path) -> None:
+def test_a_version_is_decoded_without_its_special_tokens(home, published, tmp_path):
     """Trained on a version of a trained tokenizer: text that looks like a special token stays text."""
     request = request_of(310)
     trained(settings_of(home, tmp_path / "out"), request, tmp_path / "first")
@@ -158,7 +155,7 @@ def test_a_version_is_decoded_without_its_special_tokens(home: Path, published: 
 
 
 @pytest.mark.parametrize("length", [24, 300])
-def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, tmp_path: Path, length: int) -> None:
+def test_a_run_has_seen_each_document_as_often_as_epochs_have(published, tmp_path, length):
     """Against the rows of all batches, one after another: which documents are in them, in which epoch."""
     train, every = flat_tokens.open(published).train, {"all": texts(published)}
     chosen = train.select(indices=[5, 3, 9, 3, *range(40, 90)])
@@ -185,7 +182,7 @@ def test_a_run_has_seen_each_document_as_often_as_epochs_have(published: Path, t
     assert (tmp_path / "to/320/tokenizer.json").read_bytes() == expected(wanted, request)
 
 
-def test_what_was_trained_before_is_not_trained_again(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_trained_before_is_not_trained_again(home, tmp_path, monkeypatch):
     settings, request = settings_of(home, tmp_path / "out"), request_of(280, 300)
     first = trained(settings, request, tmp_path / "to")
     monkeypatch.setattr("flows.pipelines.train_tokenizer.learn", None)
@@ -198,7 +195,7 @@ def test_what_was_trained_before_is_not_trained_again(home: Path, tmp_path: Path
             trained(settings, other, tmp_path / "to")
 
 
-def test_after_a_kill_no_vocabulary_is_half(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_kill_no_vocabulary_is_half(published, tmp_path, monkeypatch):
     """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill."""
     request, put = request_of(280, 300), Store.put
     on_version(published, request, tmp_path / "whole")
@@ -220,7 +217,7 @@ def test_after_a_kill_no_vocabulary_is_half(published: Path, tmp_path: Path, mon
         assert digests(to) == digests(tmp_path / "whole")
 
 
-def test_what_a_kill_left_half_written_is_removed(published: Path, tmp_path: Path) -> None:
+def test_what_a_kill_left_half_written_is_removed(published, tmp_path):
     left = tmp_path / "to/notes-280/.tokenizer.json.0123abcd.part"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"{")
@@ -230,7 +227,7 @@ def test_what_a_kill_left_half_written_is_removed(published: Path, tmp_path: Pat
     assert other.exists()
 
 
-def test_roots_bind_where_vocabularies_are_written(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roots_bind_where_vocabularies_are_written(published, tmp_path, monkeypatch):
     monkeypatch.setenv("FLAT_TOKENS_OUTPUT_ROOTS", str(tmp_path / "allowed"))
     on_version(published, request_of(280), tmp_path / "allowed")
     with refusal("FLAT_TOKENS_OUTPUT_ROOTS"):
@@ -238,13 +235,13 @@ def test_roots_bind_where_vocabularies_are_written(published: Path, tmp_path: Pa
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_vocabulary_that_the_text_has_no_merges_for_is_refused(home: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_that_the_text_has_no_merges_for_is_refused(home, tmp_path):
     with refusal(r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
         trained(settings_of(home, tmp_path / "out"), request_of(60_000), tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 
-def test_what_cannot_be_trained_or_cut_is_refused(home: Path, published: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_or_cut_is_refused(home, published, tmp_path):
     with refusal(r"pattern '\(':"):
         on_version(published, request_of(300, pattern="("), tmp_path / "to")
     with refusal(r"is one directory for 2 vocabularies\. Put \{size\} in it"):
@@ -267,7 +264,7 @@ def test_what_cannot_be_trained_or_cut_is_refused(home: Path, published: Path, t
         cut_trained(str(tokenizer), (280,), str(tmp_path / "cut"))
 
 
-def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home: Path, published: Path, tmp_path: Path) -> None:
+def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home, published, tmp_path):
     on_version(published, request_of(300), tmp_path / "to")
     place = f"{tmp_path}/{{tokenizer}}"
     (result,) = retokenize_here(settings_of(home, home / "out"), str(tmp_path / "to/notes-300"), output=place)
@@ -280,7 +277,7 @@ def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home: Path, 
     assert int(dataset.token_bytes[ids].sum()) == before.token_count
 
 
-def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path: Path, terminal: Terminal) -> None:
+def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path, terminal):
     write_notes(tmp_path / "notes.jsonl", 40)
     config = tmp_path / "dataset.yaml"
     config.write_text(json.dumps(settings_of(tmp_path, tmp_path / "out", source={"path": str(tmp_path / "notes.jsonl")})))

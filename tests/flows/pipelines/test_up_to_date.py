@@ -31,14 +31,14 @@ def look(config: BuildConfig) -> BuildResult | None:
         return result_if_up_to_date(config, runner)
 
 
-def test_its_result_is_that_of_the_build(config: BuildConfig) -> None:
+def test_its_result_is_that_of_the_build(config):
     build_here(config)
     found, again = look(config), build_here(config)
     assert found.was_published
     assert found.model_copy(update={"seconds": {}}) == again.model_copy(update={"seconds": {}})
 
 
-def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp_path: Path) -> None:
+def test_where_there_is_something_to_do_nothing_is_done(config, tmp_path):
     """Nothing is published yet; the text has grown; another split is wanted."""
     assert look(config) is None
     assert not (tmp_path / "out").exists()
@@ -50,7 +50,7 @@ def test_where_there_is_something_to_do_nothing_is_done(config: BuildConfig, tmp
     assert len(list((tmp_path / "out/runs").glob("*.json"))) == 1
 
 
-def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_take_long_to_read_are_left_to_the_build(config, monkeypatch):
     """People watch how far that is."""
     build_here(config)
     monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 10)
@@ -58,7 +58,7 @@ def test_files_that_take_long_to_read_are_left_to_the_build(config: BuildConfig,
 
 
 @pytest.mark.slow
-def test_what_only_tokenizing_needs_is_not_imported(tmp_path: Path) -> None:
+def test_what_only_tokenizing_needs_is_not_imported(tmp_path):
     """The fast engine takes half a second to import, which is as long as all else that such a build does."""
     ranks = tmp_path / "bytes.tiktoken"
     write_ranks(ranks, {bytes([i]): i for i in range(256)})

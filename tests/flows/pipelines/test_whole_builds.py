@@ -20,7 +20,7 @@ def objects(path: str) -> dict[str, str]:
     return {o["key"]: o["blake3"] for o in json.loads((Path(path) / "manifest.json").read_text())["objects"]}
 
 
-def test_the_card_says_what_the_dataset_is_made_of_and_the_run_record_alone_when_and_where(tmp_path: Path) -> None:
+def test_the_card_says_what_the_dataset_is_made_of_and_the_run_record_alone_when_and_where(tmp_path):
     result = make(tmp_path / "out", sources=demo_sources(), name="cards")
     (record,) = (tmp_path / "out/runs").iterdir()
     assert json.loads(record.read_text())["host"]
@@ -36,9 +36,7 @@ def test_the_card_says_what_the_dataset_is_made_of_and_the_run_record_alone_when
 @pytest.mark.parametrize(
     ("name", "files"), first_fast([("gpt2", 2), ("cl100k_base", 8), ("o200k_base", 2)], 0, several=True, every=3)
 )
-def test_every_sequence_of_the_corpus_is_tiktokens(
-    tmp_path: Path, corpus: Path, vocabularies: Path, name: str, files: int
-) -> None:
+def test_every_sequence_of_the_corpus_is_tiktokens(tmp_path, corpus, vocabularies, name, files):
     """All 46,132 documents, or those of some files, at 1, 2 and 4 workers: nothing lost, nothing doubled, the same bytes."""
     import tiktoken
 

@@ -56,7 +56,7 @@ def sent(group: Group) -> Group:
     return Group.model_validate_json(json.dumps(json.loads(group.model_dump_json())))
 
 
-def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp_path: Path, config: BuildConfig) -> None:
+def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp_path, config):
     """Files are cut by one process, slices tokenized by a second one; each writes to a place of its own."""
     (found,) = resolve_source(config.sources[0], 0).files
     root = Store.at(config.output)
@@ -81,7 +81,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
 @pytest.mark.parametrize(
     "more", [{"prompt_column": "q", "completion_column": "a"}, {"messages_column": "talk"}, {"text_column": "body"}]
 )
-def test_sources_come_back_as_they_were_given(config: BuildConfig, more: dict[str, str]) -> None:
+def test_sources_come_back_as_they_were_given(config, more):
     """Their usual columns are not settings that somebody gave: a source has text, or prompts, or messages."""
     here, source = Workspace(Store.at(config.output), ""), Source.model_validate({"path": config.sources[0].path, **more})
     steps = [DOWNLOAD.given((source,), config.slice_bytes, here)]
@@ -95,7 +95,7 @@ def target_of(workspace: Workspace, name: str = "0123456789abcdef") -> Target:
 SPAN = Span(split="train", of_tokens=True, start=0, stop=8)
 
 
-def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_path: Path) -> None:
+def test_spans_and_what_was_written_of_them_come_back(config, tmp_path):
     """Another process works in its own workspace, and has no assembler."""
     here, there = (Workspace(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
     target = target_of(here)
@@ -107,7 +107,7 @@ def test_spans_and_what_was_written_of_them_come_back(config: BuildConfig, tmp_p
     assert result_from_json(steps, json.loads(json.dumps(result_as_json(steps, written)))) == written
 
 
-def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig) -> None:
+def test_a_stage_that_is_not_for_other_processes_is_refused(config):
     place = Workspace(Store.at(config.output), "")
     told = group_of(config, [SPAN], [SPLIT.given(target_of(place))])
     for name in ("shard-write", "os.system"):
@@ -115,7 +115,7 @@ def test_a_stage_that_is_not_for_other_processes_is_refused(config: BuildConfig)
             work_of(told.model_copy(update={"steps": (told.steps[0].model_copy(update={"stage": name}),)}), place)
 
 
-def test_another_tokenizer_of_the_same_name_is_refused(config: BuildConfig, tmp_path: Path) -> None:
+def test_another_tokenizer_of_the_same_name_is_refused(config, tmp_path):
     recipe, nowhere = recipe_of(config, "0" * 64), Workspace(Store.at(config.output), "")
     with refusal(r"Give every machine the same file\."), TOKENIZE.pool.around([], recipe, nowhere, ()):
         pass
@@ -138,7 +138,7 @@ def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace(Store.at(tmp_path / "out"), str(tmp_path / "out/staging"), str(tmp_path / "out/scratch"))
 
 
-def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, config: BuildConfig, rooted: Workspace) -> None:
+def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path, config, rooted):
     for uri in (f"{tmp_path}/secret.jsonl", f"file://{tmp_path}/secret.jsonl", "http://127.0.0.1:9/a", "hf://datasets/a/b/c"):
         items, steps = work_of(grouped(config, f"{tmp_path}/data/a.parquet", uri, rooted), rooted)
         with refusal("may not be read here"):
@@ -147,9 +147,7 @@ def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path: Path, con
         work_of(grouped(config, f'"{tmp_path}/data"', f'"{tmp_path}"', rooted), rooted)
 
 
-def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roots(
-    tmp_path: Path, config: BuildConfig, rooted: Workspace
-) -> None:
+def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roots(tmp_path, config, rooted):
     (found,) = resolve_source(config.sources[0], 0).files
     secret = tmp_path / "secret.jsonl"
     file = SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", location=str(secret), stamp=stamp(str(secret)))
@@ -164,16 +162,14 @@ def test_a_place_that_a_group_tells_of_a_file_is_looked_into_only_within_the_roo
 
 
 @pytest.mark.parametrize("version", ["../../x", "/tmp/x", "..", "a/b", ""])
-def test_a_version_is_a_name_and_no_path(config: BuildConfig, rooted: Workspace, version: str) -> None:
+def test_a_version_is_a_name_and_no_path(config, rooted, version):
     group = group_of(config, [SPAN], [SPLIT.given(target_of(rooted, "version-1"))])
     work_of(group, rooted)
     with refusal("String should match pattern"):
         work_of(Group.model_validate_json(group.model_dump_json().replace("version-1", version)), rooted)
 
 
-def test_scratch_is_the_workers_own_else_one_below_its_roots(
-    tmp_path: Path, config: BuildConfig, rooted: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scratch_is_the_workers_own_else_one_below_its_roots(tmp_path, config, rooted, monkeypatch):
     group = grouped(config, '"scratch":null', f'"scratch":"{tmp_path}/elsewhere"', rooted)
     with refusal("may not be written here"):
         scratch_of(group, rooted.root)
@@ -183,6 +179,6 @@ def test_scratch_is_the_workers_own_else_one_below_its_roots(
     assert scratch_of(group, rooted.root) == scratch_of(shared, rooted.root) == tmp_path / "own"
 
 
-def test_a_group_is_named_by_a_digest() -> None:
+def test_a_group_is_named_by_a_digest():
     with pytest.raises(ParameterTypeError):
         tokenize_group.validate_parameters({"output": "/data/out", "group": "../../elsewhere"})

@@ -21,7 +21,7 @@ def tags_of_task(_: int) -> list[str]:
     return context.task_run.tags
 
 
-def test_tasks_of_a_run_with_tags_ask_the_server_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_a_run_with_tags_ask_the_server_for_nothing(monkeypatch):
     """Prefect asks before each task with tags how many such tasks may run at once, and on SQLite is often told to come back."""
     asked = []
     send = httpx.AsyncHTTPTransport.handle_async_request

@@ -59,9 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("more", first_fast(SETTINGS.values(), every=3), ids=SETTINGS)
-def test_tokens_go_straight_into_the_version_where_they_can(
-    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
+def test_tokens_go_straight_into_the_version_where_they_can(tmp_path, notes, monkeypatch, more):
     """Tokens that a process staged are streamed by this one. Nothing is left of them. Bytes and counts are those of threads."""
     streamed = []
 
@@ -85,7 +83,7 @@ def test_tokens_go_straight_into_the_version_where_they_can(
 
 
 @pytest.mark.slow
-def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_that_of_threads(tmp_path, notes, monkeypatch):
     with notes.open("a") as file:
         file.write('{"no": "text"}\n')
     with pytest.raises(ValueError, match=r"notes\.jsonl") as by_process:
@@ -95,14 +93,14 @@ def test_an_error_is_that_of_threads(tmp_path: Path, notes: Path, monkeypatch: p
     assert str(by_process.value) == str(by_thread.value)
 
 
-def test_small_items_are_done_by_the_thread(tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_items_are_done_by_the_thread(tmp_path, notes, monkeypatch):
     """A process takes longer to begin than they take."""
     monkeypatch.setattr(processes, "WORKERS_OF_A_PROCESS", 1)
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", lambda *_: pytest.fail("a process was asked"))
     assert build_here(config_of(tmp_path / "out", notes)).slices > 3
 
 
-def test_processes_and_this_one_share_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_and_this_one_share_half_of_the_memory(monkeypatch):
     """This one's threads tokenize what is small, however many they are."""
     monkeypatch.setattr(engines, "available_memory", lambda: 10 << 30)
     assert engines.resident_limit(16) == 5 << 30
@@ -111,7 +109,7 @@ def test_processes_and_this_one_share_half_of_the_memory(monkeypatch: pytest.Mon
     assert engines.resident_limit(16) == 5 << 30
 
 
-def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
+def test_an_item_that_takes_long_does_not_keep_many_workers_waiting():
     rest_is_done = threading.Barrier(2, timeout=60)
     left = iter(range(20, 0, -1))
 
@@ -124,7 +122,7 @@ def test_an_item_that_takes_long_does_not_keep_many_workers_waiting() -> None:
         assert list(in_order(runner, range(21), Stage("work", work, str).given())) == list(range(21))
 
 
-def test_stages_that_are_not_for_others_are_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_that_are_not_for_others_are_done_here(monkeypatch):
     asked = []
 
     def submit(_: object, work: object, stage: str, *more: object) -> Future[str]:
@@ -205,9 +203,7 @@ def run(program: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
-    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(tmp_path, notes, monkeypatch):
     config = config_of(tmp_path / "out", notes, workers=2)
     out, errors = run(KILLS_ONE, tmp_path / "kills.py", json.dumps(config.model_dump(mode="json"))).communicate(timeout=120)
     assert "of 2 processes was killed" in out, errors
@@ -215,7 +211,7 @@ def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(
 
 
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+def test_processes_end_with_the_one_that_started_them(tmp_path):
     parent = run(WAITS, tmp_path / "waits.py")
     assert parent.stdout.readline() == "under way\n"
     children = [pid for pid in family(parent.pid) if pid != parent.pid]

@@ -47,7 +47,7 @@ def run(program: str, settings: dict[str, Any], **environment: str) -> subproces
     )
 
 
-def test_without_its_packages_the_build_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_packages_the_build_names_them(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     config = BuildConfig.model_validate({**settings_of(tmp_path / "out", tmp_path / "notes.jsonl"), "runner": "ray"})
     with refusal(re.escape("runner: ray needs prefect-ray")):
@@ -56,7 +56,7 @@ def test_without_its_packages_the_build_names_them(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.nightly  # a cluster takes minutes
-def test_without_a_cluster_the_build_says_how_to_start_one(tmp_path: Path) -> None:
+def test_without_a_cluster_the_build_says_how_to_start_one(tmp_path):
     pytest.importorskip("prefect_ray", reason="Ray is not installed")
     done = run(ENTER, settings_of(tmp_path / "out", tmp_path / "notes.jsonl"), RAY_TMPDIR=str(tmp_path))
     assert done.returncode == 1
@@ -108,7 +108,7 @@ def api(cluster: dict[str, str], request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster: dict[str, str], api: str, tmp_path: Path) -> None:
+def test_a_build_on_ray_gives_the_bytes_of_one_on_threads(cluster, api, tmp_path):
     """Of an unpacked file nothing stays, if told so."""
     notes = write_notes(tmp_path / "in/notes.jsonl", 40)
     packed = notes.with_name("more.jsonl.gz")

@@ -22,11 +22,11 @@ SCHEDULED, PENDING, RUNNING = StateType.SCHEDULED, StateType.PENDING, StateType.
         ([RUNNING] * 16, False),
     ],
 )
-def test_no_more_groups_wait_than_run_but_for_the_first_four(states: list[StateType], is_there: bool) -> None:
+def test_no_more_groups_wait_than_run_but_for_the_first_four(states, is_there):
     assert has_room(states, at_once=16 if len(states) == 16 else 64) is is_there
 
 
-def test_all_workers_of_a_large_pool_are_soon_busy() -> None:
+def test_all_workers_of_a_large_pool_are_soon_busy():
     """Each look at the runs finds that those that waited have begun."""
     running, looks = 0, 0
     while running < 256:

@@ -65,7 +65,7 @@ def groups_of(workers: Pool, name: str) -> list[dict[str, Any]]:
     return [run for run in workers.runs(f"dataset:{name}") if "group" in run["parameters"]]
 
 
-def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(workers: Pool, tmp_path: Path) -> None:
+def test_a_build_in_groups_gives_the_bytes_and_the_name_of_one_on_threads(workers, tmp_path):
     """Slices and final objects are both spread; nothing is left of the groups."""
     notes = write_notes(tmp_path / "in/notes.jsonl", 36)
     told = settings_of(tmp_path / "threads", notes, slice_bytes=1000, layout="zarr2", name="spread")
@@ -107,7 +107,7 @@ def served(directory: Path, port: int) -> Iterator[None]:
         yield
 
 
-def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers: Pool, port: int, tmp_path: Path) -> None:
+def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(workers, port, tmp_path):
     """But for the first one, of which the build takes a sample. If told so, nothing that is fetched stays."""
     for number in range(4):
         write_notes(tmp_path / "in" / f"{number}.jsonl", 8 + number)
@@ -128,7 +128,7 @@ def test_files_from_elsewhere_are_fetched_by_the_workers_and_not_by_the_build(wo
     assert staged(tmp_path / "groups") == []
 
 
-def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, tmp_path: Path) -> None:
+def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers, tmp_path):
     path = write_notes(tmp_path / "in/notes.jsonl", 40)
     lines = path.read_text().splitlines()
     lines[27] = json.dumps({"id": "bad", "text": 5})
@@ -147,7 +147,7 @@ def test_bad_input_is_told_with_file_and_row_and_not_tried_again(workers: Pool, 
     assert "notes.jsonl, line 28 (row 27)" in failed["state"]["message"]
 
 
-def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(workers: Pool, tmp_path: Path) -> None:
+def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(workers, tmp_path):
     notes = write_notes(tmp_path / "in/notes.jsonl", 40)
     told = {**settings_of(tmp_path / "out", notes, slice_bytes=1000), **SPREAD, "name": "cancelled"}
     config = BuildConfig.model_validate(told).model_dump(mode="json", exclude_unset=True)
@@ -175,7 +175,7 @@ def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(w
     assert receipts(tmp_path / "out") == receipts(tmp_path / "alone")
 
 
-def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(workers: Pool, tmp_path: Path) -> None:
+def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(workers, tmp_path):
     told = {**settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 40), slice_bytes=1000), **SPREAD}
     config = config_of(tmp_path / "missing.yaml", told)
     environment = {name: value for name, value in workers.environment.items() if name != "PREFECT_API_URL"}

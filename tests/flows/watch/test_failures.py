@@ -30,24 +30,24 @@ def lines_of(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [ValueError("no files"), OSError(28, "No space left on device"), KeyboardInterrupt("ended")])
-def test_a_failure_that_its_message_tells_is_one_line(error: BaseException) -> None:
+def test_a_failure_that_its_message_tells_is_one_line(error):
     assert lines_of(error) == [f"Encountered exception during execution: {error!r}"]
 
 
-def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+def test_a_fault_of_the_program_keeps_its_traceback():
     lines = lines_of(IndexError("a fault"))
     assert len(lines) == 2
     assert all("Traceback" in line and "raise error" in line for line in lines)
 
 
-def test_it_is_used_once_for_runs_and_tasks() -> None:
+def test_it_is_used_once_for_runs_and_tasks():
     report_in_one_line()
     report_in_one_line()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         assert [isinstance(one, InOneLine) for one in logging.getLogger(name).filters].count(True) == 1
 
 
-def test_foreign_text_moves_no_terminal_and_begins_no_line() -> None:
+def test_foreign_text_moves_no_terminal_and_begins_no_line():
     logger, shown = logging.Logger("of this test"), io.StringIO()
     logger.addHandler(logging.StreamHandler(shown))
     foreign = "name\x1b[2J\x07\x9b1m\r\nforged"

@@ -42,19 +42,19 @@ def server(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
         (httpx.Response(401, json={"exception_message": "Unauthorized"}), False),
     ],
 )
-def test_a_server_of_another_release_is_left_to_prefect(answer: httpx.Response, can: bool) -> None:
+def test_a_server_of_another_release_is_left_to_prefect(answer, can):
     """And one that does not let us in, and what is no server of Prefect's."""
     assert can_record(server(lambda _: answer)) is can
 
 
-def test_a_server_that_goes_away_is_left_to_prefect() -> None:
+def test_a_server_that_goes_away_is_left_to_prefect():
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
     assert not can_record(server(gone))
 
 
-def test_a_run_that_the_server_refuses_is_left_to_prefect(tmp_path: Path) -> None:
+def test_a_run_that_the_server_refuses_is_left_to_prefect(tmp_path):
     """One that wants tokens against forged requests, for example."""
     asked = []
 
@@ -84,7 +84,7 @@ def left_by(run: dict[str, Any], api: httpx.Client) -> dict[str, Any]:
 
 
 @on_prefect_server
-def test_it_leaves_what_its_flow_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_leaves_what_its_flow_leaves(tmp_path, monkeypatch):
     """Built by the flow, built again by the flow, and again by the command, which does not import Prefect."""
     # On a slow machine a flow also shows stages that are under way: those of which nothing is known yet, and the throughput.
     monkeypatch.setattr("flows.watch.progress.UPDATE_SECONDS", 600.0)

@@ -61,7 +61,7 @@ KEPT = ("prefect.flow_runs", "prefect.task_runs", "flows.build", "tasks.download
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog):
     port = free_port()
     watch = Outages(f"http://127.0.0.1:{port}/api")
     server = server_at(port)
@@ -82,7 +82,7 @@ def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pyt
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_another_process_tells_is_not_told_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_tells_is_not_told_again(caplog, monkeypatch):
     """As the workers of make serve, which watches its server itself."""
     monkeypatch.setenv(TOLD_ELSEWHERE, "1")
     watch = Outages(f"http://127.0.0.1:{free_port()}/api")
@@ -90,7 +90,7 @@ def test_what_another_process_tells_is_not_told_again(caplog: pytest.LogCaptureF
     assert caplog.messages == []
 
 
-def test_what_follows_an_outage_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_an_outage_is_of_it(monkeypatch):
     """Parts of Prefect notice late that there was one."""
     monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
     monkeypatch.setattr(flows.watch.outages, "LATE_SECONDS", 600.0)
@@ -101,7 +101,7 @@ def test_what_follows_an_outage_is_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watch.filter(record("prefect.events.clients"))
 
 
-def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypatch):
     monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
     watch = Outages("http://127.0.0.1:9/api")
     service = record("prefect._internal.concurrency", logging.ERROR)
@@ -111,7 +111,7 @@ def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypat
     assert watch.filter(record("prefect.events.clients"))
 
 
-def test_only_silence_is_an_outage() -> None:
+def test_only_silence_is_an_outage():
     """A server that refuses is there; of an address that is none nothing can be told."""
     port = free_port()
     server = server_at(port)

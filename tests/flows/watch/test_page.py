@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,11 +48,11 @@ STATUS = Status(
         ("/data/my web", False, "`flat-tokens stats '/data/my web' --html '/data/my web/report.html'`"),
     ],
 )
-def test_the_page_leads_to_the_report_with_plots(output: str, has_report: bool, line: str) -> None:
+def test_the_page_leads_to_the_report_with_plots(output, has_report, line):
     assert line in dataset_page("web", STATUS.model_copy(update={"output": output}), [], None, has_report=has_report)
 
 
-def test_the_page_tells_state_schedule_failure_and_history() -> None:
+def test_the_page_tells_state_schedule_failure_and_history():
     runs = [run("Completed", "version b2", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
     schedule = RefreshSchedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
     idle = [run("Completed", "nothing changed", 5), run("Completed", "nothing changed", 4)]
@@ -80,14 +79,14 @@ def test_the_page_tells_state_schedule_failure_and_history() -> None:
     assert not any("last run failed" in line for line in lines)
 
 
-def test_a_failure_of_the_last_run_comes_first() -> None:
+def test_a_failure_of_the_last_run_comes_first():
     lines = dataset_page("web", STATUS, [run("Failed", "no space left")], None).splitlines()
     assert lines[2] == "**The last run failed**: no space left"
     assert "- Last failure: [refresh web 1](../../runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
     assert "- Schedule: none. `make serve` with a configuration file makes one." in lines
 
 
-def test_before_anything_is_published_the_page_says_so() -> None:
+def test_before_anything_is_published_the_page_says_so():
     empty = Status(output="/data/web", versions=(), last_refresh=None, cache_bytes=0)
     page = dataset_page("web", empty, [], RefreshSchedule("/d", None, True))
     assert "Nothing is published yet." in page
@@ -95,7 +94,7 @@ def test_before_anything_is_published_the_page_says_so() -> None:
     assert "flat_tokens.open" not in page
 
 
-def test_what_runs_and_versions_say_is_no_markdown() -> None:
+def test_what_runs_and_versions_say_is_no_markdown():
     evil = "`<img src=x>`|\n# [a](javascript:b)\x1b[2J"
     status = STATUS.model_copy(update={"versions": (version("c3", tokenizer=evil, pinned=evil, state="latest"),)})
     page = dataset_page(evil, status, [run("FAILED", evil)], None)
@@ -111,7 +110,7 @@ def test_what_runs_and_versions_say_is_no_markdown() -> None:
         ([{"interval": 600.0, "timezone": "UTC"}, {"rrule": "FREQ=DAILY", "timezone": "UTC"}], "`every 10:00 and FREQ=DAILY`"),
     ],
 )
-def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, schedules: list[dict[str, Any]], when: str) -> None:
+def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules, when):
     """As the API tells of it; and what the page says is left under the run."""
     left = []
     said = []
@@ -145,7 +144,7 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path: Path, sche
 
 
 @on_prefect_server
-def test_each_run_brings_the_page_up_to_date(tmp_path: Path) -> None:
+def test_each_run_brings_the_page_up_to_date(tmp_path):
     """A build and three refreshes, of which the last two fail."""
     from flat_tokens.stores.store import Store
 

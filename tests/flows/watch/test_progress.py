@@ -59,7 +59,7 @@ def of_notes(path: Path, name: str, *texts: str, **settings: Any) -> BuildConfig
     return config(path / "out", name=name, sources=[{"path": str(notes)}], tokenizer="bytes", **settings)
 
 
-def test_progress_says_first_how_much_is_done_and_left() -> None:
+def test_progress_says_first_how_much_is_done_and_left():
     """The card that it stands on shows how it begins."""
     now = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000))
     counts = "1,234 documents, 300,000,000 tokens, 1.0 GB of 4.0 GB at 100 MB/s"
@@ -69,7 +69,7 @@ def test_progress_says_first_how_much_is_done_and_left() -> None:
     assert percent(Progress("split", 1.0, 100, Done(250))) == 100.0
 
 
-def test_what_was_done_before_a_stage_began_is_no_speed() -> None:
+def test_what_was_done_before_a_stage_began_is_no_speed():
     """Objects of the final arrays are written while slices are still tokenized."""
     now = Progress("split", 2.0, 1000, Done(900), before=700, recent=100.0)
     assert (now.rate, now.left) == (100.0, 1.0)
@@ -77,7 +77,7 @@ def test_what_was_done_before_a_stage_began_is_no_speed() -> None:
     assert Progress("split", 2.0, 1000, Done(700), before=700).left is None
 
 
-def test_what_was_stored_before_is_no_speed_and_takes_no_time() -> None:
+def test_what_was_stored_before_is_no_speed_and_takes_no_time():
     """Neither what has been found to be there, nor what is still to be found: 300 of the 500 bytes that are left are stored."""
     now = Progress("tokenize", 2.0, 1000, Done(500, stored=400), stored=700, recent=50.0)
     assert (now.rate, now.left) == (50.0, 4.0)
@@ -87,7 +87,7 @@ def test_what_was_stored_before_is_no_speed_and_takes_no_time() -> None:
     assert (what_was_done(found), found.left) == ("2 documents, 400 B (400 B were stored)", None)
 
 
-def test_a_rate_is_told_when_it_is_steady() -> None:
+def test_a_rate_is_told_when_it_is_steady():
     """A start that is slow, or that waits, is not taken for the rate of the whole."""
     pace = Pace()
     told = []
@@ -105,7 +105,7 @@ def test_a_rate_is_told_when_it_is_steady() -> None:
     assert Pace().rate(100.0, 0) is None
 
 
-def test_reports_that_come_now_and_then_have_a_rate() -> None:
+def test_reports_that_come_now_and_then_have_a_rate():
     """Groups of slices report every ten seconds."""
     pace = Pace()
     rates = []
@@ -117,7 +117,7 @@ def test_reports_that_come_now_and_then_have_a_rate() -> None:
     assert 5 < min(known) <= max(known) < 15
 
 
-def test_while_work_stands_still_and_just_behind_that_no_rate_is_told() -> None:
+def test_while_work_stands_still_and_just_behind_that_no_rate_is_told():
     """As in an outage: what is left does not grow meanwhile, and the wait is not taken for work."""
     pace = Pace()
     for second in range(1, 21):
@@ -132,7 +132,7 @@ def test_while_work_stands_still_and_just_behind_that_no_rate_is_told() -> None:
     assert rates[-1] == 100
 
 
-def test_a_meter_remembers_the_stages_that_have_ended() -> None:
+def test_a_meter_remembers_the_stages_that_have_ended():
     counted = Meter()
     counted.reset()
     counted.begin("download", 10)
@@ -152,7 +152,7 @@ def test_a_meter_remembers_the_stages_that_have_ended() -> None:
 
 
 @on_prefect_server
-def test_every_stage_is_an_artifact_that_moves() -> None:
+def test_every_stage_is_an_artifact_that_moves():
     """However short it was, and at its end with all that was done."""
     seen = []
 
@@ -187,9 +187,7 @@ def test_every_stage_is_an_artifact_that_moves() -> None:
 
 
 @on_prefect_server
-def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(monkeypatch, tmp_path):
     """Automations know them by their tag, and by heartbeats."""
     monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
     notes = of_notes(tmp_path, "by-hand", "a note")
@@ -205,7 +203,7 @@ def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(
 
 
 @on_prefect_server
-def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
+def test_slices_of_earlier_builds_count_as_done(tmp_path):
     """So that the progress of a build that goes on comes to its end."""
     for seed in (0, 1):
         result = build_dataset(of_notes(tmp_path, f"twice-{seed}", "a note", "another", split_seed=seed))
@@ -219,7 +217,7 @@ def test_slices_of_earlier_builds_count_as_done(tmp_path: Path) -> None:
 
 
 @on_prefect_server
-def test_log_lines_of_our_modules_reach_the_server_once_from_any_thread() -> None:
+def test_log_lines_of_our_modules_reach_the_server_once_from_any_thread():
     """The library's lines too, however often they are asked for. Where the settings of Prefect name our loggers, it has handlers
     there already.
     """
@@ -248,9 +246,7 @@ def test_log_lines_of_our_modules_reach_the_server_once_from_any_thread() -> Non
 
 
 @on_prefect_server
-def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(monkeypatch, tmp_path, caplog):
     run_ids = []
 
     def refuse(**_: Any) -> Any:
@@ -272,9 +268,7 @@ def test_a_run_has_tags_to_search_by_and_goes_on_when_nothing_can_be_shown(
 
 @on_prefect_server
 @pytest.mark.parametrize(("error", "tries"), [(OSError(errno.EIO, "Input/output error"), 2), (ValueError("bad input"), 1)])
-def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, tries: int
-) -> None:
+def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(monkeypatch, tmp_path, error, tries):
     asked = []
 
     def once_broken(*arguments: Any) -> Any:
@@ -294,7 +288,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(
 
 
 @on_prefect_server
-def test_a_run_that_fails_shows_how_far_it_came() -> None:
+def test_a_run_that_fails_shows_how_far_it_came():
     """What had not begun to be counted has no artifact."""
     run_ids = []
 
@@ -322,7 +316,7 @@ def test_a_run_that_fails_shows_how_far_it_came() -> None:
 
 
 @on_prefect_server
-def test_one_run_may_do_several_things_one_behind_the_other() -> None:
+def test_one_run_may_do_several_things_one_behind_the_other():
     """Each begins with a meter of its own: what the one before has shown comes to its end, and the tags of both stay."""
     run_ids = []
 
@@ -350,7 +344,7 @@ def test_one_run_may_do_several_things_one_behind_the_other() -> None:
     assert seen["second-split"][1] == "Done: there was nothing to do"
 
 
-def test_a_dataset_is_called_what_its_manifest_says(tmp_path: Path) -> None:
+def test_a_dataset_is_called_what_its_manifest_says(tmp_path):
     """Where that cannot be read, by its place: what is wrong, who reads it will tell."""
     publish_docs(tmp_path / "out", docs_of([1]), name="web-texts")
     assert dataset_name(str(tmp_path / "out")) == "web-texts"
@@ -358,7 +352,7 @@ def test_a_dataset_is_called_what_its_manifest_says(tmp_path: Path) -> None:
     assert dataset_name("nowhere://bucket/there") == "there"
 
 
-def test_a_meter_is_told_of_what_others_count() -> None:
+def test_a_meter_is_told_of_what_others_count():
     told = counted("verify")
     told(Checked(25, 100, 0))
     told(Checked(50, 100, 2))
@@ -371,7 +365,7 @@ def test_a_meter_is_told_of_what_others_count() -> None:
     meter.reset()
 
 
-def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch):
     """The end follows the last of its heartbeats, so that the server never takes a heartbeat behind it."""
     run = FlowRun(id=uuid4(), flow_id=uuid4(), name="a run", tags=["flat-tokens", "dataset:a"])
     told = []
@@ -402,7 +396,7 @@ def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monke
     assert end in silent["expect"]
 
 
-def test_names_that_prefect_accepts() -> None:
+def test_names_that_prefect_accepts():
     assert slug("FineWeb_Edu 10BT!") == "fineweb-edu-10bt"
 
 
@@ -411,7 +405,7 @@ def stages_of(path: Path, operation: str | dict[str, Any]) -> dict[str, Progress
     return {one.stage: one for one in meter.stages()}
 
 
-def test_all_that_is_read_and_written_is_counted(tmp_path: Path) -> None:
+def test_all_that_is_read_and_written_is_counted(tmp_path):
     """Of a dataset without a manifest every byte for its digest, its six entries and seven tokens for the format, the tokens
     again for keys; of each of its four documents 32 bytes; tokens as they are shuffled and written; the check at the end.
     """

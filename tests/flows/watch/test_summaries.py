@@ -37,7 +37,7 @@ TOTALS = {
 }
 
 
-def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
+def test_the_summary_reckons_up_every_source_and_leads_to_it():
     counts = {"read": 1200, "written": 1000, "text_bytes": 4_000_000, "token_count": 1_000_000}
     result = BuildResult(
         path="gs://bucket/out/versions/abc",
@@ -94,11 +94,11 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it() -> None:
         ("memory://a", "`memory://a`"),
     ],
 )
-def test_places_are_links_where_a_browser_can_follow_them(location: str, shown: str) -> None:
+def test_places_are_links_where_a_browser_can_follow_them(location, shown):
     assert link(location) == shown
 
 
-def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_out() -> None:
+def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_out():
     result = DerivedResult(
         operation="subset",
         path="/out/versions/abc",
@@ -153,7 +153,7 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
     assert "Version `abc` was published already" in again
 
 
-def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
+def test_the_summary_of_an_import_lists_the_files(tmp_path):
     result = ImportResult(
         path="/out/versions/abc",
         version="abc",
@@ -177,7 +177,7 @@ def test_the_summary_of_an_import_lists_the_files(tmp_path: Path) -> None:
     assert "1 of 4 parts were taken from an earlier import." in lines
 
 
-def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path) -> None:
+def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9))
     order = export_of(tmp_path / "a", "megatron", {})
     files = tuple(StoredObject(f"train|{i}.bin", 500, "ab") for i in range(2))
@@ -193,7 +193,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path: Path)
     assert "There was nothing to do" in exported("made", order, result._replace(was_done=True, seconds=0.0))
 
 
-def test_the_summary_of_a_check_has_the_result_or_the_faults() -> None:
+def test_the_summary_of_a_check_has_the_result_or_the_faults():
     took = Progress("verify", 65.0, 130_000_000, Done(130_000_000))
     right = checked("made", "full", Verification("/out/versions/abc", "full", 12, 4_000_000, 900, 30), took)
     assert "`/out/versions/abc` is what it says, checked byte by byte and token by token." in right.splitlines()
@@ -206,13 +206,13 @@ def test_the_summary_of_a_check_has_the_result_or_the_faults() -> None:
     assert wrong.splitlines()[4:6] == ["- `a is missing`", "- `b has '3' bytes`"]
 
 
-def test_a_dataset_is_one_asset_whatever_its_version(tmp_path: Path) -> None:
+def test_a_dataset_is_one_asset_whatever_its_version(tmp_path):
     version = publish_docs(tmp_path / "a", docs_of([1]))
     assert output_of(str(tmp_path / "a")) == output_of(f"{tmp_path}/a/versions/{version}") == str(tmp_path / "a")
     assert output_of(str(tmp_path / "elsewhere")) == str(tmp_path / "elsewhere")
 
 
-def test_names_that_assets_accept() -> None:
+def test_names_that_assets_accept():
     assert asset_key("/data/my text/ä.jsonl") == "file:///data/my-text/-.jsonl"
     assert asset_key("GS://bucket/x") == "gs://bucket/x"
     assert origin(Source.model_validate({"hub": {"path": "a/b", "name": "c"}})) == "hf://datasets/a/b/c/train"
@@ -233,7 +233,7 @@ def made_of(location: Path) -> list[str]:
 
 
 @on_prefect_server
-def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_export_and_an_import_can_be_watched(datasets, tmp_path):
     a, _ = datasets
     files, back = tmp_path / "files", tmp_path / "back"
     export_dataset(str(a), str(files), "megatron")
@@ -256,7 +256,7 @@ def test_an_export_and_an_import_can_be_watched(datasets: tuple[Path, Path], tmp
 
 
 @on_prefect_server
-def test_an_operation_on_datasets_can_be_watched(datasets: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_operation_on_datasets_can_be_watched(datasets, tmp_path):
     a, b = datasets
     out = tmp_path / "out"
     merged = derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
@@ -276,7 +276,7 @@ def test_an_operation_on_datasets_can_be_watched(datasets: tuple[Path, Path], tm
 
 
 @on_prefect_server
-def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
+def test_a_check_can_be_watched(datasets):
     """Also one that finds faults, whose run fails once, with a message of one line that names all of them."""
     a, b = datasets
     found = verify_dataset(str(a), "full")
@@ -303,7 +303,7 @@ def test_a_check_can_be_watched(datasets: tuple[Path, Path]) -> None:
 EVIL = "`<img src=x onerror=alert(1)>`|x\n# [a](javascript:b)\x1b[2J"
 
 
-def test_names_are_no_markdown(tmp_path: Path) -> None:
+def test_names_are_no_markdown(tmp_path):
     """Whoever named a dataset, its sources and files writes no line, link or tag of a summary."""
     sha256 = "0" * 64
     source = {"name": EVIL, "from": EVIL, "revision": EVIL, "files": [{"name": EVIL, "size": 1, "sha256": sha256}]}

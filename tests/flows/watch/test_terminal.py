@@ -24,7 +24,7 @@ def _server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("columns", range(20, 200, 7))
-def test_it_is_one_line_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_one_line_at_any_width(columns, monkeypatch):
     """There is room for what the terminal writes behind it when somebody presses Ctrl-C."""
     from rich.console import Console
 
@@ -39,7 +39,7 @@ def test_it_is_one_line_at_any_width(columns: int, monkeypatch: pytest.MonkeyPat
     assert ("0:30 left" in plain.getvalue()) == (columns > 38)
 
 
-def test_counts_give_way_to_the_bar_the_documents_first() -> None:
+def test_counts_give_way_to_the_bar_the_documents_first():
     kinds = {columns: [kind for kind, _ in fitting(MIDWAY, "web", columns)] for columns in (45, 65, 80, 140)}
     assert kinds[45] == ["name", "stage", "bar", "share", "left"]
     assert kinds[65] == ["name", "stage", "bar", "share", "count", "left"]
@@ -50,7 +50,7 @@ def test_counts_give_way_to_the_bar_the_documents_first() -> None:
     assert set(full) <= {"█", "#"}
 
 
-def test_the_line_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_says_what_it_waits_for(monkeypatch):
     done = Progress("done", 20.0, 0, Done())
     assert progress_line(done, "web", has_server=True) == "web  done       0:20  telling the Prefect server"
     assert progress_line(done, "web") == "web  done       0:20"
@@ -61,7 +61,7 @@ def test_the_line_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the Prefect server is away" in [text for _, text in fitting(MIDWAY, "web", 80)]
 
 
-def test_colours_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_those_of_a_terminal(monkeypatch):
     from rich.console import Console
 
     monkeypatch.setattr(meter, "read", lambda: MIDWAY)
@@ -72,12 +72,12 @@ def test_colours_are_those_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\x1b" not in plain.getvalue()
 
 
-def test_a_name_cannot_move_the_terminal() -> None:
+def test_a_name_cannot_move_the_terminal():
     assert "\x1b" not in progress_line(MIDWAY, "evil\x1b[2J\n")
     assert "\n" not in progress_line(MIDWAY, "evil\x1b[2J\n")
 
 
-def test_elsewhere_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elsewhere_it_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr(flows.watch.terminal, "EVERY_SECONDS", 0.01)
     with display("web", live=False):
         said, until = "", time.monotonic() + 60
@@ -88,7 +88,7 @@ def test_elsewhere_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, ca
     assert said.count("\n") >= 2
 
 
-def test_what_is_logged_meanwhile_has_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_logged_meanwhile_has_lines_of_its_own(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -38,13 +38,13 @@ def text(seed: int, count: int = 100) -> list[str]:
     return [f"w{draw.randrange(10**6)}" for _ in range(count)]
 
 
-def test_equal_texts_are_one_cluster_and_texts_without_words_are_alone() -> None:
+def test_equal_texts_are_one_cluster_and_texts_without_words_are_alone():
     texts = ["", "a b", " ".join(text(1)), "A, B.", "", " ".join(text(1)).upper(), "c", "a b"]
     assert clusters(signed(texts), 0.8).tolist() == [0, 1, 2, 1, 4, 2, 6, 1]
     assert clusters(signed([]), 0.8).tolist() == []
 
 
-def test_a_text_may_join_two_clusters() -> None:
+def test_a_text_may_join_two_clusters():
     """The third is near to both others, which are not near each other: only the first stays."""
     one = text(1, 200)
     middle = one[:185] + text(2, 15)
@@ -58,7 +58,7 @@ def test_a_text_may_join_two_clusters() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=60), st.integers(1, 20))
 @examples(60)
-def test_union_find_gives_what_a_naive_program_gives(pairs: list[tuple[int, int]], at_once: int) -> None:
+def test_union_find_gives_what_a_naive_program_gives(pairs, at_once):
     forest = _Forest(30)
     for start in range(0, len(pairs), at_once):
         some = np.array(pairs[start : start + at_once], np.int64).reshape(-1, 2)
@@ -70,7 +70,7 @@ def test_union_find_gives_what_a_naive_program_gives(pairs: list[tuple[int, int]
     assert forest.roots(np.arange(30)).tolist() == expected
 
 
-def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch):
     compared = []
     true = tasks.assemble.duplicates.similarity
     monkeypatch.setattr(
@@ -81,7 +81,7 @@ def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch: pytest
     assert sum(compared) < 10_000
 
 
-def test_few_bands_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_bands_at_a_time_give_the_same(monkeypatch):
     """So do wide bands of which all texts agree in the half that is sorted."""
     texts = planted([" ".join(text(seed)) for seed in range(60)], 60)
     for threshold in (0.6, 0.8, 0.9):
@@ -95,7 +95,7 @@ def test_few_bands_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9])
-def test_what_a_naive_program_finds_is_found(threshold: float) -> None:
+def test_what_a_naive_program_finds_is_found(threshold):
     texts = planted([" ".join(text(seed, 60 + 40 * (seed % 9))) for seed in range(150)], 250, seed=3)
     truth = similar_pairs(shingles_of(texts), threshold)
     recall, precision = right_links(found_in(clusters(signed(texts), threshold)), truth)
@@ -104,7 +104,7 @@ def test_what_a_naive_program_finds_is_found(threshold: float) -> None:
     assert precision > 0.6
 
 
-def test_few_bins_are_judged_more_exactly_than_many() -> None:
+def test_few_bins_are_judged_more_exactly_than_many():
     least = least_similarity(0.8)
     assert least[0] > 1
     assert least[BYTES] == pytest.approx(0.8 - 0.025)
@@ -118,7 +118,7 @@ HALVES = st.integers(0, 3) | st.sampled_from([2**63, 2**64 - 1])
 
 @given(st.lists(st.lists(st.tuples(HALVES, HALVES), max_size=30), max_size=12))
 @examples(200)
-def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tuple[int, int]]]) -> None:
+def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files):
     seen, first = {}, FirstTexts()
     for file, digests in enumerate(files):
         keys = np.arange(len(digests), dtype=np.uint64) + np.uint64(100 * file)
@@ -134,7 +134,7 @@ def test_a_text_is_a_copy_of_the_first_one_with_its_digest(files: list[list[tupl
 
 
 @given(st.lists(st.text(max_size=4), max_size=20), st.integers(0, 20))
-def test_equal_texts_have_equal_digests_wherever_they_stand(texts: list[str], start: int) -> None:
+def test_equal_texts_have_equal_digests_wherever_they_stand(texts, start):
     array = pa.array(texts, pa.large_string())
     whole = [tuple(row) for row in text_digests(array, bytes(32)).tolist()]
     assert len(set(whole)) == len(set(texts))
@@ -144,7 +144,7 @@ def test_equal_texts_have_equal_digests_wherever_they_stand(texts: list[str], st
 
 
 @pytest.mark.slow
-def test_ten_million_texts_take_less_than_two_gigabytes() -> None:
+def test_ten_million_texts_take_less_than_two_gigabytes():
     """In a process of its own, whose peak is all of its memory; each text in ten is a copy."""
     program = (
         "import numpy as np\n"

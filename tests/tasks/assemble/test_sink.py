@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import flat_tokens.stores.local
 import tasks.assemble.write
-from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
@@ -196,16 +195,16 @@ def check_documents(shard: Shard, stored: TokenShard, place: Workspace) -> None:
     st.sampled_from([-1, 0, 2, 100]),
 )
 def test_what_is_not_finished_can_be_taken_from_and_the_arrays_are_those_of_stored_shards(
-    tmp_path_factory: pytest.TempPathFactory,
-    shards: list[Shard],
-    streamed: set[int],
-    fraction: float,
-    other_fraction: float,
-    stop: int,
-    masked: bool,
-    layout: LayoutName,
-    backlog: int,
-) -> None:
+    tmp_path_factory,
+    shards,
+    streamed,
+    fraction,
+    other_fraction,
+    stop,
+    masked,
+    layout,
+    backlog,
+):
     """By an attempt at the same version, which goes on from there, or at one with another split; with a loss mask, too.
     Whichever slices are streamed, and however far behind a thread may be before spans are left to the tasks. Nothing is left.
     """
@@ -243,7 +242,7 @@ def check(place: Workspace, shard: TokenShard) -> None:
     check_unfinished(place.root, shard)
 
 
-def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
+def test_an_object_that_ends_early_or_is_gone_is_found(unfinished):
     place, shard, path = unfinished
     os.truncate(path, 12)
     with refusal("object 1 of train of the unfinished version v ends before token 4"):
@@ -259,14 +258,14 @@ def test_an_object_that_ends_early_or_is_gone_is_found(unfinished: tuple[Workspa
         check(place, shard)
 
 
-def test_entries_that_do_not_fit_the_receipt_are_found(unfinished: tuple[Workspace, TokenShard, Path]) -> None:
+def test_entries_that_do_not_fit_the_receipt_are_found(unfinished):
     place, shard, _ = unfinished
     os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
     with refusal("has 99 bytes, which are not those of 4 documents"):
         open_shard(place.root, shard)
 
 
-def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
+def test_tails_that_do_not_fit_the_receipt_are_found(place):
     target = target_of(place, ALL_TRAIN, "compact")
     with opened(target) as (_, sink):
         shard = stream(even(1, 3), 0, sink, target).shard
@@ -275,7 +274,7 @@ def test_tails_that_do_not_fit_the_receipt_are_found(place: Workspace) -> None:
             check(place, shard)
 
 
-def test_a_slice_waits_for_those_before_it(place: Workspace) -> None:
+def test_a_slice_waits_for_those_before_it(place):
     """Until the streams stop: then it is stored as a shard."""
     got = []
 
@@ -300,7 +299,7 @@ def test_a_slice_waits_for_those_before_it(place: Workspace) -> None:
         assert got == [True, False]
 
 
-def test_a_slice_waits_for_none_of_its_own_task(place: Workspace) -> None:
+def test_a_slice_waits_for_none_of_its_own_task(place):
     """The part of that one is added when the task has ended."""
     before = TASK.set(object())
     try:
@@ -312,7 +311,7 @@ def test_a_slice_waits_for_none_of_its_own_task(place: Workspace) -> None:
         TASK.reset(before)
 
 
-def test_a_slice_waits_for_the_one_that_its_thread_had_before(place: Workspace) -> None:
+def test_a_slice_waits_for_the_one_that_its_thread_had_before(place):
     """The part of that one is added meanwhile: both are tasks of their own."""
     with opened(target_of(place, HALF)) as (assembler, sink):
         sink.skip(key_of(0))
@@ -338,12 +337,12 @@ KEPT = {"near_duplicates": {"action": "keep"}}
         ({"config": config(documents=KEPT, split={"by": "cluster"})}, False),
     ],
 )
-def test_where_tokens_go_straight_into_the_version(place: Workspace, changed: dict[str, Any], streams: bool) -> None:
+def test_where_tokens_go_straight_into_the_version(place, changed, streams):
     usual = {"root": place.root, "config": config(), "here": True}
     assert may_stream(**{**usual, **changed}) == streams
 
 
-def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None:
+def test_a_slice_that_fails_takes_none_before_it_along(place):
     """Half of its tokens are in an object that the slice before it began: it is written again from that one's tokens."""
     shards, target = [even(1, 5), even(4, 5), even(1, 3)], target_of(place, ALL_TRAIN)
     with opened(target) as (assembler, sink):
@@ -360,7 +359,7 @@ def test_a_slice_that_fails_takes_none_before_it_along(place: Workspace) -> None
     check_arrays(model(shards, ALL_TRAIN), "mmap", place)
 
 
-def test_a_slice_that_fails_is_no_copy_of_itself(place: Workspace) -> None:
+def test_a_slice_that_fails_is_no_copy_of_itself(place):
     """What was compared of it is taken back: it is compared when it is added. What was compared of it to its end stays."""
     target = target_of(place, ALL_TRAIN).model_copy(update={"texts": {DIGEST: 2}})
     duplicates = DuplicateFilter(target)
@@ -400,9 +399,7 @@ def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:
 
 @pytest.mark.parametrize("failing", range(6))
 @pytest.mark.parametrize("for_good", [False, True])
-def test_nobody_waits_for_a_writer_that_failed(
-    place: Workspace, monkeypatch: pytest.MonkeyPatch, failing: int, for_good: bool
-) -> None:
+def test_nobody_waits_for_a_writer_that_failed(place, monkeypatch, failing, for_good):
     """One write of an object fails, and the slice has tokens for many objects after it: its thread and those of the slices behind
     it are told, and the build ends.
     """
@@ -433,7 +430,7 @@ def test_nobody_waits_for_a_writer_that_failed(
     assert isinstance(error, OSError | BrokenStreamError)
 
 
-def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_documents_are_few_arrays(place, monkeypatch):
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
     shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None)], []
     real = tasks.assemble.write.SpanWriter.stream
@@ -453,7 +450,7 @@ def test_many_short_documents_are_few_arrays(place: Workspace, monkeypatch: pyte
     assert len(lengths) == 2
 
 
-def test_a_slice_after_one_that_fails_is_told_so(place: Workspace) -> None:
+def test_a_slice_after_one_that_fails_is_told_so(place):
     """Its tokens arrived after those of the other, which waited for the disk."""
     batch = TokenBatch.from_sequences([[1, 2]])
 
@@ -500,9 +497,7 @@ def stream_two(sink: VersionSink, key: str) -> None:
         into.end()
 
 
-def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
-    place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(place, monkeypatch):
     """Not before: the sync comes after the last write, that of the directory too, and the mark after both."""
     target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
     path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-0"
@@ -519,7 +514,7 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(
     assert ("sync", str(path.parent)) in done
 
 
-def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(place, monkeypatch):
     """The writer fails when the slice has been waiting for it: nothing else wakes that."""
     target, fails = target_of(place, ALL_TRAIN), threading.Event()
 
@@ -542,7 +537,7 @@ def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(place: Works
     assert [type(error) for error in raised] == [BrokenStreamError]
 
 
-def test_a_slice_whose_span_is_given_up_has_not_ended(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_whose_span_is_given_up_has_not_ended(place, monkeypatch):
     """Its tokens arrived while the disk was busy with those before them, and were never written."""
     target, disk = target_of(place, ALL_TRAIN), Disk(monkeypatch)
     with opened(target) as (assembler, sink):

@@ -209,9 +209,7 @@ SIZES = st.fixed_dictionaries(
 
 @examples(30)
 @given(datasets(), st.sampled_from([0, 0.3, 0.5, 1]), st.integers(0, 2**63 - 1), st.sampled_from(sorted(SMALL)), SIZES)
-def test_spans_put_together_are_exactly_the_chosen_documents_in_order(
-    place: Workspace, shards: list[Shard], fraction: float, seed: int, layout: LayoutName, sizes: dict[str, Any]
-) -> None:
+def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, shards, fraction, seed, layout, sizes):
     """Whatever the shards, the spans' and blocks' sizes, what is read whole, and the order in which spans are written: every
     object is written once, and all of them together are what a list would hold.
     """
@@ -241,7 +239,7 @@ def even(count: int, length: int) -> Shard:
     return Shard([Document(key, [key % 1000] * length) for key in range(count)], None)
 
 
-def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
+def test_the_arrays_beside_seq_starts_are_cut_where_it_is():
     """One span writes the same run of objects of all four."""
     for layout in LAYOUTS.values():
         assert document_spec(layout).object_length == layout.seq_starts.object_length
@@ -252,9 +250,7 @@ def test_the_arrays_beside_seq_starts_are_cut_where_it_is() -> None:
     span_tokens=st.sampled_from([1, 16, 40]),
     span_documents=st.sampled_from([1, 8, 12]),
 )
-def test_a_span_comes_with_the_last_shard_that_it_takes_from(
-    counts: list[tuple[int, int]], span_tokens: int, span_documents: int
-) -> None:
+def test_a_span_comes_with_the_last_shard_that_it_takes_from(counts, span_tokens, span_documents):
     """It names no other ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
@@ -274,13 +270,13 @@ def test_a_span_comes_with_the_last_shard_that_it_takes_from(
 
 
 @given(st.lists(KEYS, max_size=50), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**63 - 1))
-def test_a_larger_fraction_keeps_what_a_smaller_one_chose(keys: list[int], one: float, other: float, seed: int) -> None:
+def test_a_larger_fraction_keeps_what_a_smaller_one_chose(keys, one, other, seed):
     array = np.array(keys, np.uint64)
     fewer, more = (SplitRule(fraction=fraction, seed=seed).numbers(array) for fraction in sorted((one, other)))
     assert not (fewer & ~more).any()
 
 
-def test_membership_is_the_same_in_every_version() -> None:
+def test_membership_is_the_same_in_every_version():
     """Literals, computed with Python's own integers: who changes them moves documents between the splits of every dataset."""
     keys = np.arange(12, dtype=np.uint64)
     assert np.flatnonzero(SplitRule(fraction=0.5, seed=0).numbers(keys)).tolist() == [4, 5, 9, 11]
@@ -332,9 +328,7 @@ def objects_of(place: Workspace, version: str = "v") -> list[str]:
         ("BACKLOG", -1, [(4, 5)], ()),  # the thread falls behind
     ],
 )
-def test_tokens_are_written_without_a_task_or_left_to_the_tasks(
-    place: Workspace, monkeypatch: pytest.MonkeyPatch, setting: str, value: int, shards: Any, early: Any
-) -> None:
+def test_tokens_are_written_without_a_task_or_left_to_the_tasks(place, monkeypatch, setting, value, shards, early):
     """Those of small shards, and those that come faster than they are written, are left."""
     monkeypatch.setattr(tasks.assemble.write, setting, value)
     with opened(target_of(place, ALL_TRAIN)) as assembler:
@@ -344,9 +338,7 @@ def test_tokens_are_written_without_a_task_or_left_to_the_tasks(
     assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in early]
 
 
-def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
-    place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(place, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -356,7 +348,7 @@ def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(
     assert found == [(span, write_span(span, target)) for span, _ in found]
 
 
-def test_a_build_that_fails_leaves_no_part_of_a_span(place: Workspace) -> None:
+def test_a_build_that_fails_leaves_no_part_of_a_span(place):
     """Its parts have not all arrived: nobody waits for them, and nothing is stored of it."""
 
     def build() -> None:
@@ -370,7 +362,7 @@ def test_a_build_that_fails_leaves_no_part_of_a_span(place: Workspace) -> None:
     assert objects_of(place) == []
 
 
-def test_a_span_that_did_not_get_its_items_fails(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_that_did_not_get_its_items_fails(place, monkeypatch):
     """Receipts and arrays that contradict each other are a fault of ours: nothing of it may be published."""
     monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: {"train": (6, 16), "validation": (0, 0)})
     with pytest.raises(AssertionError, match="15 items arrived instead of 16"):

@@ -29,9 +29,7 @@ def made(root: Path, name: str, *sources: str) -> Path:
     ("one", "other", "name"),
     [(["web"], ["books", "web"], "web-2"), (["web", "web-2"], ["web"], "web-3"), (["web"], ["books"], None)],
 )
-def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, one: list[str], other: list[str], name: str | None
-) -> None:
+def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(tmp_path, caplog, one, other, name):
     """A number that no source has. Whoever chooses documents by the name of their source would look for it in vain."""
     with caplog.at_level(logging.WARNING, "tasks.derive.provenance"):
         sources = merge(made(tmp_path, "a", *one), made(tmp_path, "b", *other)).sources

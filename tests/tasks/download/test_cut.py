@@ -93,7 +93,7 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
     return found, (Source(path=str(path.parent)),)
 
 
-def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
+def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path, place, fetched):
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, place)
     assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -106,7 +106,7 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path: Path,
     assert fetched == ["a.parquet"]
 
 
-def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
+def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path, place, fetched):
     found, sources = write_file(tmp_path)
     cut_file(found, sources, place)
     (known,) = recorded([found], sources, place).values()
@@ -123,7 +123,7 @@ def test_a_file_that_is_not_here_is_fetched_once_for_all_threads(tmp_path: Path,
     assert [part.ranges[0].file.identity() for part in here] == [part.ranges[0].file.identity() for part in sliced(known)]
 
 
-def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Workspace, fetched: list[str]) -> None:
+def test_a_copy_that_has_gone_is_fetched_again(tmp_path, place, fetched):
     found, sources = write_file(tmp_path)
     cut = cut_file(found._replace(uri=f"file://{found.uri}", immutable=None), sources, place)
     copy = Path(cut.file.location)
@@ -135,9 +135,7 @@ def test_a_copy_that_has_gone_is_fetched_again(tmp_path: Path, place: Workspace,
     assert fetched == ["a.parquet"] * 3
 
 
-def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(
-    tmp_path: Path, place: Workspace
-) -> None:
+def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(tmp_path, place):
     found, sources = write_file(tmp_path)
     cut_file(found, sources, place)
     (known,) = recorded([found], sources, place).values()
@@ -147,7 +145,7 @@ def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next
     assert not recorded([found], sources, place)
 
 
-def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Workspace) -> None:
+def test_a_file_that_no_worker_can_reach_is_named(tmp_path, place):
     found, sources = write_file(tmp_path)
     cut = cut_file(found, sources, place)
     Path(found.uri).unlink()
@@ -158,7 +156,7 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path: Path, place: Workspa
         copy_of(cut, sources, place)
 
 
-def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path: Path, place: Workspace) -> None:
+def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path, place):
     found, sources = write_file(tmp_path)
     file = source_file(Path(found.uri), "parquet")
     assert file.stamp == ()
@@ -178,7 +176,7 @@ def parquet_bytes(tmp_path: Path, text: str) -> bytes:
     return (tmp_path / "data/a.parquet").read_bytes()
 
 
-def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandInHub, tmp_path: Path, place: Workspace) -> None:
+def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub, tmp_path, place):
     """The cuts are those of the whole file, and so is all that is said of it; the file itself is not fetched."""
     body = parquet_bytes(tmp_path, "document" * 100_000)
     (found,), sources = on_the_hub(stand_in_hub, a=body)
@@ -200,12 +198,12 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub: StandIn
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
 def test_an_end_of_any_length_is_read(
-    stand_in_hub: StandInHub,
-    tmp_path: Path,
-    place: Workspace,
-    monkeypatch: pytest.MonkeyPatch,
-    end_bytes: int,
-) -> None:
+    stand_in_hub,
+    tmp_path,
+    place,
+    monkeypatch,
+    end_bytes,
+):
     monkeypatch.setattr(tasks.download.outlines, "END_BYTES", end_bytes)
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     assert look_into(found, sources, SLICE_BYTES, place).file.location == ""
@@ -213,17 +211,17 @@ def test_an_end_of_any_length_is_read(
 
 @pytest.mark.parametrize("body", [b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1"])
 def test_what_is_no_parquet_file_is_an_error_that_names_it(
-    stand_in_hub: StandInHub,
-    place: Workspace,
-    body: bytes,
-) -> None:
+    stand_in_hub,
+    place,
+    body,
+):
     (found,), sources = on_the_hub(stand_in_hub, a=body)
     with refusal(re.escape("a.parquet cannot be read as parquet")):
         cut_file(found, sources, place)
     assert list(Path(place.scratch).rglob("*.part")) == []
 
 
-def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInHub, tmp_path: Path, place: Workspace) -> None:
+def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub, tmp_path, place):
     (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
     lie = found._replace(content=f"sha256:{'0' * 64}")
     cut = cut_file(lie, sources, place)
@@ -232,11 +230,11 @@ def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub: StandInH
 
 
 def test_a_file_of_the_same_content_is_known_at_another_revision(
-    stand_in_hub: StandInHub,
-    tmp_path: Path,
-    place: Workspace,
-    fetched: list[str],
-) -> None:
+    stand_in_hub,
+    tmp_path,
+    place,
+    fetched,
+):
     one = parquet_bytes(tmp_path, "one")
     (found,), sources = on_the_hub(stand_in_hub, a=one)
     cut_file(found, sources, place)
@@ -247,9 +245,7 @@ def test_a_file_of_the_same_content_is_known_at_another_revision(
     assert fetched == []
 
 
-def test_files_are_fetched_ahead_in_the_order_of_their_slices(
-    tmp_path: Path, place: Workspace, fetched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_fetched_ahead_in_the_order_of_their_slices(tmp_path, place, fetched, monkeypatch):
     """Each once, and those that are here not at all; a file that cannot be had is an error for whoever wants it."""
     monkeypatch.setattr(tasks.download.cut, "FETCHERS", 1)
     parts = []
@@ -277,7 +273,7 @@ def test_files_are_fetched_ahead_in_the_order_of_their_slices(
     assert fetched.count("c") == 1
 
 
-def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_path: Path) -> None:
+def test_halves_of_tables_that_killed_processes_left_go(place, tmp_path):
     """With the next table that is written. Files that are being fetched stay."""
     files = tmp_path / "out/_cache/files"
     files.mkdir(parents=True)
@@ -291,7 +287,7 @@ def test_halves_of_tables_that_killed_processes_left_go(place: Workspace, tmp_pa
     assert len(list(files.glob("*.table"))) == 1
 
 
-def test_columns_of_directories_are_those_of_the_name_that_a_file_has_now(tmp_path: Path, place: Workspace) -> None:
+def test_columns_of_directories_are_those_of_the_name_that_a_file_has_now(tmp_path, place):
     """By its content a file is known under another name, if its directories name the same columns."""
     path = tmp_path / "in/lang=en/x.parquet"
     path.parent.mkdir(parents=True)

@@ -52,9 +52,7 @@ def pipe(*names: str) -> None:
     "path",
     ["tab", "tab/", "tab/**/*.parquet", "tab/day=1", "tab/day=1/*.parquet", "*/*/*.parquet", ".", "tab/day=1/part-1.parquet"],
 )
-def test_the_files_of_a_table_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, kind: str, path: str
-) -> None:
+def test_the_files_of_a_table_are_refused(tmp_path, monkeypatch, log, kind, path):
     """Also where a partition alone is named, by relative paths and patterns: some may be of rows that the table has removed."""
     put(tmp_path, f"tab/{log}", "tab/day=1/part-0.parquet", "tab/day=1/part-1.parquet")
     monkeypatch.chdir(tmp_path)
@@ -65,7 +63,7 @@ def test_the_files_of_a_table_are_refused(
 
 @pytest.mark.parametrize(("log", "kind"), [DELTA, HUDI, ICEBERG])
 @pytest.mark.parametrize("path", ["tab", "tab/day=1", "tab/*/*.parquet", "tab/day=1/part-0.parquet"])
-def test_the_files_of_a_table_in_a_store_are_refused(memory: str, log: str, kind: str, path: str) -> None:
+def test_the_files_of_a_table_in_a_store_are_refused(memory, log, kind, path):
     pipe(f"tab/{log}", "tab/day=1/part-0.parquet")
     with refusal(rf"^the source: /directories/tab is {kind}"):
         names(f"{memory}/{path}")
@@ -85,7 +83,7 @@ TREE = ("b.jsonl", "a/z.jsonl", "a.jsonl", "metadata/c.jsonl", "_SUCCESS", ".h.j
         ("link", ["z.jsonl"]),
     ],
 )
-def test_hidden_files_are_found_only_where_a_path_says_so(tmp_path: Path, path: str, found: list[str]) -> None:
+def test_hidden_files_are_found_only_where_a_path_says_so(tmp_path, path, found):
     put(tmp_path / "in", *TREE)
     if path == "link":
         (tmp_path / "in/link").symlink_to("a")
@@ -101,9 +99,7 @@ def test_hidden_files_are_found_only_where_a_path_says_so(tmp_path: Path, path: 
         (None, "test", ["constrained train", "test-0 validation", "train-0 train"]),
     ],
 )
-def test_splits_are_told_by_names_that_stand_alone(
-    tmp_path: Path, split: str | None, validation_split: str | None, expected: list[str]
-) -> None:
+def test_splits_are_told_by_names_that_stand_alone(tmp_path, split, validation_split, expected):
     root = put(tmp_path, "train-0.jsonl", "test-0.jsonl", "constrained.jsonl")
     found = resolve_source(Source(path=root, split=split, validation_split=validation_split), 0).files
     assert [f"{file.name.removesuffix('.jsonl')} {file.split}" for file in found] == expected
@@ -111,7 +107,7 @@ def test_splits_are_told_by_names_that_stand_alone(
         resolve_source(Source(path=root, split="dev"), 0)
 
 
-def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path, caplog):
     root = put(tmp_path, "test-0.jsonl", "train-0.jsonl", "validation-0.jsonl", "latest.jsonl")
     said = "the source: test-0.jsonl: named as a test split, but train here. Set source.split to leave it out."
     for split, expected in ((None, [said]), ("train", [])):
@@ -120,7 +116,7 @@ def test_files_named_as_a_test_split_do_not_become_train_without_a_word(tmp_path
         assert caplog.messages == expected
 
 
-def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_data(tmp_path: Path) -> None:
+def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_data(tmp_path):
     datasets = pytest.importorskip("datasets")
     one = datasets.Dataset.from_dict({"text": ["one", "two"]})
     one.save_to_disk(tmp_path / "one")
@@ -149,7 +145,7 @@ def test_a_dataset_that_was_saved_to_disk_is_refused_with_the_pattern_of_its_dat
         (["train.parquet", "train.tsv", "z.tsv"], "*.parquet"),
     ],
 )
-def test_notes_beside_data_are_refused_with_the_pattern_of_the_data(tmp_path: Path, files: list[str], pattern: str) -> None:
+def test_notes_beside_data_are_refused_with_the_pattern_of_the_data(tmp_path, files, pattern):
     """Before a byte of them is fetched. The pattern finds the data."""
     put(tmp_path, *files)
     with pytest.raises(
@@ -162,7 +158,7 @@ def test_notes_beside_data_are_refused_with_the_pattern_of_the_data(tmp_path: Pa
     assert names(found[1])
 
 
-def test_what_is_no_text_beside_data_is_refused_with_the_pattern_of_the_data(tmp_path: Path) -> None:
+def test_what_is_no_text_beside_data_is_refused_with_the_pattern_of_the_data(tmp_path):
     put(tmp_path, "data/a.parquet", "b")
     (tmp_path / "LICENSE").write_text("Terms")
     with refusal(rf"cannot tell the format of LICENSE.* such as {re.escape(str(tmp_path))}/\*\*/\*\.parquet"):
@@ -172,9 +168,7 @@ def test_what_is_no_text_beside_data_is_refused_with_the_pattern_of_the_data(tmp
 
 
 @pytest.mark.parametrize("name", ["x[1]", "x*", "x?", "[", "[!x]"])
-def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(tmp_path, monkeypatch, name):
     put(tmp_path, f"{name}/d.jsonl", "x1/other.jsonl", f"a/{name}/b/c[2]/d.jsonl", "a/x1/b/c2/other.jsonl")
     monkeypatch.chdir(tmp_path)
     for place in (str(tmp_path), "."):
@@ -201,7 +195,7 @@ def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(
         "x/*",
     ],
 )
-def test_a_pattern_means_what_it_means_to_pathlib(tmp_path: Path, pattern: str) -> None:
+def test_a_pattern_means_what_it_means_to_pathlib(tmp_path, pattern):
     put(tmp_path, "a/b.jsonl", "a/c.jsonl", "a/d1/b.jsonl", "a/d1/e/b.jsonl", "x/b.jsonl", "b.jsonl", "a.jsonl", "x/.h/c.jsonl")
     (tmp_path / "link").symlink_to("a")
     (tmp_path / "x/closed").mkdir(mode=0)
@@ -209,7 +203,7 @@ def test_a_pattern_means_what_it_means_to_pathlib(tmp_path: Path, pattern: str) 
     assert all(real == os.path.realpath(os.path.dirname(path)) + "/" for path, real in _matching(tmp_path, pattern))
 
 
-def test_a_directory_of_a_store_that_is_there_by_its_very_name_is_no_pattern(memory: str) -> None:
+def test_a_directory_of_a_store_that_is_there_by_its_very_name_is_no_pattern(memory):
     pipe("x[1]/d.jsonl", "x[1]/b/e.jsonl", "x1/other.jsonl", "y1/f.jsonl")
     assert names(f"{memory}/x[1]/*.jsonl") == ["d.jsonl"]
     assert names(f"{memory}/x[1]/**/*.jsonl") == ["b/e.jsonl", "d.jsonl"]
@@ -218,7 +212,7 @@ def test_a_directory_of_a_store_that_is_there_by_its_very_name_is_no_pattern(mem
     assert names(f"{memory}/y[1]/*.jsonl") == ["y1/f.jsonl"]
 
 
-def test_nothing_at_a_path_says_where_that_is_and_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_at_a_path_says_where_that_is_and_what_is_near(tmp_path, monkeypatch):
     put(tmp_path, "data/webtext/a.jsonl", ".hidden/a.jsonl")
     monkeypatch.chdir(tmp_path)
     for path, words in (
@@ -235,7 +229,7 @@ def test_nothing_at_a_path_says_where_that_is_and_what_is_near(tmp_path: Path, m
             names(path)
 
 
-def test_what_nobody_may_list_is_no_table(tmp_path: Path) -> None:
+def test_what_nobody_may_list_is_no_table(tmp_path):
     put(tmp_path, "tab/metadata/a.metadata.json", "tab/data/a.jsonl")
     (tmp_path / "tab/metadata").chmod(0)
     try:
@@ -246,7 +240,7 @@ def test_what_nobody_may_list_is_no_table(tmp_path: Path) -> None:
         (tmp_path / "tab/metadata").chmod(0o700)
 
 
-def test_an_object_that_stands_for_a_directory_is_no_file(s3: str) -> None:  # noqa: F811
+def test_an_object_that_stands_for_a_directory_is_no_file(s3):  # noqa: F811
     """Consoles of stores make one for a directory that has nothing yet."""
     store = Store.at(f"{s3}/text")
     for name, content in (("", b""), ("sub/", b""), ("sub/a.txt", b"text")):
@@ -260,6 +254,6 @@ def test_an_object_that_stands_for_a_directory_is_no_file(s3: str) -> None:  # n
     ("pattern", "words"),
     [("$HOME/x/*.txt", r"It has a variable, \$HOME, which only a shell"), ("C:\\x\\*.txt", "It is a path of Windows")],
 )
-def test_a_pattern_that_finds_nothing_says_what_it_may_have_meant(pattern: str, words: str) -> None:
+def test_a_pattern_that_finds_nothing_says_what_it_may_have_meant(pattern, words):
     with refusal(rf"there are no files at .*{words}"):
         resolve_source(Source(path=pattern), 0)

@@ -61,7 +61,7 @@ def served(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_set_is_named_by_a_path_or_by_settings() -> None:
+def test_a_set_is_named_by_a_path_or_by_settings():
     names = [
         ("/data/gsm8k.jsonl", "gsm8k"),
         ("s3://bucket/sets/mmlu-pro.test.parquet", "mmlu-pro"),
@@ -87,12 +87,12 @@ def test_a_set_is_named_by_a_path_or_by_settings() -> None:
         ([], "a list of evaluation sets"),
     ],
 )
-def test_wrong_sets_are_refused_with_the_configuration(tmp_path: Path, against: list[Any], message: str) -> None:
+def test_wrong_sets_are_refused_with_the_configuration(tmp_path, against, message):
     with refusal(message, ValidationError):
         config(tmp_path, *against)
 
 
-def test_sets_are_within_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_are_within_the_roots(tmp_path, monkeypatch):
     monkeypatch.setenv(INPUT_ROOTS, f"{tmp_path}/in:/nowhere".replace(":", ","))
     monkeypatch.setenv(OUTPUT_ROOTS, f"{tmp_path}/out")
     for against in (f"{tmp_path}/x.jsonl", "s3://bucket/x.jsonl", {"hub": {"path": "a/b"}}):
@@ -108,7 +108,7 @@ def test_sets_are_within_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.csv", "x.arrow"])
-def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path: Path, name: str) -> None:
+def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path, name):
     (found,) = pinned(tmp_path, {"path": str(put(tmp_path / name, QUESTIONS, "question")), "text_column": "question"})
     (expected,) = pinned(tmp_path, str(put(tmp_path / "y/x.jsonl", QUESTIONS)))
     assert found == expected
@@ -120,7 +120,7 @@ def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path: Path, name: str
     assert [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)] == QUESTIONS
 
 
-def test_several_files_are_one_set_and_questions_without_text_are_none(tmp_path: Path) -> None:
+def test_several_files_are_one_set_and_questions_without_text_are_none(tmp_path):
     put(tmp_path / "in/b.jsonl", QUESTIONS[1:])
     (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": QUESTIONS[0]}) + "\n" + json.dumps({"text": None}) + "\n")
     (found,) = pinned(tmp_path, {"path": str(tmp_path / "in"), "name": "x"})
@@ -128,7 +128,7 @@ def test_several_files_are_one_set_and_questions_without_text_are_none(tmp_path:
     assert found == expected
 
 
-def test_remote_sets_are_read_as_sources_are(tmp_path: Path, served: str, stand_in_hub: StandInHub) -> None:
+def test_remote_sets_are_read_as_sources_are(tmp_path, served, stand_in_hub):
     local = put(tmp_path / "www/x.jsonl", QUESTIONS)
     place = Store.at(f"memory://{uuid.uuid4().hex}")
     place.put("x.jsonl", local.read_bytes())
@@ -146,14 +146,12 @@ REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("questions", "settings", "message"), REFUSED)
-def test_a_set_without_what_is_looked_for_is_refused(
-    tmp_path: Path, questions: list[str], settings: dict[str, Any], message: str
-) -> None:
+def test_a_set_without_what_is_looked_for_is_refused(tmp_path, questions, settings, message):
     with refusal(message):
         pinned(tmp_path, {"path": str(put(tmp_path / "x.jsonl", questions)), **settings})
 
 
-def test_a_set_that_is_not_there_or_within_the_output_is_refused(tmp_path: Path) -> None:
+def test_a_set_that_is_not_there_or_within_the_output_is_refused(tmp_path):
     with refusal(r"evaluation set 'x': there is nothing at .*x.jsonl"):
         pinned(tmp_path, str(tmp_path / "x.jsonl"))
     with refusal(r"x.jsonl is within the output .*out. Keep them apart"):
@@ -163,7 +161,7 @@ def test_a_set_that_is_not_there_or_within_the_output_is_refused(tmp_path: Path)
         pinned(tmp_path, "x.jsonl", sets_url=str(tmp_path))
 
 
-def test_relative_paths_of_sets_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_of_sets_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (step,) = with_absolute_paths(config(tmp_path / "out", "x.jsonl", {"hub": {"path": "a/b"}})).documents.steps
     first, second = evaluation_sets(step)

@@ -201,7 +201,7 @@ def local(path: Path) -> FoundFile:
     return FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size)
 
 
-def test_a_file_is_asked_for_once_and_fetched_once(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_asked_for_once_and_fetched_once(server, tmp_path):
     (found,) = resolve(server.url())
     assert found == FoundFile(source=0, name="data.jsonl", uri=server.url(), size=len(BODY), immutable='ETag:"one"')
     file = fetch(found, tmp_path)
@@ -210,15 +210,13 @@ def test_a_file_is_asked_for_once_and_fetched_once(server: Server, tmp_path: Pat
     assert server.seen == ["HEAD", "GET"]
 
 
-def test_a_query_is_not_a_pattern_and_not_part_of_the_name(server: Server, tmp_path: Path) -> None:
+def test_a_query_is_not_a_pattern_and_not_part_of_the_name(server, tmp_path):
     file = bring(server.url("my%20data.jsonl?download=true"), tmp_path)
     assert (file.name, is_whole(file)) == ("my data.jsonl", True)
 
 
 @pytest.mark.parametrize("before", [[], [well]], ids=["found", "fetched"])
-def test_a_busy_server_is_asked_again_when_it_wants(
-    server: Server, tmp_path: Path, waits: list[float], before: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_busy_server_is_asked_again_when_it_wants(server, tmp_path, waits, before, caplog):
     trouble = [busy(429, Retry_After="7"), busy(503), busy(503, Retry_After="Wed, 21 Oct 2065 07:28:00 GMT"), busy(500)]
     server.moves = [*before, *trouble]
     assert is_whole(bring(server.url(), tmp_path))
@@ -227,7 +225,7 @@ def test_a_busy_server_is_asked_again_when_it_wants(
     assert f"{server.url()}: HTTP status 429 Too Many Requests; trying again in 7 s" in caplog.messages
 
 
-def test_a_server_that_stays_busy_is_given_up(server: Server, tmp_path: Path, waits: list[float]) -> None:
+def test_a_server_that_stays_busy_is_given_up(server, tmp_path, waits):
     (found,) = resolve(server.url())
     server.moves = [busy(503)] * 99
     with refusal(rf"^{server.url()} cannot be fetched \({ATTEMPTS} tries\): HTTP status 503 Service Unavail", OSError):
@@ -238,7 +236,7 @@ def test_a_server_that_stays_busy_is_given_up(server: Server, tmp_path: Path, wa
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_broken_connection_goes_on_behind_what_came(server: Server, tmp_path: Path) -> None:
+def test_a_broken_connection_goes_on_behind_what_came(server, tmp_path):
     server.moves = [well, breaking(600_000), breaking(300_000)]
     assert is_whole(bring(server.url(), tmp_path))
     assert server.seen[:2] == ["HEAD", "GET"]
@@ -256,15 +254,13 @@ def test_a_broken_connection_goes_on_behind_what_came(server: Server, tmp_path: 
         ([breaking(300_000), *[busy(503)] * 6] * 3, True, 23),  # progress gives it new tries
     ],
 )
-def test_a_connection_that_breaks_is_tried_again(
-    server: Server, tmp_path: Path, moves: list[Any], with_ranges: bool, asked: int
-) -> None:
+def test_a_connection_that_breaks_is_tried_again(server, tmp_path, moves, with_ranges, asked):
     server.with_ranges, server.moves = with_ranges, [well, *moves]
     assert is_whole(bring(server.url(), tmp_path))
     assert len(server.seen) == asked
 
 
-def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server, tmp_path):
     """Bytes that had come before are not progress."""
     server.with_ranges = False
     server.moves = [well, *[breaking(600_000)] * 99]
@@ -273,7 +269,7 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server: Serve
     assert len(server.seen) < 12
 
 
-def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path, waits: list[float]) -> None:
+def test_a_file_that_is_not_there_is_told_at_once(server, tmp_path, waits):
     server.moves = [busy(404)]
     with refusal(rf"^the source: there is nothing at {server.url()}$"):
         resolve(server.url())
@@ -287,7 +283,7 @@ def test_a_file_that_is_not_there_is_told_at_once(server: Server, tmp_path: Path
     assert waits == []
 
 
-def test_a_file_that_changes_within_the_answer_is_an_error(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_changes_within_the_answer_is_an_error(server, tmp_path):
     """What had come of the old one is never joined with the new one."""
 
     def break_and_change(request: Request) -> None:
@@ -300,20 +296,20 @@ def test_a_file_that_changes_within_the_answer_is_an_error(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("size", [len(BODY) - 1, len(BODY) + 1])
-def test_a_file_of_another_size_than_was_found_is_an_error(server: Server, tmp_path: Path, size: int) -> None:
+def test_a_file_of_another_size_than_was_found_is_an_error(server, tmp_path, size):
     (found,) = resolve(server.url())
     with refusal(r"changed while it was fetched|ended after \d+ of \d+ bytes", OSError):
         fetch(found._replace(size=size, immutable=None), tmp_path)
 
 
-def test_a_server_that_does_not_know_head_or_sizes_is_enough(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_does_not_know_head_or_sizes_is_enough(server, tmp_path):
     server.with_head = server.with_length = False
     (found,) = resolve(server.url())
     assert found.size is None
     assert is_whole(fetch(found, tmp_path))
 
 
-def test_a_pattern_finds_the_files_to_which_a_page_leads(server: Server) -> None:
+def test_a_pattern_finds_the_files_to_which_a_page_leads(server):
     server.body = b"".join(b'<a href="/files/%s">x</a>' % name for name in (b"a.jsonl", b"b.jsonl/", b"c.txt"))
     assert [found.name for found in resolve(server.url("*.jsonl"))] == ["a.jsonl"]
 
@@ -335,13 +331,13 @@ GZIP = f"{HEAD}\r\nContent-Encoding: GZIP"
     ],
 )
 def test_a_server_without_an_end_is_given_up(
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    size: int | None,
-    move: Callable[[Request], None],
-    complaint: str,
-) -> None:
+    server,
+    tmp_path,
+    monkeypatch,
+    size,
+    move,
+    complaint,
+):
     """After little of it, whether a file is small or large."""
     monkeypatch.setattr("flat_tokens.stores.answers.WINDOW_SECONDS", 0.2)
     monkeypatch.setattr("tasks.locations.ANSWER_SECONDS", 0.06 if "begun" in complaint else 60)
@@ -365,9 +361,7 @@ def test_a_server_without_an_end_is_given_up(
         (without_end(HEAD, b"x", 0.01), "the least speed is"),
     ],
 )
-def test_a_store_without_an_end_is_given_up(
-    server: Server, monkeypatch: pytest.MonkeyPatch, move: Callable[[Request], None], complaint: str
-) -> None:
+def test_a_store_without_an_end_is_given_up(server, monkeypatch, move, complaint):
     monkeypatch.setattr("flat_tokens.stores.answers.WINDOW_SECONDS", 0.2)
     server.moves = [move] * 99
     with refusal(complaint, (ValueError, TimeoutError)):
@@ -375,7 +369,7 @@ def test_a_store_without_an_end_is_given_up(
     assert server.sent < 1 << 28
 
 
-def test_answers_without_a_range_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_without_a_range_have_a_limit(server, monkeypatch):
     """Objects, listings, and what opening a dataset reads."""
     monkeypatch.setattr("flat_tokens.stores.answers.MOST_BYTES", 1 << 20)
     server.moves = [without_end(HEAD)] * 99
@@ -388,7 +382,7 @@ def test_answers_without_a_range_have_a_limit(server: Server, monkeypatch: pytes
     assert store.read_range("x", 10, 110) == bytes(100)  # it knows no ranges
 
 
-def test_a_disk_keeps_a_reserve(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_keeps_a_reserve(server, tmp_path, monkeypatch):
     free = os.statvfs(tmp_path)
     monkeypatch.setattr("tasks.download.fetch.FREE_BYTES", free.f_bavail * free.f_frsize + (1 << 40))
     monkeypatch.setattr("tasks.download.fetch.FREE_SHARE", 1)
@@ -396,7 +390,7 @@ def test_a_disk_keeps_a_reserve(server: Server, tmp_path: Path, monkeypatch: pyt
         bring(server.url(), tmp_path)
 
 
-def test_a_copy_is_used_again_while_the_server_has_the_same_version(server: Server, tmp_path: Path) -> None:
+def test_a_copy_is_used_again_while_the_server_has_the_same_version(server, tmp_path):
     first = bring(server.url(), tmp_path)
     assert bring(server.url(), tmp_path) == first
     assert server.seen == ["HEAD", "GET", "HEAD"]
@@ -405,14 +399,14 @@ def test_a_copy_is_used_again_while_the_server_has_the_same_version(server: Serv
 @pytest.mark.parametrize(
     "damage", [lambda path: os.truncate(path, 5), lambda path: path.write_bytes(BODY[:-1] + b"X"), Path.unlink]
 )
-def test_a_damaged_copy_is_fetched_again(server: Server, tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_copy_is_fetched_again(server, tmp_path, damage):
     damage(Path(bring(server.url(), tmp_path).location))
     assert is_whole(bring(server.url(), tmp_path))
     assert server.seen == ["HEAD", "GET"] * 2
 
 
 @pytest.mark.parametrize("etag", ['"two"', "", 'W/"one"'])
-def test_another_no_or_a_weak_etag_is_fetched_again(server: Server, tmp_path: Path, etag: str) -> None:
+def test_another_no_or_a_weak_etag_is_fetched_again(server, tmp_path, etag):
     bring(server.url(), tmp_path)
     server.etag, server.body = etag, BODY[:1000]
     assert is_whole(bring(server.url(), tmp_path), BODY[:1000])
@@ -420,7 +414,7 @@ def test_another_no_or_a_weak_etag_is_fetched_again(server: Server, tmp_path: Pa
     assert server.seen.count("GET") == (2 if etag == '"two"' else 3)
 
 
-def test_two_sources_may_bring_the_same_file_at_once(server: Server, tmp_path: Path) -> None:
+def test_two_sources_may_bring_the_same_file_at_once(server, tmp_path):
     """Nobody sees a file change under him, nothing half-fetched is left."""
     server.etag = ""
     (found,) = resolve(server.url())
@@ -430,7 +424,7 @@ def test_two_sources_may_bring_the_same_file_at_once(server: Server, tmp_path: P
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_other_stores_are_read_and_pinned_too(tmp_path: Path) -> None:
+def test_other_stores_are_read_and_pinned_too(tmp_path):
     fs = fsspec.filesystem("memory")
     fs.pipe({"/download/data/b.jsonl": b"{}\n", "/download/data/a.jsonl": b"{}\n\n", "/download/data/_SUCCESS": b""})
     try:
@@ -456,9 +450,7 @@ def test_other_stores_are_read_and_pinned_too(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\r\n', "\n", None),
     ],
 )
-def test_a_text_is_looked_through_for_crlf_where_its_separator_has_a_line_feed(
-    tmp_path: Path, name: str, content: bytes, separator: str | None, expected: str | None
-) -> None:
+def test_a_text_is_looked_through_for_crlf_where_its_separator_has_a_line_feed(tmp_path, name, content, separator, expected):
     """It is part of what names the file in keys, as it decides what a document is."""
     (tmp_path / name).write_bytes(content)
     source = Source(path="x", document_separator=separator)
@@ -472,7 +464,7 @@ def packed(kind: str, *parts: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 @pytest.mark.parametrize("size", [len(BODY), 1000])
-def test_packed_files_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: int) -> None:
+def test_packed_files_are_unpacked_once(tmp_path, monkeypatch, kind, size):
     """Of one frame or of many, one of them empty. The digest is that of the packed file, the size that of the unpacked one."""
     path, scratch = tmp_path / "data.jsonl", tmp_path / "scratch"  # told by content, not by name
     path.write_bytes(packed(kind, b"", *(BODY[i : i + size] for i in range(0, len(BODY), size))))
@@ -498,9 +490,7 @@ def test_packed_files_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.Monk
     ],
     ids=["end missing", "half missing", "garbage behind", "bit flip"],
 )
-def test_damaged_packed_files_are_refused_before_any_of_them_is_used(
-    tmp_path: Path, kind: str, spoil: Callable[[bytes], bytes]
-) -> None:
+def test_damaged_packed_files_are_refused_before_any_of_them_is_used(tmp_path, kind, spoil):
     path = tmp_path / f"data.jsonl.{kind}"
     path.write_bytes(spoil(packed(kind, BODY)))
     with refusal(rf"^data.jsonl.{kind} is damaged at byte \d+ or before: "):
@@ -508,7 +498,7 @@ def test_damaged_packed_files_are_refused_before_any_of_them_is_used(
     assert [file.name for file in (tmp_path / "scratch").rglob("*") if file.is_file()] == []
 
 
-def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "data.jsonl"
     path.write_bytes(BODY)
     digest = Store.digest
@@ -522,7 +512,7 @@ def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path: Pat
         fetch(local(path), tmp_path / "scratch")
 
 
-def test_of_a_parquet_file_whose_version_is_told_the_end_is_enough() -> None:
+def test_of_a_parquet_file_whose_version_is_told_the_end_is_enough():
     found = FoundFile(source=0, name="a.parquet", uri="hf://datasets/o/n@c/a.parquet", size=5 << 20, content="sha256:" + "0" * 64)
     assert bytes_to_cut(found) == 1 << 20
     assert bytes_to_cut(found._replace(size=9)) == 9

@@ -83,7 +83,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return noted
 
 
-def test_files_are_those_of_the_split_by_name(stand_in_hub: StandInHub) -> None:
+def test_files_are_those_of_the_split_by_name(stand_in_hub):
     commit = stand_in_hub.commit("org/name", TWO_SPLITS)
     pinned = resolve()
     assert [file.name for file in pinned.files] == ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
@@ -99,7 +99,7 @@ def test_files_are_those_of_the_split_by_name(stand_in_hub: StandInHub) -> None:
     ]
 
 
-def test_fetched_files_are_whole_and_asked_for_once(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_fetched_files_are_whole_and_asked_for_once(stand_in_hub, tmp_path):
     """A copy that was cut short is fetched again."""
     stand_in_hub.commit("org/name", TWO_SPLITS)
     for file in resolve().files:
@@ -111,7 +111,7 @@ def test_fetched_files_are_whole_and_asked_for_once(stand_in_hub: StandInHub, tm
         assert fetch_hub(file, tmp_path).read_bytes() == TWO_SPLITS[file.name]
 
 
-def test_a_revision_is_a_commit_or_a_branch_and_stays_when_the_branch_moves(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_a_revision_is_a_commit_or_a_branch_and_stays_when_the_branch_moves(stand_in_hub, tmp_path):
     before = stand_in_hub.commit("org/name", {"train.parquet": parquet("before")})
     pinned = resolve()
     after = stand_in_hub.commit("org/name", {"train.parquet": parquet("after")})
@@ -124,9 +124,7 @@ def test_a_revision_is_a_commit_or_a_branch_and_stays_when_the_branch_moves(stan
     assert fetch_hub(pinned.files[0], tmp_path).read_bytes() == parquet("converted")
 
 
-def test_a_local_directory_of_the_same_name_is_not_the_dataset(
-    stand_in_hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_directory_of_the_same_name_is_not_the_dataset(stand_in_hub, tmp_path, monkeypatch):
     (tmp_path / "org/name").mkdir(parents=True)
     (tmp_path / "org/name/local.jsonl").write_text('{"text": "local"}\n')
     monkeypatch.chdir(tmp_path)
@@ -134,7 +132,7 @@ def test_a_local_directory_of_the_same_name_is_not_the_dataset(
     assert [file.name for file in resolve().files] == ["remote.jsonl"]
 
 
-def test_a_configuration_has_files_of_its_own(stand_in_hub: StandInHub) -> None:
+def test_a_configuration_has_files_of_its_own(stand_in_hub):
     line = '{"text": "x"}\n'
     stand_in_hub.commit("org/name", {"README.md": TWO_CONFIGURATIONS, "en/1.jsonl": line, "en/0.jsonl": line, "de/0.jsonl": line})
     assert [file.name for file in resolve(name="english").files] == ["en/0.jsonl", "en/1.jsonl"]
@@ -182,7 +180,7 @@ def test_a_configuration_has_files_of_its_own(stand_in_hub: StandInHub) -> None:
         ),
     ],
 )
-def test_what_does_not_exist_is_named_with_what_does(stand_in_hub: StandInHub, asked: dict[str, str], message: str) -> None:
+def test_what_does_not_exist_is_named_with_what_does(stand_in_hub, asked, message):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     stand_in_hub.commit("org/gated", TWO_SPLITS)
     stand_in_hub.gated.add("org/gated")
@@ -194,13 +192,13 @@ def test_what_does_not_exist_is_named_with_what_does(stand_in_hub: StandInHub, a
 
 
 @pytest.mark.parametrize("files", [{"README.md": "No data."}, {"README.md": "Code.", "name.py": "raise SystemExit"}])
-def test_a_dataset_without_data_files_is_refused_and_no_code_is_run(stand_in_hub: StandInHub, files: dict[str, str]) -> None:
+def test_a_dataset_without_data_files_is_refused_and_no_code_is_run(stand_in_hub, files):
     stand_in_hub.commit("org/name", files)
     with refusal(r"^dataset org/name at revision '[0-9a-f]{40}' cannot be read \([^\n]*\)\. Name"):
         resolve()
 
 
-def test_one_file_in_both_splits_is_refused(stand_in_hub: StandInHub) -> None:
+def test_one_file_in_both_splits_is_refused(stand_in_hub):
     data_files = "[{split: train, path: '*.jsonl'}, {split: test, path: 1.jsonl}]"
     card = f"---\nconfigs:\n- config_name: a\n  data_files: {data_files}\n---\n"
     stand_in_hub.commit("org/name", {"README.md": card, "0.jsonl": "{}\n", "1.jsonl": "{}\n"})
@@ -208,16 +206,14 @@ def test_one_file_in_both_splits_is_refused(stand_in_hub: StandInHub) -> None:
         resolve(validation_split="test")
 
 
-def test_a_hub_that_cannot_be_reached_is_named(
-    stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch, waits: list[float]
-) -> None:
+def test_a_hub_that_cannot_be_reached_is_named(stand_in_hub, monkeypatch, waits):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with refusal(r"the hub at http://127\.0\.0\.1:9 cannot be reached .*\. Check the network"):
         resolve()
     assert len(waits) == tasks.download.hub.ATTEMPTS - 1
 
 
-def test_a_hub_that_changes_under_the_process_is_refused(stand_in_hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_changes_under_the_process_is_refused(stand_in_hub, monkeypatch):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", "http://127.0.0.1:9")
     with refusal(r"HF_ENDPOINT became .* Set it before the process starts"):
@@ -226,9 +222,7 @@ def test_a_hub_that_changes_under_the_process_is_refused(stand_in_hub: StandInHu
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("part", ["/revision/main", "/README.md", "/tree/", "/paths-info/", "/resolve/"])
-def test_finding_and_fetching_survive_a_busy_hub(
-    stand_in_hub: StandInHub, tmp_path: Path, waits: list[float], status: int, part: str
-) -> None:
+def test_finding_and_fetching_survive_a_busy_hub(stand_in_hub, tmp_path, waits, status, part):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     stand_in_hub.fail(part, status, times=4, Retry_After="0")
     file = resolve().files[0]
@@ -237,7 +231,7 @@ def test_finding_and_fetching_survive_a_busy_hub(
     assert waits
 
 
-def test_waits_are_as_long_as_the_hub_asks_and_grow_where_it_does_not(stand_in_hub: StandInHub, waits: list[float]) -> None:
+def test_waits_are_as_long_as_the_hub_asks_and_grow_where_it_does_not(stand_in_hub, waits):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     stand_in_hub.fail("/revision/main", 429, Retry_After="77")
     stand_in_hub.fail("/revision/main", 429, ratelimit='"api";r=0;t=88')
@@ -248,7 +242,7 @@ def test_waits_are_as_long_as_the_hub_asks_and_grow_where_it_does_not(stand_in_h
     assert 4 <= waits[3] <= 8 <= waits[4] <= 16
 
 
-def test_a_hub_that_stays_busy_is_given_up_on(stand_in_hub: StandInHub, tmp_path: Path, waits: list[float]) -> None:
+def test_a_hub_that_stays_busy_is_given_up_on(stand_in_hub, tmp_path, waits):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     file = resolve().files[0]
     stand_in_hub.fail(file.name, 503, times=1000)
@@ -264,7 +258,7 @@ def test_a_hub_that_stays_busy_is_given_up_on(stand_in_hub: StandInHub, tmp_path
         resolve()
 
 
-def test_other_formats_become_parquet_of_text_and_id(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_other_formats_become_parquet_of_text_and_id(stand_in_hub, tmp_path):
     texts = [f"text {i} äöü" for i in range(2345)]
     members = [{f"{i:04d}.txt": text.encode(), f"{i:04d}.json": b"{}"} for i, text in enumerate(texts)]
     archives = {
@@ -301,7 +295,7 @@ def test_other_formats_become_parquet_of_text_and_id(stand_in_hub: StandInHub, t
         ("json", r"dataset org/name, split 'train', row 0: 'json' is dict, not text\. Set source\.text_column to another .*\."),
     ],
 )
-def test_other_formats_need_a_column_of_text(stand_in_hub: StandInHub, tmp_path: Path, column: str, message: str) -> None:
+def test_other_formats_need_a_column_of_text(stand_in_hub, tmp_path, column, message):
     stand_in_hub.commit("org/name", {"train.tar": tar({"0.txt": b"a", "0.json": b'{"a": 1}'})})
     (file,) = resolve(text_column=column).files
     with refusal(f"^{message}$"):
@@ -309,7 +303,7 @@ def test_other_formats_need_a_column_of_text(stand_in_hub: StandInHub, tmp_path:
     assert not list((tmp_path / "files").iterdir())
 
 
-def test_settings_and_archives_that_only_datasets_knows_are_converted(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_settings_and_archives_that_only_datasets_knows_are_converted(stand_in_hub, tmp_path):
     card = "---\nconfigs:\n- config_name: semicolons\n  data_files: '*.csv'\n  sep: ;\n---\n"
     stand_in_hub.commit("org/semicolons", {"README.md": card, "0.csv": "text;n\na, b;1\n"})
     stand_in_hub.commit("org/tabs", {"0.tsv": "text\tn\na\t1\n"})
@@ -323,7 +317,7 @@ def test_settings_and_archives_that_only_datasets_knows_are_converted(stand_in_h
         fetch_hub(moving, tmp_path)
 
 
-def test_text_that_is_not_unicode_is_left_to_the_policy(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_text_that_is_not_unicode_is_left_to_the_policy(stand_in_hub, tmp_path):
     import datasets
 
     rows = datasets.IterableDataset.from_generator(lambda: iter([{"text": "\ud800", "id": 7}, {"text": None, "id": None}]))
@@ -334,7 +328,7 @@ def test_text_that_is_not_unicode_is_left_to_the_policy(stand_in_hub: StandInHub
     ]
 
 
-def test_files_named_by_path_are_fetched_too(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_files_named_by_path_are_fetched_too(stand_in_hub, tmp_path):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     file = resolve().files[0]
     moving = file._replace(uri=f"hf://datasets/org/name/{file.name}", immutable=None)
@@ -344,7 +338,7 @@ def test_files_named_by_path_are_fetched_too(stand_in_hub: StandInHub, tmp_path:
         fetch_hub(gone, tmp_path)
 
 
-def test_files_of_a_bucket_are_pinned_by_their_digests(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_files_of_a_bucket_are_pinned_by_their_digests(stand_in_hub, tmp_path):
     """A bucket has no revisions: a file that changes after it was found is an error that names it."""
     names = ["deep/three.jsonl", "one.jsonl", "two.jsonl"]
     files = stand_in_hub.buckets["org/texts"] = {f"a/{name}": (name, name.encode()) for name in names}
@@ -357,14 +351,14 @@ def test_files_of_a_bucket_are_pinned_by_their_digests(stand_in_hub: StandInHub,
         fetch_file(found[2], (source,), tmp_path)
 
 
-def test_a_tokenizer_of_the_hub_is_pinned(stand_in_hub: StandInHub) -> None:
+def test_a_tokenizer_of_the_hub_is_pinned(stand_in_hub):
     commit = stand_in_hub.commit("org/tok", {"tokenizer.json": DEMO.read_bytes()}, kind="models")
     tokenizer = load_tokenizer(TokenizerConfig(name="org/tok"))
     assert (tokenizer.revision, tokenizer.digest) == (commit, hashlib.sha256(DEMO.read_bytes()).hexdigest())
 
 
 @pytest.mark.slow
-def test_another_process_asks_the_hub_of_its_environment(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_another_process_asks_the_hub_of_its_environment(stand_in_hub, tmp_path):
     stand_in_hub.commit("org/name", TWO_SPLITS)
     script = """if True:
         import sys

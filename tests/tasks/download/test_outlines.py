@@ -114,7 +114,7 @@ def left_in(config: BuildConfig) -> list[Path]:
     ],
     indirect=["bucket"],
 )
-def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket, place: str, name: str) -> None:
+def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path, bucket, place, name):
     """Not of the table, and none of them stays on the disk. Whether files are kept changes nothing that is stored."""
     write(tmp_path / name, wide())
     data = (tmp_path / name).read_bytes()
@@ -138,7 +138,7 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path: Path, bucket: Bucket
 
 
 @pytest.mark.parametrize(("bucket", "place"), [("s3", ""), ("s3", "http"), GS, AZURE], indirect=["bucket"])
-def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path: Path, bucket: Bucket, place: str) -> None:
+def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_path, bucket, place):
     name = "w.parquet"
     for seed in (0, 1):
         write(tmp_path / f"{seed}.parquet", wide(seed))
@@ -160,7 +160,7 @@ def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_pat
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stand_in_hub: StandInHub, ending: str) -> None:
+def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path, stand_in_hub, ending):
     """Also on the hub, whose files are pinned to a commit; one that has gone is an error that names it."""
     write(tmp_path / f"w.{ending}", wide())
     data = (tmp_path / f"w.{ending}").read_bytes()
@@ -179,9 +179,7 @@ def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path: Path, stan
 
 
 @pytest.mark.slow
-def test_files_that_are_not_kept_never_take_more_than_the_bound(
-    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_not_kept_never_take_more_than_the_bound(tmp_path, bucket, monkeypatch):
     """Six packed files of which two fit at a time; a seventh that fits only alone, and one that never does."""
     seen, real = [], tasks.download.cut.fetch_file
     for number in range(7):
@@ -217,7 +215,7 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(
             built(small)
 
 
-def test_kept_files_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_files_never_take_more_than_the_bound(tmp_path, bucket, monkeypatch):
     """Of two packed ones that take much more than was counted for them the first is kept. What stays is not counted again."""
     monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 4000)
     lines = "".join(f'{{"text": "salt wind {row}"}}\n' for row in range(60)).encode()
@@ -235,7 +233,7 @@ def test_kept_files_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucke
         assert sum(kept) == sum(map(len, files.values())) + kept[-1] < bound
 
 
-def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
+def test_processes_share_the_room_of_a_directory(tmp_path):
     """One that takes too much waits for the others, not for a killed one. It is an error if files that are kept have the room."""
     dead = tmp_path / "_staging/fetch/killed.lock"
     dead.parent.mkdir(parents=True)
@@ -263,7 +261,7 @@ def test_processes_share_the_room_of_a_directory(tmp_path: Path) -> None:
         second()
 
 
-def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path, bucket, monkeypatch):
     """The second slice has the room first, and would stream its tokens after those of the first."""
     begun = threading.Event()
     for number in range(2):
@@ -283,7 +281,7 @@ def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path: Path, bucket: B
 
 
 @pytest.mark.slow
-def test_builds_at_once_never_take_more_than_the_bound(tmp_path: Path, bucket: Bucket) -> None:
+def test_builds_at_once_never_take_more_than_the_bound(tmp_path, bucket):
     """One keeps its files; the other has no room for that, and removes them."""
     builds, seen, line = [], 0, json.dumps({"text": "salt wind " * 99}) + "\n"
     for name in "ab":
@@ -301,7 +299,7 @@ def test_builds_at_once_never_take_more_than_the_bound(tmp_path: Path, bucket: B
     assert 0 < seen <= 9_000_000
 
 
-def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path: Path) -> None:
+def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path):
     """``plan`` names it, and they take room as others do."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -315,5 +313,5 @@ def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path:
     assert [path.stat().st_size for path in left_in(config) if path.suffix == ".raw"] == [size]
 
 
-def test_spans_that_meet_or_lie_in_each_other_are_read_once() -> None:
+def test_spans_that_meet_or_lie_in_each_other_are_read_once():
     assert _in_pieces([(2, 4), (0, 10), (10, 12), (20, 21)]) == [(0, 12), (20, 21)]

@@ -81,9 +81,7 @@ def check_with_zarr(path: str, zarr_format: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("layout", "zarr_format", "fraction"), [("mmap", 3, 0), ("compact", 3, 0.3), ("compact", 3, 1), ("zarr2", 2, 1)]
 )
-def test_zarr_reads_every_layout_and_an_empty_split_is_a_valid_one(
-    tmp_path: Path, layout: str, zarr_format: int, fraction: float
-) -> None:
+def test_zarr_reads_every_layout_and_an_empty_split_is_a_valid_one(tmp_path, layout, zarr_format, fraction):
     result = make(
         tmp_path, sources=demo_sources(), layout=layout, validation_fraction=fraction, tokenizer=TOKENIZER, slice_bytes=30_000
     )
@@ -103,7 +101,7 @@ def write_lines(path: Path, *values: str) -> None:
     write_rows(path, [{"text": value} for value in values])
 
 
-def test_a_changed_file_is_read_although_its_time_was_set_back(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_although_its_time_was_set_back(tmp_path):
     """Its content counts, and nothing is done where the time alone is another one."""
     source, path = {"path": str(tmp_path / "in")}, tmp_path / "in/a.jsonl"
     write_lines(path, "old")
@@ -116,7 +114,7 @@ def test_a_changed_file_is_read_although_its_time_was_set_back(tmp_path: Path) -
     assert make(tmp_path / "out", source=source).was_published
 
 
-def test_files_of_equal_content_share_their_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_equal_content_share_their_shards(tmp_path, monkeypatch):
     """Tokenized once, placed twice, each under its own number; and counted as repeated."""
     tokenized = []
     real = tasks.shards.write.tokenize_slice
@@ -136,7 +134,7 @@ def test_files_of_equal_content_share_their_shards(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("one", "other"), [("train.jsonl", "test.jsonl"), ("a-train.jsonl", "test/b.jsonl")])
-def test_the_sources_own_validation_split_is_kept_whole(tmp_path: Path, one: str, other: str) -> None:
+def test_the_sources_own_validation_split_is_kept_whole(tmp_path, one, other):
     """Even where both hold the same documents, whose shard they share."""
     write_lines(tmp_path / "in" / one, "x", "y", "z")
     (tmp_path / "in" / other).parent.mkdir(exist_ok=True)
@@ -149,7 +147,7 @@ def test_the_sources_own_validation_split_is_kept_whole(tmp_path: Path, one: str
 # Identity, pointer, commit.
 
 
-def test_a_version_is_named_by_all_that_its_bytes_depend_on(tmp_path: Path) -> None:
+def test_a_version_is_named_by_all_that_its_bytes_depend_on(tmp_path):
     write_lines(tmp_path / "in/a.jsonl", "x", "y")
     base = {"source": {"path": str(tmp_path / "in")}}
     versions = [
@@ -175,7 +173,7 @@ def test_a_version_is_named_by_all_that_its_bytes_depend_on(tmp_path: Path) -> N
     assert read_pointer(Store.at(tmp_path / "out")).sequence == len(versions)
 
 
-def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path: Path) -> None:
+def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path):
     write_lines(tmp_path / "in/a.jsonl", "x", "y")
     base = {"source": {"path": str(tmp_path / "in")}}
     for tokenizer, policy in ((TOKENIZER, "error"), ("bytes", "skip")):
@@ -187,7 +185,7 @@ def test_the_engine_is_no_part_of_a_version_where_it_decides_nothing(tmp_path: P
         assert first.version == second.version
 
 
-def test_an_uncommitted_version_is_none_for_any_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncommitted_version_is_none_for_any_reader(tmp_path, monkeypatch):
     """All is there but the root's metadata: zarr, our reader and the next build see no dataset."""
 
     def fail(*_: object) -> None:
@@ -212,7 +210,7 @@ def test_an_uncommitted_version_is_none_for_any_reader(tmp_path: Path, monkeypat
         assert is_published(Store.at(output), version.name, layout)
 
 
-def test_a_version_with_a_file_too_many_is_not_published(tmp_path: Path) -> None:
+def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
     first = make(tmp_path, sources=demo_sources())
     stray = Path(first.path, "train", "stray")
     shutil.rmtree(first.path)
@@ -225,7 +223,7 @@ def test_a_version_with_a_file_too_many_is_not_published(tmp_path: Path) -> None
     assert make(tmp_path, sources=demo_sources()).version == first.version
 
 
-def test_a_lost_or_foreign_link_is_mended(tmp_path: Path) -> None:
+def test_a_lost_or_foreign_link_is_mended(tmp_path):
     root = Store.at(tmp_path)
     root.put("versions/one/manifest.json", b"one")
     publish(root, "one", 0)
@@ -238,7 +236,7 @@ def test_a_lost_or_foreign_link_is_mended(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "latest") == "versions/one"
 
 
-def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path: Path) -> None:
+def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path):
     root = Store.at(tmp_path)
     root.put("versions/one/manifest.json", b"one")
     root.put("exports/0123-one.json", b"{}")
@@ -255,7 +253,7 @@ def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path:
     cuts=st.lists(st.integers(0, 200), max_size=4),
     at_once=st.sampled_from([0, 99]),
 )
-def test_repeated_keys_are_counted_in_memory_and_by_a_query(keys: list[int], cuts: list[int], at_once: int) -> None:
+def test_repeated_keys_are_counted_in_memory_and_by_a_query(keys, cuts, at_once):
     """The first of equal keys is none of an earlier one, the others are."""
     stored = np.array(keys, np.uint64) * np.uint64(2**58)
     with pytest.MonkeyPatch.context() as patch:

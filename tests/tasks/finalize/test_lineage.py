@@ -45,11 +45,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         ("hf://datasets/owner/web", "hf", "datasets/owner/web"),
     ],
 )
-def test_datasets_are_named_as_openlineage_names_them(location: str, namespace: str, name: str) -> None:
+def test_datasets_are_named_as_openlineage_names_them(location, namespace, name):
     assert LineageDataset.at(location)[:2] == (namespace, name)
 
 
-def test_inputs_get_digests_of_what_they_held(tmp_path: Path) -> None:
+def test_inputs_get_digests_of_what_they_held(tmp_path):
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 3) for name in "ab"]
     inputs = inputs_of(BuildConfig.model_validate(settings_of(tmp_path / "out", *paths)))
     digest = hashlib.sha256(paths[0].read_bytes()).hexdigest()
@@ -63,7 +63,7 @@ def test_inputs_get_digests_of_what_they_held(tmp_path: Path) -> None:
     assert derived == [LineageDataset("file", "/out", "80d2")]
 
 
-def test_a_build_tells_its_start_and_its_end(heard: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_build_tells_its_start_and_its_end(heard, tmp_path):
     pytest.importorskip("openlineage.client")
     path = write_notes(tmp_path / "in/a.jsonl", 4)
     settings = settings_of(tmp_path / "out", path, name="notes")
@@ -82,9 +82,7 @@ def test_a_build_tells_its_start_and_its_end(heard: list[dict[str, Any]], tmp_pa
     assert heard[3]["outputs"] == []
 
 
-def test_a_build_goes_on_without_the_package(
-    heard: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_build_goes_on_without_the_package(heard, tmp_path, monkeypatch, caplog):
     for name in ("openlineage", "openlineage.client"):
         monkeypatch.setitem(sys.modules, name, None)
     with caplog.at_level(logging.WARNING):

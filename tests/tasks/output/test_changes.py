@@ -28,7 +28,7 @@ def manifest(files: dict[str, str], tokens: int = 0, counted: bool = True, **cha
     return {"layout": "mmap", "totals": totals, "provenance": {**made_of, **changed}}
 
 
-def test_files_come_go_change_and_move() -> None:
+def test_files_come_go_change_and_move():
     then = {"changed": A, "gone": B, "here": C, "old": "d" * 64}
     now = {"changed": B, "fresh": A, "here": C, "new": "d" * 64}
     found = [(change.kind, change.name, change.former_name) for change in file_changes("s", then, now)]
@@ -36,7 +36,7 @@ def test_files_come_go_change_and_move() -> None:
 
 
 @pytest.mark.parametrize("absent", [{"sources": None}, {"tokenizer": None}, {"documents": None, "split": None}])
-def test_a_manifest_may_lack_what_another_one_has(absent: dict[str, Any]) -> None:
+def test_a_manifest_may_lack_what_another_one_has(absent):
     """As one of another writer does, or null stands for it."""
     whole, less = manifest({"x": A}), manifest({"x": A}, **absent)
     for name in absent:
@@ -49,7 +49,7 @@ def test_a_manifest_may_lack_what_another_one_has(absent: dict[str, Any]) -> Non
     st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
     st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
 )
-def test_changes_lead_from_one_to_the_other(then: dict[str, str], now: dict[str, str]) -> None:
+def test_changes_lead_from_one_to_the_other(then, now):
     files = dict(then)
     for change in file_changes("s", then, now):
         if change.kind in ("removed", "moved"):
@@ -60,7 +60,7 @@ def test_changes_lead_from_one_to_the_other(then: dict[str, str], now: dict[str,
     assert bool(list(file_changes("s", then, now))) == (then != now)
 
 
-def test_a_summary_counts_documents_and_tokens_by_source() -> None:
+def test_a_summary_counts_documents_and_tokens_by_source():
     changes = changes_between("v1", manifest({"x": A}, 1000), "v2", manifest({"x": A, "y": B}, 2500))
     assert changes.headline == "1 file added"
     assert as_text(changes) == [
@@ -71,14 +71,14 @@ def test_a_summary_counts_documents_and_tokens_by_source() -> None:
     assert "- source 's': documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)" in as_markdown(changes)
 
 
-def test_a_first_version_and_one_without_counts() -> None:
+def test_a_first_version_and_one_without_counts():
     first = changes_between(None, None, "v1", manifest({"x": A, "y": B}))
     assert (first.before, first.headline, first.settings) == (None, "2 files added", ())
     uncounted = changes_between("v1", manifest({"x": A}, counted=False), "v2", manifest({"x": B}, counted=False))
     assert as_text(uncounted)[-1] == "  s          documents unknown, tokens unknown, files 1"
 
 
-def test_settings_that_differ_are_told() -> None:
+def test_settings_that_differ_are_told():
     old, new = manifest({"x": A}), manifest({"x": A}, tokenizer={"name": "gpt2", "digest": "2"}, split={"seed": 1})
     new["provenance"]["sources"] = [{**old["provenance"]["sources"][0], "revision": "0123456789" * 4}]
     new["provenance"]["documents"] = {**old["provenance"]["documents"], "runs": True, "forgotten": {"count": 1}}
@@ -90,7 +90,7 @@ def test_settings_that_differ_are_told() -> None:
     )
 
 
-def test_sources_come_and_go() -> None:
+def test_sources_come_and_go():
     old, new = manifest({"x": A}), manifest({"x": A})
     new["provenance"]["sources"] = [{"name": "t", "files": [{"name": "x", "sha256": A}]}]
     changes = changes_between("v1", old, "v2", new)
@@ -98,7 +98,7 @@ def test_sources_come_and_go() -> None:
     assert changes.settings == ("the list of sources changed",)
 
 
-def test_many_files_are_not_all_listed() -> None:
+def test_many_files_are_not_all_listed():
     changes = changes_between("v1", manifest({}), "v2", manifest({f"{i:03}": A for i in range(50)}))
     assert as_text(changes)[20] == "  ...        and 30 more files"
     assert "and 30 more" in as_markdown(changes)

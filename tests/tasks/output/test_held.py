@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def at(root: Store, build: Build) -> At:
     return At(root, build)
 
 
-def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at: At) -> None:
+def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at):
     assert {one.version: one.state for one in list_versions(at.root)} == {
         at.latest: "latest",
         at.first: "former",
@@ -70,7 +69,7 @@ def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at: At) -> None:
         roll_back(at.root, at.waits)
 
 
-def test_an_approval_is_recorded_and_made_once(at: At) -> None:
+def test_an_approval_is_recorded_and_made_once(at):
     number = read_pointer(at.root).sequence
     done = approve(at.root, at.waits[:6], "looks right", "eve")
     again = approve(at.root, None, "me too", "mallory")
@@ -87,7 +86,7 @@ def test_an_approval_is_recorded_and_made_once(at: At) -> None:
     flat_tokens.verify(at.root.url, "full")
 
 
-def test_a_rejected_version_leaves_latest_alone(at: At) -> None:
+def test_a_rejected_version_leaves_latest_alone(at):
     reject(at.root, None, "too small", "eve")
     assert (read_pointer(at.root).version, read_pointer(at.root).names("rejected")) == (at.latest, [at.waits])
     assert {one.version: one.state for one in list_versions(at.root)}[at.waits] == "rejected"
@@ -99,7 +98,7 @@ def test_a_rejected_version_leaves_latest_alone(at: At) -> None:
     assert read_pointer(at.root).rejected == ()
 
 
-def test_what_is_no_longer_the_candidate_is_not_approved(at: At) -> None:
+def test_what_is_no_longer_the_candidate_is_not_approved(at):
     roll_back(at.root)
     assert read_pointer(at.root).candidate is None
     with refusal(f"does not wait for a person. One waits until latest moves, which is {at.first} now"):
@@ -111,12 +110,12 @@ def test_what_is_no_longer_the_candidate_is_not_approved(at: At) -> None:
     assert read_pointer(at.root).version == at.first
 
 
-def test_a_version_is_not_held_where_latest_has_moved(at: At) -> None:
+def test_a_version_is_not_held_where_latest_has_moved(at):
     with refusal("another build published"):
         at.hold(since=read_pointer(at.root).sequence - 1)
 
 
-def test_a_version_that_was_changed_is_not_approved(at: At) -> None:
+def test_a_version_that_was_changed_is_not_approved(at):
     at.hold(manifest_sha256="ab" * 32)
     with refusal("is not what the gates looked at"):
         approve(at.root, None, "yes")
@@ -124,7 +123,7 @@ def test_a_version_that_was_changed_is_not_approved(at: At) -> None:
 
 
 @pytest.mark.parametrize("others", [[approve, approve], [approve, reject], [reject, reject]])
-def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[..., Any]]) -> None:
+def test_of_several_decisions_at_once_one_counts(at, others):
     barrier, said = threading.Barrier(len(others)), []
 
     def decide(one: Callable[..., Any]) -> None:
@@ -139,7 +138,7 @@ def test_of_several_decisions_at_once_one_counts(at: At, others: list[Callable[.
 
 
 @IN_A_STORE
-def test_an_approval_beside_another_one_is_the_others(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approval_beside_another_one_is_the_others(at, monkeypatch):
     """A store has no lock that machines share: the other approval is made whole between two of this one's reads."""
     look, others = tasks.output.swap.look, ["another"]
 
@@ -155,7 +154,7 @@ def test_an_approval_beside_another_one_is_the_others(at: At, monkeypatch: pytes
     assert [one.decision.by for one in read_history(at.root) if one.decision] == ["another"]
 
 
-def test_an_approval_that_is_killed_is_made_or_not(at: At, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_approval_that_is_killed_is_made_or_not(at, monkeypatch):
     """Before the swap nothing has changed; after it the move and the decision are both there, whatever else was not written."""
 
     def killed(*_: Any) -> bool:
@@ -174,9 +173,7 @@ def test_an_approval_that_is_killed_is_made_or_not(at: At, monkeypatch: pytest.M
 
 
 @ON_DISK
-def test_with_a_key_the_record_of_what_waits_is_signed(
-    root: Store, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_key_the_record_of_what_waits_is_signed(root, build, tmp_path, monkeypatch):
     monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys")))
     at = At(root, build)
     told = at.root.read("latest.json")

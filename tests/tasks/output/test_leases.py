@@ -34,7 +34,7 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def test_a_collection_knows_of_every_build(root: Store, scratch: Path) -> None:
+def test_a_collection_knows_of_every_build(root, scratch):
     assert in_use(root) is None
     with building(root, scratch), building(root, scratch):
         assert "a build is running" in str(in_use(root))
@@ -45,7 +45,7 @@ def test_a_collection_knows_of_every_build(root: Store, scratch: Path) -> None:
     assert in_use(root) is None
 
 
-def test_a_build_begins_when_the_collection_has_ended(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_begins_when_the_collection_has_ended(root, scratch, monkeypatch):
     monkeypatch.setattr(tasks.output.leases, "WAIT_SECONDS", 0.01)
     order = []
     waiting = threading.Event()
@@ -65,13 +65,13 @@ def test_a_build_begins_when_the_collection_has_ended(root: Store, scratch: Path
     assert order == ["collected", "build"]
 
 
-def test_nothing_is_left_behind(root: Store, scratch: Path) -> None:
+def test_nothing_is_left_behind(root, scratch):
     with building(root, scratch), collecting(root):
         pass
     assert list(root.listing()) == []
 
 
-def test_a_killed_build_is_running_no_more(tmp_path: Path) -> None:
+def test_a_killed_build_is_running_no_more(tmp_path):
     """On a disk the system knows, at once."""
     root = Store.at(tmp_path)
     with subprocess.Popen(
@@ -84,7 +84,7 @@ def test_a_killed_build_is_running_no_more(tmp_path: Path) -> None:
     assert in_use(root) is None
 
 
-def test_downloads_that_another_output_uses_are_in_use(tmp_path: Path) -> None:
+def test_downloads_that_another_output_uses_are_in_use(tmp_path):
     """A rerun for another tokenizer takes the downloads from the cache of the dataset."""
     (tmp_path / "out/_cache").mkdir(parents=True)
     with sharing(tmp_path / "out/_cache"):
@@ -93,7 +93,7 @@ def test_downloads_that_another_output_uses_are_in_use(tmp_path: Path) -> None:
 
 
 @IN_A_STORE
-def test_a_lease_that_nobody_renews_expires(root: Store, scratch: Path) -> None:
+def test_a_lease_that_nobody_renews_expires(root, scratch):
     for name, minutes in (("build-dead", 30), ("build-alive", 3)):
         at = datetime.now(UTC) - timedelta(minutes=minutes)
         root.put(f"_running/{name}.json", json.dumps({"at": at.isoformat()}).encode())
@@ -105,7 +105,7 @@ def test_a_lease_that_nobody_renews_expires(root: Store, scratch: Path) -> None:
 
 @IN_A_STORE
 @pytest.mark.skipif(not tasks.output.leases._processes(), reason="needs /proc")
-def test_the_lease_of_a_process_of_this_machine_ends_with_it(root: Store, scratch: Path) -> None:
+def test_the_lease_of_a_process_of_this_machine_ends_with_it(root, scratch):
     """A build after a killed collection waits for nobody. Of processes elsewhere nothing is known, whatever their numbers."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -125,14 +125,14 @@ def test_the_lease_of_a_process_of_this_machine_ends_with_it(root: Store, scratc
 
 @IN_A_STORE
 @pytest.mark.parametrize("content", [b"{", b"{}", b'{"at": 3}', b'{"at": "yesterday"}', b'{"at": "2026-01-01T00:00:00"}'])
-def test_a_lease_that_cannot_be_read_is_respected(root: Store, content: bytes) -> None:
+def test_a_lease_that_cannot_be_read_is_respected(root, content):
     """Nor one whose time has no zone."""
     root.put("_running/build-odd.json", content)
     assert "build-odd" in str(in_use(root))
 
 
 @IN_A_STORE
-def test_a_lease_is_renewed_while_the_build_runs(root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_while_the_build_runs(root, scratch, monkeypatch):
     monkeypatch.setattr(tasks.output.leases, "RENEW_SECONDS", 0.01)
     renewed = threading.Event()
     real, writes = Store.put, []
@@ -151,9 +151,7 @@ def test_a_lease_is_renewed_while_the_build_runs(root: Store, scratch: Path, mon
 
 
 @IN_A_STORE
-def test_a_lease_that_cannot_be_removed_hides_nothing(
-    root: Store, scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lease_that_cannot_be_removed_hides_nothing(root, scratch, monkeypatch, caplog):
     """The store is gone: what went wrong is told, not that; and where nothing went wrong, nothing did."""
 
     def refuse(path: str, **_: object) -> None:

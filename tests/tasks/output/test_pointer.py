@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def versions(root: Store, *names: str) -> Store:
     return root
 
 
-def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path: Path) -> None:
+def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path):
     root = versions(Store.at(tmp_path), "one", "two")
     assert read_pointer(root).sequence == 0
     for since, version in enumerate(["one", "two", "one", "two"]):
@@ -41,12 +40,12 @@ def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path: Path
     assert (now.manifest_sha256, os.readlink(tmp_path / "latest")) == (hashlib.sha256(b"two").hexdigest(), "versions/two")
 
 
-def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path: Path) -> None:
+def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path):
     publish(versions(Store.at(tmp_path), "one"), "one", 0)
     assert sorted(json.loads((tmp_path / "latest.json").read_bytes())) == ["manifest_sha256", "sequence", "version"]
 
 
-def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left() -> None:
+def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left():
     past = tuple(Former(version=name, until="2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
     back = Pointer(version="four", manifest_sha256="4", sequence=4, former=past).moved_back("two", "2")
     assert Pointer.model_validate_json(back.as_json()) == back
@@ -70,7 +69,7 @@ def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left() -> Non
         {"version": "a", "until": "2026-01-01T00:00:00"},  # of which time zone?
     ],
 )
-def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path: Path, spoiled: Any) -> None:
+def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path, spoiled):
     value = {"version": "one", "manifest_sha256": "1", "sequence": 1, "former": [spoiled]}
     (tmp_path / "latest.json").write_text(json.dumps(value))
     with refusal(r"latest\.json: is not a pointer to a version"):
@@ -78,7 +77,7 @@ def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path: Path, spoiled:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../../elsewhere", "a/b", "a\0b"])
-def test_a_pointer_out_of_the_output_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_pointer_out_of_the_output_is_refused(tmp_path, name):
     (tmp_path / "latest.json").write_text(json.dumps({"version": name, "manifest_sha256": "1", "sequence": 1}))
     with refusal(r"latest\.json: is not a pointer to a version"):
         read_pointer(Store.at(tmp_path))
@@ -98,7 +97,7 @@ def check_swaps(root: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", BUCKETS)
-def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protocol, monkeypatch):
     with BUCKETS[protocol](monkeypatch) as there:
         check_swaps(Store.at(f"{there.url}/swaps"))
         check_racing_publications(f"{there.url}/race")
@@ -113,7 +112,7 @@ def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protoco
         assert root.read("latest.json") == b"theirs"
 
 
-def test_no_pointer_is_moved_twice(output: str) -> None:
+def test_no_pointer_is_moved_twice(output):
     check_racing_publications(output)
 
 
@@ -138,7 +137,7 @@ def check_racing_publications(url: str) -> None:
 
 
 @IN_A_STORE
-def test_a_write_that_fails_is_an_error_and_no_refusal(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_is_an_error_and_no_refusal(root, monkeypatch):
 
     def fail(path: str, data: bytes, **options: Any) -> None:
         raise OSError("no space")
@@ -149,7 +148,7 @@ def test_a_write_that_fails_is_an_error_and_no_refusal(root: Store, monkeypatch:
 
 
 @IN_A_STORE
-def test_a_store_that_knows_no_conditions_is_written_without(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_knows_no_conditions_is_written_without(root, monkeypatch):
 
     real = root.fs.pipe_file
 
@@ -163,7 +162,7 @@ def test_a_store_that_knows_no_conditions_is_written_without(root: Store, monkey
 
 
 @IN_A_STORE
-def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that(root: Store) -> None:
+def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that(root):
     """Without a lock for all machines: the pointer goes back, and the rerun is told what to do."""
     versions(root, "one", "two")
     publish(root, "one", 0)

@@ -33,7 +33,7 @@ def versions_of(build: Build, count: int) -> list[str]:
     return [build("a", "b", split_seed=seed) for seed in range(count)]
 
 
-def test_versions_are_listed_the_latest_first(root: Store, build: Build) -> None:
+def test_versions_are_listed_the_latest_first(root, build):
     one, two, three = versions_of(build, 3)
     versions = list_versions(root)
     assert [(version.version, version.state) for version in versions] == [(three, "latest"), (two, "former"), (one, "former")]
@@ -46,7 +46,7 @@ def test_versions_are_listed_the_latest_first(root: Store, build: Build) -> None
     assert all(version.at is not None for version in versions)
 
 
-def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(root: Store, build: Build) -> None:
+def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(root, build):
     one, two, three = versions_of(build, 3)
     assert [(now.version, now.sequence) for now in (roll_back(root), roll_back(root))] == [(two, 4), (one, 5)]
     assert flat_tokens.open(root.url).path.endswith(one)
@@ -58,7 +58,7 @@ def test_a_rollback_goes_back_one_version_at_a_time_and_the_number_goes_on(root:
         assert os.readlink(Path(root.root, "latest")) == f"versions/{one}"
 
 
-def test_a_rollback_to_a_named_version_and_forward_again(root: Store, build: Build) -> None:
+def test_a_rollback_to_a_named_version_and_forward_again(root, build):
     one, two, three = versions_of(build, 3)
     assert roll_back(root, one[:6]).version == one
     pointer = read_pointer(root)
@@ -69,7 +69,7 @@ def test_a_rollback_to_a_named_version_and_forward_again(root: Store, build: Bui
     assert two not in [step.version for step in read_pointer(root).former]
 
 
-def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(root: Store, build: Build) -> None:
+def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(root, build):
     _, two, three = versions_of(build, 3)
     roll_back(root)
     four = build("a", "b", split_seed=3)
@@ -78,7 +78,7 @@ def test_after_a_rollback_the_next_version_follows_on_what_was_gone_back_to(root
     assert read_pointer(root).names("withdrawn") == [three, four]
 
 
-def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(root: Store, build: Build) -> None:
+def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(root, build):
     with refusal("nothing was ever published"):
         roll_back(root)
     one, two = versions_of(build, 2)
@@ -96,7 +96,7 @@ def test_nothing_is_gone_back_to_that_is_damaged_gone_or_not_meant(root: Store, 
     assert (read_pointer(root).version, read_pointer(root).sequence) == (two, 2)
 
 
-def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path: Path) -> None:
+def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path):
     root = Store.at(tmp_path)
     for name in ("abc1", "abc2", "b"):
         root.put(f"versions/{name}/zarr.json", b"{}")
@@ -106,7 +106,7 @@ def test_a_name_may_be_shortened_where_only_one_version_begins_so(tmp_path: Path
         find_version(root, "abc")
 
 
-def test_a_pin_is_seen_until_it_is_taken_away(root: Store, build: Build) -> None:
+def test_a_pin_is_seen_until_it_is_taken_away(root, build):
     one, _ = versions_of(build, 2)
     assert pin(root, one[:8], "for the paper") == one
     assert {version.version: version.pinned for version in list_versions(root)}[one] == "for the paper"
@@ -121,14 +121,14 @@ def test_a_pin_is_seen_until_it_is_taken_away(root: Store, build: Build) -> None
 
 
 @pytest.mark.parametrize("record", ["held.json", "pins/x.json"])
-def test_records_of_an_earlier_checkout_are_named(root: Store, record: str) -> None:
+def test_records_of_an_earlier_checkout_are_named(root, record):
     """Whoever pinned a version there is told before it may be collected."""
     root.put(record, b"{}")
     with refusal(r"is of an earlier checkout\. Pins and the version that waits are in latest\.json now"):
         collect(root, Policy())
 
 
-def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_names_of_one_place_are_refused(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
     monkeypatch.chdir(tmp_path)
@@ -140,7 +140,7 @@ def test_two_names_of_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.
     check_distinct([f"{tmp_path}/out", f"{tmp_path}/out-2", "memory://out"])
 
 
-def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(root: Store, build: Build, tmp_path: Path) -> None:
+def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(root, build, tmp_path):
     (version,) = versions_of(build, 1)
     origin = read_origin(root, version)
     assert origin is not None
@@ -156,7 +156,7 @@ def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(roo
     assert again.at.year == 2020
 
 
-def test_an_origin_is_recorded_as_json_writes_it(tmp_path: Path) -> None:
+def test_an_origin_is_recorded_as_json_writes_it(tmp_path):
     """Names in any alphabet, and the digits of small numbers."""
     write_notes(tmp_path / "in" / 'a"\\é海.jsonl', 4)
     built = build_here(settings_of(tmp_path / "out", tmp_path / "in", validation_fraction=0.00001))
@@ -165,13 +165,13 @@ def test_an_origin_is_recorded_as_json_writes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoiled", [b"", b"{}", b"[]", b"\xff"])
-def test_an_origin_that_cannot_be_read_is_none(tmp_path: Path, spoiled: bytes) -> None:
+def test_an_origin_that_cannot_be_read_is_none(tmp_path, spoiled):
     root = Store.at(tmp_path)
     root.put("origins/x.json", spoiled)
     assert read_origin(root, "x") is None
 
 
-def test_a_dataset_is_found_by_its_output_or_a_version(root: Store, build: Build) -> None:
+def test_a_dataset_is_found_by_its_output_or_a_version(root, build):
     one, two = versions_of(build, 2)
     for path, version in ((root.url, two), (f"{root.url}/versions/{one}", one)):
         found, name = at_dataset(path)
@@ -179,7 +179,7 @@ def test_a_dataset_is_found_by_its_output_or_a_version(root: Store, build: Build
 
 
 @ON_DISK
-def test_a_dataset_is_found_by_the_link_too(root: Store, build: Build, tmp_path: Path) -> None:
+def test_a_dataset_is_found_by_the_link_too(root, build, tmp_path):
     (version,) = versions_of(build, 1)
     found, name = at_dataset(f"{root.root}/latest")
     assert (found.root, name) == (root.root, version)

@@ -49,7 +49,7 @@ def fresh(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, asked: list[list[str]], ahead: bool) -> None:
+def test_small_objects_are_asked_for_once_together_and_cut_here(root, asked, ahead):
     """When they are read, or when they are fetched ahead."""
     data = {name: fresh(name) for name in ("a", "b")}
     store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
@@ -65,16 +65,14 @@ def test_small_objects_are_asked_for_once_together_and_cut_here(root: Store, ask
     assert asked == [["shard/a", "shard/b"]]
 
 
-def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(root: Store, asked: list[list[str]]) -> None:
+def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(root, asked):
     right, other = fresh("right"), fresh("other")
     store = known(root, (root / "shard").put("a", right), (root / "shard").put("b", other), likely=[right, fresh("wrong")])
     assert store.read_ranges(["shard/a", "shard/b"], [0, 0], [100, 100]) == [right, other]
     assert asked == [["shard/b"]]
 
 
-def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(
-    root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(root, asked, monkeypatch):
     monkeypatch.setattr(tasks.parts.stored, "WHOLE_BYTES", 8)
     (root / "shard").put("unknown", b"unknown")
     small, large = fresh("")[:8], fresh("large")
@@ -87,7 +85,7 @@ def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(
 
 
 @pytest.mark.parametrize("now", [b"other bytes!", b"other", b"some bytes!!"], ids=["others", "fewer", "more"])
-def test_what_is_not_what_its_receipt_says_is_refused(root: Store, now: bytes) -> None:
+def test_what_is_not_what_its_receipt_says_is_refused(root, now):
     """Each time: it is not kept as what it should be."""
     stored = (root / "shard").put("a", fresh("some bytes!"))
     (root / "shard").put("a", now)
@@ -96,13 +94,13 @@ def test_what_is_not_what_its_receipt_says_is_refused(root: Store, now: bytes) -
             known(root, stored).read_ranges(["shard/a"], [0], [3])
 
 
-def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root: Store) -> None:
+def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root):
     stored = StoredObject("a", 5, content_digest(fresh("gone")))
     (answer,) = known(root, stored).read_ranges(["shard/a"], [0], [3])
     assert isinstance(answer, FileNotFoundError)
 
 
-def test_threads_that_want_the_same_ask_once(root: Store, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_want_the_same_ask_once(root, asked, monkeypatch):
     """All have come before the store answers the first of them."""
     data, count = fresh("shared"), 4
     stored = (root / "shard").put("a", data)
@@ -123,7 +121,7 @@ def test_threads_that_want_the_same_ask_once(root: Store, asked: list[list[str]]
     assert asked == [["a"]]
 
 
-def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[str]]) -> None:
+def test_checking_asks_the_store_whatever_is_kept(root, asked):
     """What was right once says nothing of what is there now. Who reads what was checked does not ask for it again."""
     data = {name: fresh(name) for name in ("a", "b")}
     shard = root / "shard"
@@ -140,7 +138,7 @@ def test_checking_asks_the_store_whatever_is_kept(root: Store, asked: list[list[
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 12))
-def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int) -> None:
+def test_what_was_used_last_is_kept_within_the_limit(uses, limit):
     """Content n is n bytes; a list says what should be there."""
     kept, model = DigestCache(limit), []
     for n in uses:
@@ -153,7 +151,7 @@ def test_what_was_used_last_is_kept_within_the_limit(uses: list[int], limit: int
         assert kept.find(content_digest(bytes(n))) == (bytes(n) if n in model else None)
 
 
-def test_a_store_with_another_root_knows_the_same(root: Store, asked: list[list[str]]) -> None:
+def test_a_store_with_another_root_knows_the_same(root, asked):
     data = fresh("a")
     store = known(root, (root / "shard").put("c/0", data))
     assert replace(store, root=store.path("shard/c")).read_ranges(["0"], [0], [3]) == [data[:3]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +86,7 @@ def key_of(of: Any) -> str:
         with_steps({"use": "length", "min_bytes": 1}),
     ],
 )
-def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(of: Any) -> None:
+def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(of):
     assert key_of(of) != RECIPE.key(PART)
 
 
@@ -101,7 +100,7 @@ def test_every_ingredient_that_changes_a_shards_bytes_changes_its_key(of: Any) -
         [{"use": "length", "min_bytes": 1}, {"use": "normalize"}],
     ],
 )
-def test_steps_are_an_ingredient_of_slices_and_segments(steps: list[dict[str, Any]]) -> None:
+def test_steps_are_an_ingredient_of_slices_and_segments(steps):
     """So is the version, of which nobody can be without."""
     one = with_steps({"use": "length", "min_bytes": 1})
     assert len({recipe.key(PART) for recipe in (RECIPE, one, with_steps(*steps))}) == 3
@@ -113,13 +112,13 @@ def test_steps_are_an_ingredient_of_slices_and_segments(steps: list[dict[str, An
         checked(one, steps=())
 
 
-def test_keys_without_steps_are_what_they_were() -> None:
+def test_keys_without_steps_are_what_they_were():
     """The literals were made by the release before there were steps."""
     assert RECIPE.key(PART) == "fa915e9dfe165c9c6f7f683db4a8084b291be05c83dc96090c111aeb1b8c7241"
     assert RECIPE.of_segments(PART).decode() == "60af61cb2a2f68215e29e77e0d060d0459c84e18f2c34f3056dce734e9928fdb"
 
 
-def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_formats_semantics_are_an_ingredient(monkeypatch):
     before = RECIPE.key(PART)
     monkeypatch.setattr(tasks.shards.recipe, "FORMAT_SEMANTICS", "next")
     assert RECIPE.key(PART) != before
@@ -140,7 +139,7 @@ def test_the_formats_semantics_are_an_ingredient(monkeypatch: pytest.MonkeyPatch
         with_recipe(fast=True),
     ],
 )
-def test_nothing_else_is_an_ingredient(of: Any) -> None:
+def test_nothing_else_is_an_ingredient(of):
     """No path, name, time, engine or split."""
     assert key_of(of) == RECIPE.key(PART)
 
@@ -157,7 +156,7 @@ NAMES = st.text(max_size=5).filter(is_below)
     st.integers(0, 2**63),
     st.lists(st.tuples(NAMES, st.integers(0, 2**40), st.text(max_size=5)), max_size=3),
 )
-def test_a_receipt_comes_back_as_it_was_written(inputs: dict[str, Any], count: int, objects: list[tuple[str, int, str]]) -> None:
+def test_a_receipt_comes_back_as_it_was_written(inputs, count, objects):
     try:
         json.dumps([inputs, objects], ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -174,7 +173,7 @@ def stored(root: Store, shard: TokenShard) -> TokenShard:
     return whole
 
 
-def test_no_bit_of_a_receipt_can_flip_into_another_shard() -> None:
+def test_no_bit_of_a_receipt_can_flip_into_another_shard():
     """Every single one: the receipt is refused, or it says the same (a space that became another is no harm)."""
     shard = shard_of({"file": ["ab", "jsonl"], "range": [0, 9, None]}, objects=[("tokens/c/0", 6, "ab" * 32)])
     data = receipt_json(shard)
@@ -191,14 +190,14 @@ def test_no_bit_of_a_receipt_can_flip_into_another_shard() -> None:
     assert believed < 0.1 * 8 * len(data)
 
 
-def test_a_receipt_cut_off_anywhere_is_refused() -> None:
+def test_a_receipt_cut_off_anywhere_is_refused():
     data = receipt_json(shard_of({"file": "ab"}))
     for length in range(len(data) - 1):
         with pytest.raises(ValueError):
             read_receipt(data[:length])
 
 
-def test_a_stored_shard_is_found_and_an_absent_or_damaged_one_is_not(root: Store) -> None:
+def test_a_stored_shard_is_found_and_an_absent_or_damaged_one_is_not(root):
     shard = stored(root, shard_of({"file": "ab"}))
     assert load_shard(root, shard.key) == shard
     assert load_shard(root, "0" * 64) is None
@@ -209,7 +208,7 @@ def test_a_stored_shard_is_found_and_an_absent_or_damaged_one_is_not(root: Store
     assert not store.exists("receipt.json")
 
 
-def test_shards_without_receipts_are_told_in_order(root: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_without_receipts_are_told_in_order(root, monkeypatch):
     monkeypatch.setattr(tasks.shards.receipts, "RECEIPTS_AT_ONCE", 3)
     keys = [digest_of(i) for i in range(10)]
     assert without_receipt(root, keys) == keys
@@ -220,7 +219,7 @@ def test_shards_without_receipts_are_told_in_order(root: Store, monkeypatch: pyt
     assert without_receipt(root, []) == []
 
 
-def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path, monkeypatch):
     """Between seeing the damage and putting it aside, it is looked at again."""
     shard = stored(Store.at(tmp_path), shard_of({"file": "ab"}))
     path = tmp_path / CACHE / shard.key / "tokens/c/0"
@@ -236,7 +235,7 @@ def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path: Path, m
     assert path.read_bytes() == b"tokens"
 
 
-def test_one_repairs_at_a_time(tmp_path: Path) -> None:
+def test_one_repairs_at_a_time(tmp_path):
     root = Store.at(tmp_path)
     entered = threading.Event()
 
@@ -252,7 +251,7 @@ def test_one_repairs_at_a_time(tmp_path: Path) -> None:
     assert entered.is_set()
 
 
-def test_every_damaged_shard_is_kept(tmp_path: Path) -> None:
+def test_every_damaged_shard_is_kept(tmp_path):
     """Damage may come again; and what is not there cannot be put aside."""
     root = Store.at(tmp_path)
     key = "ab" * 32

@@ -118,9 +118,7 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_shard_survives_a_power_loss_before_it_gets_its_name(
-    slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_survives_a_power_loss_before_it_gets_its_name(slices, monkeypatch):
     """Every file and directory of it: of a shard under its name, each object is whole."""
     synced = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
@@ -153,9 +151,7 @@ GONE = {"receipt.json": None}
         ({"": b"in the way"}, QUARANTINE),
     ],
 )
-def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
-    slices: tuple[Slice, Recipe, Workspace], happens: dict[str, bytes | None], moved_to: str | None
-) -> None:
+def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(slices, happens, moved_to):
     """A shard without a receipt is not damaged, and goes with the staging: nobody counts on it."""
     part, recipe, place = slices
     root = place.root
@@ -177,7 +173,7 @@ def test_what_is_there_already_is_taken_if_it_is_whole_else_moved_away(
     assert bool(list(Path(root.path(QUARANTINE)).glob("*-*"))) == (moved_to == QUARANTINE)
 
 
-def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Workspace], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_store_gets_the_receipt_last(slices, monkeypatch):
     """And nothing of the staging is left on this machine."""
     part, recipe, here = slices
     place = here._replace(root=Store.at("memory://test-shards", here.staging))
@@ -203,7 +199,7 @@ def test_an_object_store_gets_the_receipt_last(slices: tuple[Slice, Recipe, Work
         place.root.remove("")
 
 
-def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[Slice, Recipe, Workspace]) -> None:
+def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices):
     part, recipe, place = slices
     documents = DocumentPolicy.model_validate({"steps": [{"use": "length", "min_bytes": 1}]})
     (described,) = documents.opened().described
@@ -215,7 +211,7 @@ def test_a_worker_whose_step_is_of_another_version_takes_no_work(slices: tuple[S
         pass
 
 
-def test_kept_columns_are_rewritten_if_a_later_row_is_of_another_kind(tmp_path: Path) -> None:
+def test_kept_columns_are_rewritten_if_a_later_row_is_of_another_kind(tmp_path):
     store, values = Store.at(tmp_path), [1, None, 0.5]
     with ShardColumns(store) as columns:
         for value, kind in zip(values, ("int64", "int64", "float64"), strict=True):

@@ -189,7 +189,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path: Path, bad: Bad) -> None:
+def test_a_bad_document_stops_the_build_with_file_row_and_remedy(tmp_path, bad):
     (tmp_path / bad.name).write_bytes(bad.content)
     remedy = r"Repair it, or set documents\.on_bad to 'skip' or 'replace'"
     row = r"line 2 \(row 1\)" if bad.name.startswith("a.jsonl") else "row 1"
@@ -219,7 +219,7 @@ def built(tmp_path: Path, files: Files, **documents: Any) -> dict[str, tuple[lis
 
 @pytest.mark.parametrize("on_bad", ["skip", "replace"])
 @pytest.mark.parametrize("settings", [None, SHORT], ids=str)
-def test_a_bad_document_is_replaced_or_left_out_and_counted(tmp_path: Path, on_bad: str, settings: Settings | None) -> None:
+def test_a_bad_document_is_replaced_or_left_out_and_counted(tmp_path, on_bad, settings):
     """Where nothing replaces it, 'replace' leaves it out as 'skip' does."""
     files, expected = {}, {}
     for case, bad in BAD.items():
@@ -300,7 +300,7 @@ GOOD = {
 }
 
 
-def test_what_is_only_unusual_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_what_is_only_unusual_is_kept_as_it_is(tmp_path):
     files, expected = {}, {}
     for name, cases in GOOD.items():
         for case, (content, texts, *source) in cases.items():
@@ -319,7 +319,7 @@ EMPTY: Files = {
 }
 
 
-def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(tmp_path: Path) -> None:
+def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(tmp_path):
     """The lowest bit of a token says that a sequence begins with it: exactly those of texts that are not empty."""
     assert built(tmp_path, EMPTY) == dict.fromkeys(EMPTY, (["a", "", "b", "", ""], {}))
     train = flat_tokens.open(tmp_path / "out").train
@@ -341,7 +341,7 @@ def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
     return str(tmp_path / "words.json")
 
 
-def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path: Path) -> None:
+def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path):
     """The error names file and row, and says what the engine says; the policies that skip count it."""
     path = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in ("one", "two one", "one three", "", "two", "four")])
     settings = {"tokenizer": tokenizer_of_words(tmp_path, "one", "two"), "slice_bytes": 30}
@@ -517,7 +517,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, file: File) -> None:
+def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, file):
     for name, content in {**(file.beside or {}), file.name: file.content}.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(content)
@@ -535,7 +535,7 @@ NO_ROWS = {
 }
 
 
-def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path: Path) -> None:
+def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path):
     alone = built(tmp_path, {name: (f"b.{name}", without, {}) for name, (without, _) in NO_ROWS.items()})
     assert alone == dict.fromkeys(NO_ROWS, ([], {}))
     for name, (without, one) in NO_ROWS.items():
@@ -558,9 +558,7 @@ def test_a_file_without_rows_is_valid_alone_and_among_others(tmp_path: Path) -> 
         (os.mkfifo, "is not a plain file"),
     ],
 )
-def test_what_is_no_plain_file_is_refused_and_never_waited_for(
-    tmp_path: Path, make: Callable[[Path], object], words: str, whole: bool
-) -> None:
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path, make, words, whole):
     directory = tmp_path / "in"
     directory.mkdir()
     (directory / "b.jsonl").write_bytes(PLAIN)
@@ -568,7 +566,7 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(
     refuse(tmp_path, directory if whole else path, f"the source: {path} {words}")
 
 
-def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> None:
+def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path):
     """Its files would be lost without a word; or it leads in a circle."""
     (directory := tmp_path / "in").mkdir()
     (directory / "again").symlink_to(directory)
@@ -577,7 +575,7 @@ def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl", "in/**/*", "nothing", "nothing/*.jsonl"])
-def test_a_place_without_files_is_refused(tmp_path: Path, path: str) -> None:
+def test_a_place_without_files_is_refused(tmp_path, path):
     (tmp_path / "in/below").mkdir(parents=True)
     refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
 
@@ -591,7 +589,7 @@ def put_back_the_time(path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("keep_time", [True, False])
-def test_a_file_that_changes_during_the_build_is_an_error(tmp_path: Path, keep_time: bool) -> None:
+def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "old"}\n')
 
@@ -754,7 +752,7 @@ NO_CONFIGS = {
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *NO_CONFIGS], ids=lambda config: config[:60])
-def test_a_mistake_in_the_configuration_is_told_in_one_line(tmp_path: Path, command_line: CommandLine, config: str) -> None:
+def test_a_mistake_in_the_configuration_is_told_in_one_line(tmp_path, command_line, config):
     """Before any work, by a status that is not 0, without a traceback and without any secret."""
     (tmp_path / "in.jsonl").write_bytes(PLAIN)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -768,7 +766,7 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(tmp_path: Path, comm
     assert not (tmp_path / "out/versions").exists()
 
 
-def test_a_bad_document_is_one_line_of_the_command_line_too(tmp_path: Path, command_line: CommandLine) -> None:
+def test_a_bad_document_is_one_line_of_the_command_line_too(tmp_path, command_line):
     """Even one on which a parser would crash."""
     (tmp_path / "in.jsonl").write_bytes(jsonl(b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"))
     config = yaml.safe_dump(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,13 +150,13 @@ LINES = st.one_of(
 @example(lines=[b'{"text":"\xe4\xb8"}'], with_ids=False, on_bad="replace", cut=0)
 @example(lines=[b'{"text":"a"}', b'\xef\xbb\xbf{"text":"b"}'], with_ids=False, on_bad="skip", cut=0)
 def test_the_fast_parser_reads_what_the_slow_one_reads(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: list[bytes],
-    with_ids: bool,
-    on_bad: str,
-    cut: int,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    lines,
+    with_ids,
+    on_bad,
+    cut,
+):
     """Documents, keys, rows and counts; so what comes of a line does not depend on its neighbours, which choose the parser."""
     data = b"\n".join(lines)[cut:]
     settings = {"id_column": "id"} if with_ids else {}
@@ -167,7 +166,7 @@ def test_the_fast_parser_reads_what_the_slow_one_reads(
         assert read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings) == quickly
 
 
-def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_take_the_fast_parser(tmp_path, monkeypatch):
     """So do lines of source code, with as many brackets as they have: within texts they are no nesting."""
     monkeypatch.setattr(jsonl, "_parse_lines", None)
     texts = ['"' + "[" * 5000, "\\" + " {" * 5000, '\\"\\\\"' + "[[" * 5000, "{[" * 500, "} or null", "\n"]
@@ -182,7 +181,7 @@ def test_plain_lines_take_the_fast_parser(tmp_path: Path, monkeypatch: pytest.Mo
     ).map(lambda value: {"x": value}),
     spaces=st.booleans(),
 )
-def test_brackets_are_counted_outside_of_strings(value: Any, spaces: bool) -> None:
+def test_brackets_are_counted_outside_of_strings(value, spaces):
     def containers(one: Any) -> int:
         inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else None
         return 0 if inner is None else 1 + sum(map(containers, inner))
@@ -201,7 +200,7 @@ HOSTILE_LINES = {
 }
 
 
-def test_lines_that_crash_a_parser_are_bad_documents(tmp_path: Path) -> None:
+def test_lines_that_crash_a_parser_are_bad_documents(tmp_path):
     for number, data in enumerate(HOSTILE_LINES.values()):
         (tmp_path / f"{number}").write_bytes(data)
     script = """
@@ -290,7 +289,7 @@ FORTY = pa.table({"id": range(40), "text": [f"text {i} of forty texts" * (i % 5)
     ],
     ids=["pages", "footer"],
 )
-def test_every_wrong_bit_of_a_parquet_file_with_checksums_is_found(tmp_path: Path, footer: bool, options: dict[str, Any]) -> None:
+def test_every_wrong_bit_of_a_parquet_file_with_checksums_is_found(tmp_path, footer, options):
     """The footer has no checksum, so another type is possible, but not silence, and not the end of the process."""
     path = tmp_path / "a.parquet"
     pq.write_table(FORTY, path, write_page_checksum=True, **options)
@@ -301,7 +300,7 @@ def test_every_wrong_bit_of_a_parquet_file_with_checksums_is_found(tmp_path: Pat
     assert found["refused"] > (60 if footer else 30)
 
 
-def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_reader_that_ends_early_is_an_error(tmp_path, monkeypatch):
     """As it does behind some damaged page headers."""
     path = tmp_path / "a.parquet"
     pq.write_table(FORTY, path, row_group_size=15)
@@ -379,7 +378,7 @@ SMALL_IN_THE_FILE = {
 
 @pytest.mark.parametrize("with_ids", [False, pytest.param(True, marks=NIGHTLY)])
 @pytest.mark.parametrize("made", first_fast(SMALL_IN_THE_FILE.values(), every=3), ids=SMALL_IN_THE_FILE)
-def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path: Path, made: Any, with_ids: bool) -> None:
+def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path, made, with_ids):
     """A hundred megabytes of text from some hundred kilobytes, by a reader that is allowed eight megabytes at a time."""
     texts, options = made
     path = (
@@ -394,7 +393,7 @@ def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path: Pa
     assert peak < 40_000_000
 
 
-def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", ["x" * 1000] * 1000, use_dictionary=False, compression="zstd")
     monkeypatch.setattr(limits, "LARGEST_PAGE", 1 << 19)
     with refusal(
@@ -410,7 +409,7 @@ def read_all_of(path: Path, policy: DocumentPolicy) -> int:
     return sum(len(read(part, source, policy).documents) for part in slices_of(source_file(path, "parquet"), source, 1 << 30))
 
 
-def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path):
     """What they say bounds the memory. Whether the library would read the pages does not matter."""
     path = write_parquet(tmp_path / "a.parquet", [f"text {i}" for i in range(1000)], use_dictionary=False, compression="none")
     start = pq.read_metadata(path).row_group(0).column(0).data_page_offset
@@ -421,7 +420,7 @@ def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path: Path) -> No
         read_all_of(path, DocumentPolicy())
 
 
-def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone() -> None:
+def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone():
     room, entered, order = Room(10), threading.Event(), []
 
     def large() -> None:
@@ -440,7 +439,7 @@ def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone() -> None:
 
 
 @pytest.mark.parametrize("type_", first_fast([pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]), ids=str)
-def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path: Path, type_: pa.DataType) -> None:
+def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path, type_):
     """Arrow files have no checksums, so other text is possible; offsets that lead astray are found."""
     path = tmp_path / "a.arrow"
     text = FORTY.column("text").combine_chunks()
@@ -453,7 +452,7 @@ def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path: Path, type_: p
     assert found["refused"] > 20
 
 
-def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_parquet_file_cut_anywhere_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(FORTY, path, row_group_size=15)
     data = path.read_bytes()
@@ -467,9 +466,7 @@ def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     ("kind", "content"),
     [("jsonl", b'{"text":"%s"}\n{"text":"last"}\n'), ("text", b"%s###last")],
 )
-def test_a_line_over_the_cap_is_not_held_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileFormat, content: bytes
-) -> None:
+def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path, monkeypatch, kind, content):
     monkeypatch.setattr(limits, "BATCH_BYTES", 1 << 16)
     monkeypatch.setattr(limits, "LONGEST_LINE", 1 << 18)
     path = tmp_path / "a"
@@ -487,9 +484,7 @@ def test_a_line_over_the_cap_is_not_held_in_memory(
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
-def test_whether_a_document_is_too_long_does_not_depend_on_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_whether_a_document_is_too_long_does_not_depend_on_blocks(tmp_path, monkeypatch, block):
     """The text decides, up to lines of twice the cap; longer ones are not looked into."""
     monkeypatch.setattr(limits, "BATCH_BYTES", block)
     monkeypatch.setattr(limits, "LONGEST_LINE", 0)
@@ -516,9 +511,7 @@ def change(path: Path) -> None:
 
 @pytest.mark.parametrize("meddle", [change, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
 @pytest.mark.parametrize("kind", ["jsonl", "text", "csv", "parquet"])
-def test_a_file_that_changes_while_it_is_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: FileFormat, meddle: Callable[[Path], None]
-) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, kind, meddle):
     monkeypatch.setattr(limits, "BATCH_BYTES", 64)
     path = tmp_path / "a"
     if kind == "parquet":
@@ -540,7 +533,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
 
 @pytest.mark.parametrize("length", [0, 5, 30])
 @pytest.mark.parametrize("max_bytes", [1, 1000])
-def test_a_file_shorter_than_its_slice_is_an_error_not_a_wait(tmp_path: Path, length: int, max_bytes: int) -> None:
+def test_a_file_shorter_than_its_slice_is_an_error_not_a_wait(tmp_path, length, max_bytes):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 60)
     part = slice_of(path, "jsonl")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,9 +105,7 @@ def check_same(ranges: list[FileRange], source: Source, policy: DocumentPolicy, 
 
 @examples(300)
 @given(CONTENTS, POLICIES, st.sampled_from([None, "\n", "\n\n", "--", "\r\n", "a"]), st.sampled_from([1, 7, 30, 1 << 20]))
-def test_plain_text_together(
-    tmp_path: Path, contents: list[bytes], policy: DocumentPolicy, separator: str | None, batch_bytes: int
-) -> None:
+def test_plain_text_together(tmp_path, contents, policy, separator, batch_bytes):
     source = Source(path="x", document_separator=separator)
     check_same(written(tmp_path / "in", contents, "text", source), source, policy, batch_bytes)
 
@@ -133,9 +130,7 @@ SOURCES = st.sampled_from([{}, {"id_column": "id"}, {"keep_columns": ("m", "n")}
 
 @examples(300)
 @given(JSON_FILES, POLICIES, SOURCES, st.sampled_from([1, 60, 1 << 20]))
-def test_json_lines_together(
-    tmp_path: Path, contents: list[bytes], policy: DocumentPolicy, settings: dict[str, Any], batch_bytes: int
-) -> None:
+def test_json_lines_together(tmp_path, contents, policy, settings, batch_bytes):
     source = Source(path="x", **settings)
     try:
         ranges = written(tmp_path / "in", contents, "jsonl", source)
@@ -157,13 +152,13 @@ ROWS = st.lists(
 @examples(60)
 @given(files=ROWS, policy=POLICIES, settings=SOURCES.filter(lambda one: "messages_column" not in one), few=st.booleans())
 def test_rows_together(
-    tmp_path: Path,
-    kind: str,
-    files: list[list[tuple[str, int, float]]],
-    policy: DocumentPolicy,
-    settings: dict[str, Any],
-    few: bool,
-) -> None:
+    tmp_path,
+    kind,
+    files,
+    policy,
+    settings,
+    few,
+):
     form, write = WRITERS[kind]
     source, contents = Source(path="x", **settings), []
     for number, rows in enumerate(files):
@@ -181,7 +176,7 @@ def test_rows_together(
         check_same(ranges, source, policy, 20 if few else 1 << 20)
 
 
-def test_many_files_are_one_batch(tmp_path: Path) -> None:
+def test_many_files_are_one_batch(tmp_path):
     """Of about 4 MB of text, whatever each file has."""
     source = Source(path="x")
     for kind, content in (("text", b"some text"), ("jsonl", b'{"text": "some text"}')):
@@ -190,7 +185,7 @@ def test_many_files_are_one_batch(tmp_path: Path) -> None:
         assert batch.texts.to_pylist() == ["some text"] * 50
 
 
-def test_a_bad_document_is_named_by_its_file_and_row(tmp_path: Path) -> None:
+def test_a_bad_document_is_named_by_its_file_and_row(tmp_path):
     source = Source(path="x")
     good = b'{"text": "a"}\n\n{"text": "b"}\n'
     ranges = written(tmp_path / "in", [good, good, b'{"text": "c"}\n{"text": null}\n', good], "jsonl", source)
@@ -201,7 +196,7 @@ def test_a_bad_document_is_named_by_its_file_and_row(tmp_path: Path) -> None:
         read([Slice(tuple(ranges))], source, DocumentPolicy())
 
 
-def test_columns_of_two_kinds_are_named_by_their_file(tmp_path: Path) -> None:
+def test_columns_of_two_kinds_are_named_by_their_file(tmp_path):
     source = Source(path="x", keep_columns=("n",))
     ranges = written(
         tmp_path / "in", [b'{"text": "a", "n": 1}', b'{"text": "b", "n": null}', b'{"text": "c", "n": "x"}'], "jsonl", source
@@ -232,7 +227,7 @@ def replace_by_a_link(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [grow, rewrite, Path.unlink, replace_by_a_pipe, replace_by_a_link])
 @pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])
-def test_a_file_that_changes_is_named(tmp_path: Path, change: Callable[[Path], Any], kind: FileFormat) -> None:
+def test_a_file_that_changes_is_named(tmp_path, change, kind):
     source = Source(path="x", text_column="text")
     content = {"text": b"some text", "jsonl": b'{"text": "a"}', "csv": b"text\na\n"}[kind]
     ranges = written(tmp_path / "in", [content] * 3, kind, source)
@@ -248,7 +243,7 @@ def test_a_file_that_changes_is_named(tmp_path: Path, change: Callable[[Path], A
     st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), min_size=1, max_size=6),
     st.sampled_from(["", "\n", "--", "-a-"]),
 )
-def test_texts_are_those_of_each_file(contents: list[bytes], separator: str) -> None:
+def test_texts_are_those_of_each_file(contents, separator):
     data = np.frombuffer(b"".join(contents), np.uint8)
     texts, counts = plain_texts(data, np.cumsum(list(map(len, contents))), separator.encode())
     wanted = [plain.split(one, separator.encode()).to_pylist() if one else [] for one in contents]

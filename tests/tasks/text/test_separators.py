@@ -44,7 +44,7 @@ ONE, TWO = BEGIN + "a.txt does not have it: a file is one document.", BEGIN + "n
         ("\n", {"a_jsonl": b'{"text": "a"}\n'}, BEGIN + "a.jsonl is jsonl, where it means nothing. Leave it out."),
     ],
 )
-def test_a_separator_that_no_file_has_is_told(tmp_path: Path, separator: str, files: dict[str, bytes], words: str) -> None:
+def test_a_separator_that_no_file_has_is_told(tmp_path, separator, files, words):
     (found,) = warnings(tmp_path, separator, **files)
     assert found.startswith(words.format(separator))
 
@@ -57,14 +57,12 @@ def test_a_separator_that_no_file_has_is_told(tmp_path: Path, separator: str, fi
         ("--", {"a_txt": b"one", "b_txt": b"x" * 15 + b"--"}),  # where one block ends and the next begins
     ],
 )
-def test_one_separator_of_all_files_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, files: dict[str, bytes]
-) -> None:
+def test_one_separator_of_all_files_is_enough(tmp_path, monkeypatch, separator, files):
     monkeypatch.setattr(limits, "LOOK_BYTES", 16)
     assert warnings(tmp_path, separator, **files) == []
 
 
-def test_builds_and_plans_tell_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_builds_and_plans_tell_it(tmp_path, caplog):
     """A refresh with a new file that has no separator does not, where the others have it."""
     (tmp_path / "a.txt").write_text("one|two")
     settings = {"output": str(tmp_path / "out"), "tokenizer": "bytes"}

@@ -33,7 +33,7 @@ def words(count: int, seed: int = 0) -> str:
     return " ".join(f"word{draw.randrange(10**6)}" for _ in range(count))
 
 
-def test_literal_numbers() -> None:
+def test_literal_numbers():
     """A change of these asks for another EDITION."""
     found = signed(TEXT, "two words", "", "Größe — 東京都")
     assert [f"{row[0]:016x}" for row in found] == LITERALS
@@ -53,17 +53,17 @@ SUMS = [744986, 477207, 0, 534107]
         f"\u00a0{TEXT} «»",
     ],
 )
-def test_case_punctuation_and_spaces_make_no_difference(same: str) -> None:
+def test_case_punctuation_and_spaces_make_no_difference(same):
     assert (signed(same) == signed(TEXT)).all()
     assert estimate(same, TEXT) == 1
 
 
-def test_upper_case_of_other_alphabets() -> None:
+def test_upper_case_of_other_alphabets():
     text = "ΚΑΛΗΜΕΡΑ ΚΟΣΜΕ ÄÖÜ ÉCOLE ПРИВЕТ МИР"
     assert (signed(text) == signed(text.lower())).all()
 
 
-def test_characters_of_scripts_without_spaces_are_words() -> None:
+def test_characters_of_scripts_without_spaces_are_words():
     """One character of thirty is another one: of 26 runs five differ."""
     text = "人人生而自由在尊严和权利上一律平等他们赋有理性和良心并应以兄弟"
     other = text.replace("律", "样")
@@ -71,7 +71,7 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
     assert estimate("สวัสดีชาวโลกทุกคน", "สวัสดีชาวโลกทุกคนครับ") > 0.6
 
 
-def test_short_texts_are_one_run_and_texts_without_words_have_nothing() -> None:
+def test_short_texts_are_one_run_and_texts_without_words_have_nothing():
     assert estimate("two words", "Two, words!") == 1
     assert estimate("two words", "two other words") == 0
     found = signed("", " .. !", "a")
@@ -79,13 +79,13 @@ def test_short_texts_are_one_run_and_texts_without_words_have_nothing() -> None:
     assert float(similarity(found[:1], found[1:2])[0][0]) == 0
 
 
-def test_texts_of_two_kinds_have_nothing_in_common() -> None:
+def test_texts_of_two_kinds_have_nothing_in_common():
     one, other = signed(words(500)), signed(words(500), kind=b"\1" * 32)
     assert float(similarity(one, other)[0][0]) < 0.02
 
 
 @pytest.mark.parametrize(("count", "most"), [(40, 0.05), (200, 0.07), (3000, 0.1)])
-def test_estimates_are_near_the_similarity_of_the_sets(count: int, most: float) -> None:
+def test_estimates_are_near_the_similarity_of_the_sets(count, most):
     """Nearly exact for few runs, and within four standard errors for many."""
     text, draw = words(count), random.Random(1)
     for share in (0.01, 0.05, 0.2, 0.5):
@@ -96,7 +96,7 @@ def test_estimates_are_near_the_similarity_of_the_sets(count: int, most: float) 
 
 @given(st.lists(st.text(st.sampled_from("ab, .É京—"), max_size=60), min_size=1, max_size=12), st.integers(1, 7))
 @examples(40)
-def test_batches_and_blocks_make_no_difference(texts: list[str], length: int) -> None:
+def test_batches_and_blocks_make_no_difference(texts, length):
     """A text has the signature that it has alone, however many stand around it."""
     together = signed(*texts, words=length)
     for text, row in zip(texts, together, strict=True):
@@ -105,7 +105,7 @@ def test_batches_and_blocks_make_no_difference(texts: list[str], length: int) ->
     assert (signatures(offset, KIND, length) == together).all()
 
 
-def test_a_long_text_is_hashed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_hashed_piece_by_piece(monkeypatch):
     """The pieces may be of any length; a word that fills one is cut, where nothing else could be done."""
     texts = [f"{words(300, seed)} {'京都' * 90} fin" for seed in range(3)]
     whole = signed(*texts)

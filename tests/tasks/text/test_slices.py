@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -119,15 +119,15 @@ def blocks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @example(texts=["", "", ""], with_ids=False, slice_bytes=1, block=1, rows_at_a_time=1)
 @example(texts=['"new\nlines", \r\n', "\0", "\ufeff", "a\x85b\u2028c"], with_ids=True, slice_bytes=1, block=3, rows_at_a_time=2)
 def test_every_document_comes_once_in_order_with_its_row_and_key(
-    tmp_path: Path,
-    blocks_of: Callable[[int], None],
-    kind: str,
-    texts: list[str],
-    with_ids: bool,
-    slice_bytes: int,
-    block: int,
-    rows_at_a_time: int,
-) -> None:
+    tmp_path,
+    blocks_of,
+    kind,
+    texts,
+    with_ids,
+    slice_bytes,
+    block,
+    rows_at_a_time,
+):
     format_, write = WRITERS[kind]
     path = tmp_path / "file"
     ids = [f"id {i // 2}" for i in range(len(texts))]
@@ -151,9 +151,7 @@ def test_every_document_comes_once_in_order_with_its_row_and_key(
 @example(data="a\r\n\r\nb\n\r\n\n-", separator="\n\n", slice_bytes=2, block=1, bom=False)
 @example(data="\r\n" * 9, separator="\n\n", slice_bytes=3, block=2, bom=False)
 @examples(500)
-def test_texts_are_cut_at_separators_from_left_to_right(
-    tmp_path: Path, blocks_of: Callable[[int], None], data: str, separator: str, slice_bytes: int, block: int, bom: bool
-) -> None:
+def test_texts_are_cut_at_separators_from_left_to_right(tmp_path, blocks_of, data, separator, slice_bytes, block, bom):
     """As ``re.split`` does, but that a separator at the very end ends the last document; also across slices and blocks. A line
     feed of it may be CR LF, at each place by itself.
     """
@@ -170,9 +168,7 @@ def test_texts_are_cut_at_separators_from_left_to_right(
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n"])
-def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
-    tmp_path: Path, blocks_of: Callable[[int], None], separator: str
-) -> None:
+def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(tmp_path, blocks_of, separator):
     path = tmp_path / "file.txt"
     path.write_bytes(separator.replace("\n", "\r\n").join(["a", "x" * 50, "b", "c" * 20]).encode())
     source, file = Source(path="x", document_separator=separator), source_file(path, "text")
@@ -183,14 +179,14 @@ def test_a_document_too_long_is_passed_over_up_to_its_separator_of_crlf(
         assert [(document.text, document.row) for document in found] == [("a", 0), ("b", 2), ("c" * 20, 3)]
 
 
-def test_slices_of_about_the_wanted_size_cover_the_file(tmp_path: Path) -> None:
+def test_slices_of_about_the_wanted_size_cover_the_file(tmp_path):
     path = tmp_path / "file.jsonl"
     path.write_bytes(b'{"text":"0123456789"}\n' * 1000)  # 22 bytes each
     ranges = plan_ranges(source_file(path, "jsonl"), Source(path="x"), 2200)
     assert [(part.start, part.stop) for part in ranges] == [(i * 2200, (i + 1) * 2200) for i in range(10)]
 
 
-def test_many_small_row_groups_share_a_slice(tmp_path: Path) -> None:
+def test_many_small_row_groups_share_a_slice(tmp_path):
     path = tmp_path / "file.parquet"
     pq.write_table(pa.table({"text": ["sixteen bytes..."] * 3200}), path, row_group_size=100, use_dictionary=False)
     ranges = plan_ranges(source_file(path, "parquet"), Source(path="x"), 17_000)  # 20 bytes a row as Parquet stores it
@@ -199,7 +195,7 @@ def test_many_small_row_groups_share_a_slice(tmp_path: Path) -> None:
     assert (ranges[0].start, ranges[-1].stop) == (0, 32)
 
 
-def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> None:
+def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path):
     path = tmp_path / "file.parquet"
     texts = [f"{i:0500}" for i in range(999)]
     pq.write_table(pa.table({"text": ["before", *texts]}), path, use_dictionary=False)
@@ -228,7 +224,7 @@ def test_a_giant_row_group_is_cut_into_a_few_slices_by_rows(tmp_path: Path) -> N
         (b"PARENTS", "a.txt", "auto", "text"),
     ],
 )
-def test_formats_are_told_by_content_then_setting_then_name(head: bytes, name: str, wanted: Any, expected: FileFormat) -> None:
+def test_formats_are_told_by_content_then_setting_then_name(head, name, wanted, expected):
     assert detect_format(head, name, wanted) == expected
 
 
@@ -251,7 +247,7 @@ def bad_row_file(path: Path) -> tuple[SourceFile, Source]:
 
 @pytest.mark.parametrize("name", BAD_ROW)
 @pytest.mark.parametrize("slice_bytes", [60, 10_000])
-def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path: Path, name: str, slice_bytes: int) -> None:
+def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path, name, slice_bytes):
     """So do rows that count what was skipped."""
     file, source = bad_row_file(tmp_path / name)
     slices = slices_of(file, source, slice_bytes)
@@ -270,15 +266,13 @@ def test_an_error_names_the_row_of_the_file_not_of_the_slice(tmp_path: Path, nam
         ("csv", 'id,text\n\n1,"a\n\nb"\n\n2,c\n3,"d ""e"""\n', [("a\n\nb", 0), ("c", 1), ('d "e"', 2)]),
     ],
 )
-def test_blank_lines_count_as_rows_of_json_and_not_of_csv(
-    tmp_path: Path, kind: Any, data: str, rows: list[Any], slice_bytes: int
-) -> None:
+def test_blank_lines_count_as_rows_of_json_and_not_of_csv(tmp_path, kind, data, rows, slice_bytes):
     path = tmp_path / f"file.{kind}"
     path.write_bytes(data.encode())
     assert [(d.text, d.row) for d in whole(path, kind, Source(path="x"), slice_bytes)] == rows
 
 
-def test_integers_and_their_digits_are_the_same_id(tmp_path: Path) -> None:
+def test_integers_and_their_digits_are_the_same_id(tmp_path):
     """In one file or in several, of whatever formats."""
     source = Source(path="x", id_column="id")
     pq.write_table(pa.table({"id": pa.array([7, -1], pa.int32()), "text": ["a", "b"]}), tmp_path / "ids.parquet")
@@ -291,7 +285,7 @@ def test_integers_and_their_digits_are_the_same_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_one_column_may_be_text_and_id(tmp_path: Path, kind: str) -> None:
+def test_one_column_may_be_text_and_id(tmp_path, kind):
     format_, write = WRITERS[kind]
     write(tmp_path / "file", pa.table({"text": ["a", "b"]}), 1)
     assert whole(tmp_path / "file", format_, Source(path="x", id_column="text"), 1) == documents(["a", "b"])
@@ -300,7 +294,7 @@ def test_one_column_may_be_text_and_id(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "type_", [pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int8(), pa.string())], ids=str
 )
-def test_text_of_any_arrow_type_is_the_same_text(tmp_path: Path, type_: pa.DataType) -> None:
+def test_text_of_any_arrow_type_is_the_same_text(tmp_path, type_):
     texts = ["one", "", "zwei é", "one", "longer than twelve bytes, so not inline"]
     column = pa.array(texts).dictionary_encode().cast(type_) if pa.types.is_dictionary(type_) else pa.array(texts).cast(type_)
     table = pa.table({"text": column})

@@ -47,17 +47,17 @@ LETTERS = {chr(point) for first, last in UNICODE_17 for point in range(first, la
 SYMBOLS = {chr(point) for first, last in UNICODE_17_SYMBOLS for point in range(first, last)}
 
 
-def test_they_are_those_that_unicode_17_added() -> None:
+def test_they_are_those_that_unicode_17_added():
     assert len(LETTERS | SYMBOLS) == len(LETTERS) + len(SYMBOLS) == 4803
 
 
 @pytest.mark.parametrize(("found_by", "those"), [(LETTERS_OF_17, LETTERS), (CHARACTERS_OF_17, LETTERS | SYMBOLS)])
-def test_each_of_them_is_found_and_no_other(found_by: Any, those: set[str]) -> None:
+def test_each_of_them_is_found_and_no_other(found_by, those):
     found = found_by.texts(large_string_array(*all_characters())).nonzero()[0]
     assert {all_characters()[i] for i in found} == those
 
 
-def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays() -> None:
+def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays():
     """At the ends, and where blocks end."""
     for lead in range(4):
         filler = "a" * (BLOCK_BYTES - lead)
@@ -68,7 +68,7 @@ def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays() -> None:
 
 
 @given(texts=st.lists(st.text(st.sampled_from("a \u088f\u0890\ua7ce\ua7d0中\U00010940\U0001f600é")), max_size=6))
-def test_texts_with_them_keep_their_places(texts: list[str]) -> None:
+def test_texts_with_them_keep_their_places(texts):
     """The other engine gets them alone."""
     tokenizer = load("bytes")
     seen = []
@@ -122,11 +122,11 @@ PRE_TOKENIZERS = [
 NEW = sorted(LETTERS | SYMBOLS)[::9]
 
 
-def test_engines_agree_on_new_characters() -> None:
+def test_engines_agree_on_new_characters():
     assert list(differing(pair_tokenizer(PRE_TOKENIZERS[-1]), NEW)) == []
 
 
-def test_engines_agree_on_new_characters_of_ranks(tmp_path: Path) -> None:
+def test_engines_agree_on_new_characters_of_ranks(tmp_path):
     assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", O200K), NEW)) == []
 
 
@@ -144,12 +144,12 @@ def of_all_kinds() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.nightly  # of new characters and of the family there are tests in CI
 @pytest.mark.parametrize("number", range(len(PRE_TOKENIZERS)))
-def test_engines_agree_on_characters_of_all_kinds(number: int) -> None:
+def test_engines_agree_on_characters_of_all_kinds(number):
     assert list(differing(pair_tokenizer(PRE_TOKENIZERS[number]), of_all_kinds())) == []
 
 
 @pytest.mark.parametrize("pattern", first_fast([R50K, O200K, CL100K], 0, every=3))
-def test_engines_agree_on_characters_of_all_kinds_by_ranks(tmp_path: Path, pattern: str) -> None:
+def test_engines_agree_on_characters_of_all_kinds_by_ranks(tmp_path, pattern):
     assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", pattern), of_all_kinds())) == []
 
 
@@ -159,7 +159,7 @@ def nfc_tokenizer(path: Path) -> Tokenizer:
     return load(path)
 
 
-def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tokenizer_behind_nfc_has_a_fast_engine(tmp_path, caplog):
     assert may_use_fast_engine(nfc_tokenizer(tmp_path / "tokenizer.json"), "auto", ["e\u0301", "\u0958", "a\u0308\u0323"])
     assert caplog.records == []
 
@@ -179,12 +179,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     ),
     first=st.integers(0, 3),
 )
-def test_texts_that_nfc_changes_have_the_reference_engines_tokens(tokenizer: Tokenizer, texts: list[str], first: int) -> None:
+def test_texts_that_nfc_changes_have_the_reference_engines_tokens(tokenizer, texts, first):
     array = large_string_array(*texts)[first:]
     assert lists(fast(tokenizer), array) == lists(tokenizer.reference, array)
 
 
-def test_every_character_that_nfc_might_change_is_told() -> None:
+def test_every_character_that_nfc_might_change_is_told():
     """Those that it changes, or that stand behind others in what it puts together or in order: of two versions of Unicode."""
     characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
     seconds = {chr(point) for first, last in ((0x1161, 0x1176), (0x11A8, 0x11C3)) for point in range(first, last)}
@@ -207,7 +207,7 @@ def test_every_character_that_nfc_might_change_is_told() -> None:
     assert missed == []
 
 
-def test_what_most_texts_have_is_not_looked_at_twice() -> None:
+def test_what_most_texts_have_is_not_looked_at_twice():
     """In the middle of texts, and in parts of arrays."""
     texts = [
         "e\u0301",

@@ -43,13 +43,13 @@ def check(member: Member, characters: int) -> None:
         assert np.array_equal(ids_of(tokens, i), encoding.ids), (member.name, some[i])
 
 
-def test_the_family_is_large() -> None:
+def test_the_family_is_large():
     """Options that published tokenizers use must not fall to the slow engine."""
     assert len({member.name for member in MEMBERS}) == len(MEMBERS) > 360
 
 
 @pytest.mark.parametrize("first", range(4))
-def test_a_member_has_the_tokens_of_the_library(first: int) -> None:
+def test_a_member_has_the_tokens_of_the_library(first):
     """A sample of the family, from all of its parts."""
     for member in MEMBERS[first::43]:
         check(member, 2_000)
@@ -64,11 +64,11 @@ NIGHTLY = [pytest.param(member, 1_000_000, marks=pytest.mark.nightly) for member
     [*((member, 250_000) for member in MEMBERS[::12]), *NIGHTLY],
     ids=lambda value: value.name if isinstance(value, Member) else str(value),
 )
-def test_a_member_has_the_tokens_of_the_library_on_long_texts(member: Member, characters: int) -> None:
+def test_a_member_has_the_tokens_of_the_library_on_long_texts(member, characters):
     check(member, characters)
 
 
-def test_each_added_token_is_alone_glued_spaced_doubled_and_at_both_ends() -> None:
+def test_each_added_token_is_alone_glued_spaced_doubled_and_at_both_ends():
     tokens = ["<tag>", "tea", "<|end|>"]
     texts = list(around(tokens))
     for token in tokens:
@@ -81,7 +81,7 @@ def test_each_added_token_is_alone_glued_spaced_doubled_and_at_both_ends() -> No
     assert list(around([])) == []
 
 
-def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options() -> None:
+def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options():
     tokens = [added("<x>"), added("<s>", special=True)]
     definition = definition_of(
         replace({"String": "qq"}, "zz"), bytes_(regex=True), model_of(ALPHABET, {}, BYTE_LETTERS, "p"), tokens
@@ -92,13 +92,13 @@ def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options(
     assert len(texts) < 2 * TOKENS
 
 
-def test_ranks_are_tried_on_their_tokens_from_all_over() -> None:
+def test_ranks_are_tried_on_their_tokens_from_all_over():
     ranks = {bytes([value]): value for value in range(256)} | {str(i).encode(): i for i in range(256, 10_000)}
     texts = list(texts_of_ranks(Ranks("name", ranks, {"<|end|>": 10_000})))
     assert {"<|end|>", "a<|end|>b"} <= {part for text in texts for part in (text, *text.split())}
     assert sum(text.isdecimal() and int(text) > 9_000 for text in texts) > 50
 
 
-def test_awkward_texts_have_letters_of_recent_versions_of_unicode() -> None:
+def test_awkward_texts_have_letters_of_recent_versions_of_unicode():
     """So that an engine with older tables is not used."""
     assert any("\ua7dc" in text and "\U000105c0" in text for text in awkward_texts())

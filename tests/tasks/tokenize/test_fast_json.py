@@ -130,7 +130,7 @@ def around(*pieces: dict[str, Any]) -> dict[str, Any]:
         (around(PIECE, PIECE), "its post-processor is TemplateProcessing"),
     ],
 )
-def test_options_that_are_not_known_are_left_to_the_reference_engine(changes: dict[str, Any], why: str) -> None:
+def test_options_that_are_not_known_are_left_to_the_reference_engine(changes, why):
     with refusal(why, NotKnownError):
         fast_definition(loaded(changed(**changes)))
 
@@ -142,13 +142,13 @@ def test_options_that_are_not_known_are_left_to_the_reference_engine(changes: di
         ({"vocab": {"a": 2**31}, "merges": []}, "has token ids up to 2147483648, but the format holds 0 to 2147483647"),
     ],
 )
-def test_a_model_that_no_build_can_use_is_refused(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+def test_a_model_that_no_build_can_use_is_refused(tmp_path, model, words):
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed(model=model)))
     with refusal(words):
         load(tmp_path)
 
 
-def test_options_that_do_not_exist_yet_are_not_known() -> None:
+def test_options_that_do_not_exist_yet_are_not_known():
     """A later version of the library may have an option more: in a part that is known, in the model, or in added tokens."""
 
     def later(name: str, state: dict[str, Any]) -> TokenizerJson:
@@ -169,9 +169,7 @@ def test_options_that_do_not_exist_yet_are_not_known() -> None:
         fast_definition(loaded(changed(added_tokens=[{**token, "twist": 1} for token in numbered(added("<x>"))])))
 
 
-def test_a_single_word_is_not_matched_within_a_word_and_a_warning_says_why_it_takes_long(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_single_word_is_not_matched_within_a_word_and_a_warning_says_why_it_takes_long(tmp_path, caplog):
     definition = changed(added_tokens=numbered(added("<tag>", single_word=True)))
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     tokenizer = load(tmp_path)
@@ -186,7 +184,7 @@ def test_a_single_word_is_not_matched_within_a_word_and_a_warning_says_why_it_ta
     assert [number in ids_of(tokens, i) for i in range(4)] == [False, True, False, True]
 
 
-def test_tokens_that_no_text_gives_do_not_reach_the_fast_engine() -> None:
+def test_tokens_that_no_text_gives_do_not_reach_the_fast_engine():
     """Characters that are no bytes are in no text, though the bytes that spell them may be."""
     definition = changed()
     model = definition["model"]
@@ -197,7 +195,7 @@ def test_tokens_that_no_text_gives_do_not_reach_the_fast_engine() -> None:
     assert len(kept["merges"]) == len(model["merges"]) - 1
 
 
-def test_the_order_of_merges_counts_where_two_make_the_same_token() -> None:
+def test_the_order_of_merges_counts_where_two_make_the_same_token():
     definition = changed()
     model = definition["model"]
     size = len(model["vocab"])
@@ -210,7 +208,7 @@ def test_the_order_of_merges_counts_where_two_make_the_same_token() -> None:
     assert kept[-1] == kept[0]
 
 
-def test_ids_of_added_tokens_are_those_of_the_loaded_tokenizer() -> None:
+def test_ids_of_added_tokens_are_those_of_the_loaded_tokenizer():
     """A file may list others, which the library passes over."""
     listed = [{**token, "id": token["id"] + 100} for token in numbered(added("<x>"), added("<y>"))]
     definition = loaded(changed(added_tokens=listed))
@@ -220,7 +218,7 @@ def test_ids_of_added_tokens_are_those_of_the_loaded_tokenizer() -> None:
     }
 
 
-def test_a_published_tokenizer_has_the_fast_engine(vocabularies: Path) -> None:
+def test_a_published_tokenizer_has_the_fast_engine(vocabularies):
     resolved = resolve(str(vocabularies / "gpt2/tokenizer.json"))
     assert isinstance(resolved, TokenizerJson)
     assert json.loads(fast_definition(resolved).json)["added_tokens"] == []

@@ -153,7 +153,7 @@ def texts_in_parts(draw: st.DrawFn) -> Text:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name: str, tmp_path: Path) -> None:
+def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name, tmp_path):
     """Of many texts together. Where the tokens do not tell their places, the reference tokenizes the text."""
     tokenizer = MAKE[name]()
     config = saved(tokenizer, tmp_path).model_copy(update={"lossy": True})
@@ -190,9 +190,7 @@ AROUND: list[Text] = [(["a ", 0, " b"], [(0, 3)]), (["a b"], [(1, 2)])]
         ("bytes", (), Refusing, AROUND, 2),
     ],
 )
-def test_some_texts_are_left_to_the_reference(
-    tmp_path: Path, name: str, options: tuple[str, ...], engine: Any, texts: list[Text], count: int
-) -> None:
+def test_some_texts_are_left_to_the_reference(tmp_path, name, options, engine, texts, count):
     """Those whose tokens do not tell their places, and those that the engine does not take."""
     tokenizer = MAKE[name]()
     config = saved(tokenizer, tmp_path, **dict.fromkeys(options, True))
@@ -201,7 +199,7 @@ def test_some_texts_are_left_to_the_reference(
     assert fast.by_reference == count
 
 
-def test_texts_that_lose_everything_are_refused(tmp_path: Path) -> None:
+def test_texts_that_lose_everything_are_refused(tmp_path):
     """Those that people can see, unless the tokenizer may be lossy. The others keep their tokens."""
     tokenizer = spaced(SPACES, fallback=False)
     definition = json.loads(tokenizer.to_str())
@@ -218,7 +216,7 @@ def test_texts_that_lose_everything_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bytes", "cl100k_base"])
-def test_tokenizers_without_a_definition(name: str) -> None:
+def test_tokenizers_without_a_definition(name):
     """The bytes' and tiktoken's."""
     config = TokenizerConfig(name=name)
     fast, reference = PartEncoder(config, Engine(load_tokenizer(config), name == "cl100k_base")), PartEncoder(config, None)
@@ -268,12 +266,12 @@ MEMBERS = family()
 
 
 @pytest.mark.parametrize("first", range(2))
-def test_members_of_the_family_have_the_same_tokens_and_masks(first: int, tmp_path: Path) -> None:
+def test_members_of_the_family_have_the_same_tokens_and_masks(first, tmp_path):
     """A sample of them."""
     for member in MEMBERS[first::67]:
         check_member(member, tmp_path)
 
 
 @pytest.mark.parametrize("member", first_fast(MEMBERS, 0, every=12), ids=lambda member: member.name)
-def test_a_member_of_the_family_has_the_same_tokens_and_masks(member: Member, tmp_path: Path) -> None:
+def test_a_member_of_the_family_has_the_same_tokens_and_masks(member, tmp_path):
     check_member(member, tmp_path)

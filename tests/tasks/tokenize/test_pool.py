@@ -39,7 +39,7 @@ def taken(pool: TokenizePool, numbers: Iterator[int]) -> list[int | str]:
 
 @examples(50)
 @given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 9), max_size=20), min_size=1, max_size=4))
-def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int]]) -> None:
+def test_each_gets_its_own_results_in_order(threads, several):
     """However many share the pool, up to the first error."""
     found = {}
     with TokenizePool(threads) as pool:
@@ -53,7 +53,7 @@ def test_each_gets_its_own_results_in_order(threads: int, several: list[list[int
         assert found[number] == [*(2 * one for one in numbers[:good]), *(["-1 cannot be doubled"] if -1 in numbers else [])]
 
 
-def test_an_error_of_reading_comes_behind_the_results_before_it() -> None:
+def test_an_error_of_reading_comes_behind_the_results_before_it():
     def numbers() -> Iterator[int]:
         yield 1
         raise ValueError("the file ends within a row")
@@ -62,7 +62,7 @@ def test_an_error_of_reading_comes_behind_the_results_before_it() -> None:
         assert taken(pool, numbers()) == [2, "the file ends within a row"]
 
 
-def test_all_threads_work_on_the_same_slice() -> None:
+def test_all_threads_work_on_the_same_slice():
     """Each waits until all have a batch of it."""
     together = threading.Barrier(3)
 
@@ -74,7 +74,7 @@ def test_all_threads_work_on_the_same_slice() -> None:
         assert list(results) == list(range(6))
 
 
-def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
+def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory():
     """It is worked ahead on for some batches; then its turn comes when somebody takes results."""
     read = []
 
@@ -90,7 +90,7 @@ def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory() -> None:
         assert list(later) == [2 * number for number in range(50)]
 
 
-def test_earlier_slices_come_first() -> None:
+def test_earlier_slices_come_first():
     """A thread that is free takes a batch of the first slice that has one."""
     order = []
     gate = threading.Event()
@@ -109,7 +109,7 @@ def test_earlier_slices_come_first() -> None:
     assert order == ["stop", "a", "b", "c"]
 
 
-def test_who_stops_early_waits_for_what_is_under_way() -> None:
+def test_who_stops_early_waits_for_what_is_under_way():
     """What the block uses, such as a file, may be closed behind it."""
     is_open = True
     flaws = []
@@ -134,7 +134,7 @@ def test_who_stops_early_waits_for_what_is_under_way() -> None:
     assert flaws == []
 
 
-def test_without_a_pool_the_thread_itself_does_the_work() -> None:
+def test_without_a_pool_the_thread_itself_does_the_work():
     def name(_: int) -> str:
         return threading.current_thread().name
 
@@ -147,13 +147,13 @@ def test_without_a_pool_the_thread_itself_does_the_work() -> None:
         assert list(results) == [here]
 
 
-def test_a_pool_ends_with_its_block() -> None:
+def test_a_pool_ends_with_its_block():
     with TokenizePool(2) as pool:
         threads = list(pool._threads)
     assert [thread.is_alive() for thread in threads] == [False, False]
 
 
-def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one() -> None:
+def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one():
     """Of its slice: long documents fill the memory one by one."""
     read = []
 

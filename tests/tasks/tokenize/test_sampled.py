@@ -84,7 +84,7 @@ def tokens(encoder: Encoder, *texts: str, tmp_path: Path) -> Tokens:
     return Tokens(batch.encoded_tokens >> np.uint32(1), batch.seq_starts.astype(np.int64), batch.loss_mask)
 
 
-def test_one_document_of_ten_thousand_is_chosen_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_document_of_ten_thousand_is_chosen_by_its_key(monkeypatch):
     """The same ones in whatever batch they are."""
     monkeypatch.undo()
     keys = np.random.default_rng(1).integers(0, 1 << 64, 1_000_000, np.uint64, endpoint=False)
@@ -94,7 +94,7 @@ def test_one_document_of_ten_thousand_is_chosen_by_its_key(monkeypatch: pytest.M
     assert sampled(np.arange(1000, dtype=np.uint64)[:0]) == []
 
 
-def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path: Path) -> None:
+def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path):
     one = engine(lambda: wrong_about("yes"))
     assert len(tokens(one, "no", "neither", tmp_path=tmp_path).ids) == 9
     expected = (
@@ -105,7 +105,7 @@ def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_pa
         tokens(one, "no", "neither", "yes", "no", tmp_path=tmp_path)
 
 
-def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
+def test_tokens_that_are_missing_are_a_difference(tmp_path):
     def without_last(texts: pa.LargeStringArray) -> Tokens:
         found = reference(texts)
         return Tokens(found.ids[:-1], np.minimum(found.offsets, len(found.ids) - 1))
@@ -114,7 +114,7 @@ def test_tokens_that_are_missing_are_a_difference(tmp_path: Path) -> None:
         tokens(engine(lambda: without_last), "ab", "ab", tmp_path=tmp_path)
 
 
-def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
+def test_the_sample_sees_what_the_batch_got(tmp_path):
     """Not what the engine would give the document alone."""
     calls = []
 
@@ -128,9 +128,7 @@ def test_the_sample_sees_what_the_batch_got(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at", "is_found"), [(500, True), (1500, False)])
-def test_of_a_long_document_the_beginning_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, is_found: bool
-) -> None:
+def test_of_a_long_document_the_beginning_is_compared(tmp_path, monkeypatch, at, is_found):
     """Up to a character's end."""
     monkeypatch.setattr(tasks.tokenize.engines, "SAMPLED_BYTES", 1000)
     one, text = engine(lambda: wrong_about("yes")), "é" + "x" * (at - 2) + "yes" + "é" * 1000
@@ -141,7 +139,7 @@ def test_of_a_long_document_the_beginning_is_compared(
         tokens(one, text, tmp_path=tmp_path)
 
 
-def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
+def test_prompts_and_completions_are_compared(tmp_path):
     """Each document is two texts of the engine."""
     text = with_completions(large_string_array("ask"), large_string_array("yes")).cast(pa.large_string())[0].as_py()
     right = tokens(Completions(engine(lambda: reference)), text, tmp_path=tmp_path)
@@ -150,7 +148,7 @@ def test_prompts_and_completions_are_compared(tmp_path: Path) -> None:
         tokens(Completions(engine(lambda: wrong_about("yes"))), text, tmp_path=tmp_path)
 
 
-def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path) -> None:
+def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path):
     def refuse(texts: pa.LargeStringArray) -> Tokens:
         raise UnencodableError("too much")
 
@@ -158,7 +156,7 @@ def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path: Path)
     assert len(tokens(one, "ab", tmp_path=tmp_path).ids) == 2
 
 
-def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
+def test_the_reference_engine_is_compared_with_nothing(tmp_path):
     calls = []
 
     def counted(texts: pa.LargeStringArray) -> Tokens:
@@ -170,7 +168,7 @@ def test_the_reference_engine_is_compared_with_nothing(tmp_path: Path) -> None:
     assert len(calls) == 2  # the second time to see that there is no fast engine
 
 
-def test_tokens_keep_their_mask() -> None:
+def test_tokens_keep_their_mask():
     """Where they are changed, and between processes."""
     ids, offsets, mask = np.arange(3, dtype=np.uint32), np.array([0, 3]), np.array([0, 1, 1], np.uint8)
     whole = Tokens(ids, offsets, mask)
@@ -182,7 +180,7 @@ def test_tokens_keep_their_mask() -> None:
     assert joined([Tokens(ids, offsets)]).mask is None
 
 
-def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path, monkeypatch):
     """Also what was stored before the difference was seen."""
     make = tasks.tokenize.tokenizers.gigatoken_encode
     monkeypatch.setattr(tasks.tokenize.tokenizers, "gigatoken_encode", lambda of: wrong_about("zebra", make(of)))

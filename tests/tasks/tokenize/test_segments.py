@@ -49,7 +49,7 @@ TEXTS = st.lists(st.integers(0, 40).map(lambda i: f"{i} " * (i % 17)), max_size=
 
 
 @given(texts=TEXTS, borders=st.lists(st.integers(0, 80), max_size=8))
-def test_segments_are_the_same_whatever_the_batches(texts: list[str], borders: list[int]) -> None:
+def test_segments_are_the_same_whatever_the_batches(texts, borders):
     found = segments_of(documents_of(texts), [min(border, len(texts)) for border in borders])
     assert found == segments_of(documents_of(texts))
     assert [text for _, mine in found for text in mine] == texts
@@ -57,7 +57,7 @@ def test_segments_are_the_same_whatever_the_batches(texts: list[str], borders: l
 
 
 @given(texts=TEXTS, more=TEXTS)
-def test_equal_segments_have_equal_digests_and_others_do_not(texts: list[str], more: list[str]) -> None:
+def test_equal_segments_have_equal_digests_and_others_do_not(texts, more):
     by_digest = {}
     for digest, mine in (*segments_of(documents_of(texts)), *segments_of(documents_of(more))):
         by_digest.setdefault(digest, set()).add(mine)
@@ -65,7 +65,7 @@ def test_equal_segments_have_equal_digests_and_others_do_not(texts: list[str], m
     assert len(by_digest) == len(set.union(set(), *by_digest.values()))
 
 
-def test_a_change_costs_the_segment_in_which_it_is() -> None:
+def test_a_change_costs_the_segment_in_which_it_is():
     texts = [f"document {i} " * (i % 5 + 1) for i in range(2000)]
     known = {digest for digest, _ in segments_of(documents_of(texts))}
     assert len(known) > 300
@@ -79,16 +79,16 @@ def test_a_change_costs_the_segment_in_which_it_is() -> None:
         assert len(fresh) <= 6  # until the next end that follows from a document, not from a length
 
 
-def test_lengths_are_part_of_the_digest() -> None:
+def test_lengths_are_part_of_the_digest():
     """The same bytes, divided otherwise."""
     one, other = segments_of(documents_of(["ab", "c"])), segments_of(documents_of(["a", "bc"]))
     assert {digest for digest, _ in one}.isdisjoint(digest for digest, _ in other)
 
 
-def test_what_decides_the_tokens_besides_is_part_of_the_digest() -> None:
+def test_what_decides_the_tokens_besides_is_part_of_the_digest():
     (segments,) = cut([documents_of(["a"])])
     assert bytes(segments.digests(b"1" * 64)[0]) != bytes(segments.digests(b"2" * 64)[0])
 
 
-def test_segments_come_to_an_end_without_text_too() -> None:
+def test_segments_come_to_an_end_without_text_too():
     assert max(len(mine) for _, mine in segments_of(documents_of([""] * 1000))) <= 256 // 8

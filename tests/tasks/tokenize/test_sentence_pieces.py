@@ -35,7 +35,7 @@ def model(path: Path, **options: Any) -> SentencePieceModel:
     return found
 
 
-def test_tokens_are_the_librarys_and_the_text_of_control_pieces_is_text(tmp_path: Path) -> None:
+def test_tokens_are_the_librarys_and_the_text_of_control_pieces_is_text(tmp_path):
     of = model(tmp_path, control_symbols=["<c>"], user_defined_symbols=["<u>"])
     texts = [*awkward_texts(), "a<c>b<u>c </s>"]
     tokens = pieces_tokenizer(of).reference(large_string_array(*texts))
@@ -52,14 +52,14 @@ def with_rules(path: Path, rules: str) -> SentencePieceModel:
     return model(path, normalization_rule_name="", normalization_rule_tsv=str(path / "rules.tsv"))
 
 
-def test_a_model_that_leaves_out_letters_is_refused_unless_that_is_wanted(tmp_path: Path) -> None:
+def test_a_model_that_leaves_out_letters_is_refused_unless_that_is_wanted(tmp_path):
     lossy = with_rules(tmp_path, "".join(f"{ord(one):X}\t\n" for one in "fox"))
     config = TokenizerConfig(name=lossy.name)
     assert "has no tokens for 'f' in 'f', so that text would be lost" in str(_fault_of_pieces(lossy, config))
 
 
 @pytest.mark.slow
-def test_models_as_people_have_them_are_taken_and_one_that_makes_much_of_little_is_not(tmp_path: Path) -> None:
+def test_models_as_people_have_them_are_taken_and_one_that_makes_much_of_little_is_not(tmp_path):
     config = TokenizerConfig(name=str(tmp_path / "tokenizer.model"))
     unknown = {"byte_fallback": False, "normalization_rule_name": "nmt_nfkc", "model_type": "unigram", "vocab_size": 60}
     for options in ({}, unknown):
@@ -70,7 +70,7 @@ def test_models_as_people_have_them_are_taken_and_one_that_makes_much_of_little_
     assert "its normalizer makes 601 characters of 'a'" in str(_fault_of_pieces(large, config))
 
 
-def test_a_build_takes_a_model_and_its_tokens_are_decoded(tmp_path: Path) -> None:
+def test_a_build_takes_a_model_and_its_tokens_are_decoded(tmp_path):
     """Through the trial in a process of its own."""
     path = model_file(tmp_path / "tokenizer.model.v1")
     texts = ["hello world", "the \U00013000 dog", ""]
@@ -85,13 +85,13 @@ def test_a_build_takes_a_model_and_its_tokens_are_decoded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("data", [b"\x0a\x05abc", trained()[:-700], b""], ids=["not a message", "cut", "empty"])
-def test_a_damaged_model_is_refused_by_its_name(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_model_is_refused_by_its_name(tmp_path, data):
     (tmp_path / "x.model").write_bytes(data)
     with refusal(r"x\.model"):
         pieces_tokenizer(resolve(str(tmp_path / "x.model")))  # type: ignore[arg-type]
 
 
-def test_places_in_text_are_those_of_characters(tmp_path: Path) -> None:
+def test_places_in_text_are_those_of_characters(tmp_path):
     """Of what falls back to bytes, too: a step or a message that counts says so by its characters."""
     of = model(tmp_path, control_symbols=["<c>"])
     encoder = PartEncoder(TokenizerConfig(name=of.name), None)
@@ -106,7 +106,7 @@ def test_places_in_text_are_those_of_characters(tmp_path: Path) -> None:
 
 @MISTRAL
 @pytest.mark.parametrize("name", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3", "tekken_240911.json"])
-def test_mistrals_files_have_the_tokens_of_its_own_library(name: str) -> None:
+def test_mistrals_files_have_the_tokens_of_its_own_library(name):
     import mistral_common
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -126,7 +126,7 @@ def test_mistrals_files_have_the_tokens_of_its_own_library(name: str) -> None:
     )
 
 
-def test_a_hub_repository_may_have_a_model_alone(stand_in_hub: StandInHub, tmp_path: Path) -> None:
+def test_a_hub_repository_may_have_a_model_alone(stand_in_hub, tmp_path):
     data = trained()
     commit = stand_in_hub.commit("org/one", {"tokenizer.model": data, "config.json": "{}"}, kind="models")
     tokenizer = load_tokenizer(TokenizerConfig(name="org/one"))

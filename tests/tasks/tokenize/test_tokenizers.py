@@ -87,7 +87,7 @@ def write_ranks(path: Path, vocabulary: dict[bytes, int]) -> Path:
         ("o200k_base", "hello world", [24912, 2375], 199997),
     ],
 )
-def test_known_texts_have_known_ids(name: str, text: str, ids: list[int], highest: int) -> None:
+def test_known_texts_have_known_ids(name, text, ids, highest):
     """No text gives a special token, whose id is higher."""
     tokenizer = load(name)
     assert lists(tokenizer.reference, large_string_array(text)) == [ids]
@@ -96,7 +96,7 @@ def test_known_texts_have_known_ids(name: str, text: str, ids: list[int], highes
 
 
 @pytest.mark.parametrize("name", ["demo", *REAL])
-def test_engines_agree_on_awkward_texts_one_by_one_and_together(name: str) -> None:
+def test_engines_agree_on_awkward_texts_one_by_one_and_together(name):
     tokenizer = load(name)
     one, texts = fast(tokenizer), list(awkward_texts())
     together = large_string_array(*texts)
@@ -110,7 +110,7 @@ def test_engines_agree_on_awkward_texts_one_by_one_and_together(name: str) -> No
 
 @pytest.mark.parametrize("name", ["demo", "cl100k_base"])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8")), max_size=6), first=st.integers(0, 3))
-def test_engines_agree_on_any_texts_and_on_any_part_of_an_array(name: str, texts: list[str], first: int) -> None:
+def test_engines_agree_on_any_texts_and_on_any_part_of_an_array(name, texts, first):
     tokenizer = load(name)
     array = large_string_array(*texts)[first:]
     expected = [lists(tokenizer.reference, large_string_array(text))[0] for text in texts[first:]]
@@ -119,7 +119,7 @@ def test_engines_agree_on_any_texts_and_on_any_part_of_an_array(name: str, texts
 
 
 @pytest.mark.parametrize("name", ["bytes", "demo", *REAL])
-def test_the_text_of_a_special_token_is_ordinary_text(name: str) -> None:
+def test_the_text_of_a_special_token_is_ordinary_text(name):
     tokenizer = load(name)
     engines = [tokenizer.reference, *([fast(tokenizer)] if tokenizer.make_fast else [])]
     for encode in engines:
@@ -129,7 +129,7 @@ def test_the_text_of_a_special_token_is_ordinary_text(name: str) -> None:
         assert tokenizer.decode(ids) == SPECIAL
 
 
-def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path: Path) -> None:
+def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path):
     """Also where its file lists them, pads, cuts, and adds tokens around each text."""
     plain, made = load("demo"), tokenizers.Tokenizer.from_file(str(DEMO))
     made.add_special_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in ("<|endoftext|>", "</s>")])
@@ -146,7 +146,7 @@ def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["mine.tiktoken", "tokenizer.model"])
-def test_a_file_of_ranks_is_the_encoding_of_its_ranks_and_pattern(tmp_path: Path, name: str) -> None:
+def test_a_file_of_ranks_is_the_encoding_of_its_ranks_and_pattern(tmp_path, name):
     """Whatever its name says: Llama 3's ranks are a tokenizer.model."""
     path = tmp_path / name
     path.write_bytes(definition_file("cl100k_base")[0])
@@ -161,7 +161,7 @@ def test_a_file_of_ranks_is_the_encoding_of_its_ranks_and_pattern(tmp_path: Path
     assert lists(named.reference, texts) == lists(original.reference, texts)
 
 
-def test_the_digest_is_that_of_what_decides_the_tokens(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_what_decides_the_tokens(tmp_path):
     """Not of the name, nor of the order of the lines; but of every rank and of the pattern."""
 
     def digest(name: str, vocabulary: dict[bytes, int], pattern: str = "gpt2") -> str:
@@ -172,14 +172,14 @@ def test_the_digest_is_that_of_what_decides_the_tokens(tmp_path: Path) -> None:
     assert len({first, digest("c.tiktoken", ranks(he=300)), digest("d.tiktoken", ranks(), "cl100k_base")}) == 3
 
 
-def test_digests_are_the_same_for_ever() -> None:
+def test_digests_are_the_same_for_ever():
     """Another one would have everything tokenized again."""
     bytes_ = "e921f272901f4e674e78db0e4b995ee3a25b2f481cf0848705f7e27ecf5e9b7c"
     assert load("bytes").digest == bytes_
     assert load("demo").digest == hashlib.sha256(DEMO.read_bytes()).hexdigest()
 
 
-def test_ids_may_have_gaps_and_go_up_to_what_the_format_holds(tmp_path: Path) -> None:
+def test_ids_may_have_gaps_and_go_up_to_what_the_format_holds(tmp_path):
     path = write_ranks(tmp_path / "a.tiktoken", ranks(hello=2**31 - 1))
     tokenizer = load(path, pattern="gpt2")
     assert tokenizer.highest_id == 2**31 - 1
@@ -213,9 +213,7 @@ def fails(tokens: Tokens) -> Tokens:
 
 
 @pytest.mark.parametrize("spoil", [wrong_id, shifted, fails])
-def test_a_fast_engine_that_differs_is_not_used_and_a_warning_says_so(
-    spoil: Callable[[Tokens], Tokens], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fast_engine_that_differs_is_not_used_and_a_warning_says_so(spoil, caplog):
     tokenizer = broken(spoil)
     assert may_use_fast_engine(tokenizer, "auto", ["a sample"]) is False
     (record,) = caplog.records
@@ -235,9 +233,7 @@ SAMPLE = "a sample, long enough that the time that it takes says something " * 2
         (CL100K, 7, "its ids have gaps"),
     ],
 )
-def test_a_build_without_a_fast_engine_is_told_what_that_costs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, pattern: str, gap: int, why: str
-) -> None:
+def test_a_build_without_a_fast_engine_is_told_what_that_costs(tmp_path, caplog, pattern, gap, why):
     path = write_ranks(tmp_path / "own.tiktoken", ranks(new=261 + gap))
     tokenizer = load(path, pattern=pattern)
     assert not may_use_fast_engine(tokenizer, "auto", [SAMPLE], text_bytes=60_000_000, processors=2)
@@ -248,7 +244,7 @@ def test_a_build_without_a_fast_engine_is_told_what_that_costs(
     )
 
 
-def test_a_first_build_is_told_before_its_text_is_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_first_build_is_told_before_its_text_is_here(tmp_path, caplog):
     path = write_ranks(tmp_path / "own.tiktoken", ranks(new=261))
     tokenizer = load(path, pattern=r"\w+|\W")
     try_fast_engine(tokenizer, "auto", processors=2)
@@ -263,7 +259,7 @@ def test_a_first_build_is_told_before_its_text_is_here(tmp_path: Path, caplog: p
     assert len(caplog.records) == 1
 
 
-def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog):
     made, compared = [], []
     tokenizer = load("bytes")
 
@@ -277,7 +273,7 @@ def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog: pytest.L
     assert (len(made), compared[1:], caplog.records) == (1, [2], [])
 
 
-def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog):
     """No text, little of it, or text that the engine does not take."""
     tokenizer = dataclasses.replace(load("bytes"), why_slow="why")
     refusing = dataclasses.replace(tokenizer, reference=lambda texts: fails(tokenizer.reference(texts)))
@@ -286,13 +282,13 @@ def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog: pytest.LogCap
     assert [record.message[-33:] for record in caplog.records] == ["Using the slower reference engine."[-33:]] * 3
 
 
-def test_nothing_is_told_of_an_engine_that_somebody_chose(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_told_of_an_engine_that_somebody_chose(caplog):
     tokenizer = dataclasses.replace(load("bytes"), why_slow="why")
     assert not may_use_fast_engine(tokenizer, "reference", [SAMPLE])
     assert caplog.records == []
 
 
-def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sample_decides_too(caplog):
     """An engine may differ only on what this source holds; the warning shows the text."""
 
     def spoil(tokens: Tokens) -> Tokens:
@@ -308,7 +304,7 @@ def test_the_sample_decides_too(caplog: pytest.LogCaptureFixture) -> None:
     assert "'Such a Question'" in caplog.text
 
 
-def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog):
     tokenizer = broken(lambda tokens: tokens)
     assert may_use_fast_engine(tokenizer, "auto", [])
     assert not may_use_fast_engine(tokenizer, "reference", [])
@@ -327,7 +323,7 @@ def counting(made: list[int]) -> Tokenizer:
     return dataclasses.replace(tokenizer, name="counting", digest=f"counting {id(made)}", make_fast=make_fast)
 
 
-def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_keeps_its_engine(monkeypatch):
     made = []
     engine = Engine(counting(made), fast=True)
     texts = large_string_array("text")
@@ -340,7 +336,7 @@ def test_a_thread_keeps_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) == 3
 
 
-def test_an_engine_that_forgets_begins_anew() -> None:
+def test_an_engine_that_forgets_begins_anew():
     """But not under the hands of a thread that tokenizes."""
     made, tokenizer, text = [], load("bytes"), large_string_array("text")
 
@@ -361,7 +357,7 @@ def test_an_engine_that_forgets_begins_anew() -> None:
     assert len(made) == 2
 
 
-def test_the_engine_that_was_tried_is_used() -> None:
+def test_the_engine_that_was_tried_is_used():
     """Loading one takes a tenth of a second."""
     made = []
     tokenizer = counting(made)
@@ -370,7 +366,7 @@ def test_the_engine_that_was_tried_is_used() -> None:
     assert len(made) == 1
 
 
-def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_begins_anew_when_memory_is_short(monkeypatch):
     """It remembers words without end: but only after a stretch of text, and never where memory is plenty."""
     made = []
     engine = Engine(counting(made), fast=True)
@@ -387,14 +383,14 @@ def test_an_engine_begins_anew_when_memory_is_short(monkeypatch: pytest.MonkeyPa
     assert len(made) == 2
 
 
-def test_engines_are_shared_within_a_process_by_digest() -> None:
+def test_engines_are_shared_within_a_process_by_digest():
     tokenizer = load("bytes")
     assert engine_of(tokenizer, False) is engine_of(tokenizer, False)
     assert engine_of(tokenizer, False) is not engine_of(counting([]), False)
     assert engine_of(tokenizer, True).name == "fast"
 
 
-def test_buffers_of_a_part_of_an_array_are_those_of_the_part() -> None:
+def test_buffers_of_a_part_of_an_array_are_those_of_the_part():
     data, offsets = text_buffers(large_string_array("one", "", "zwei")[1:])
     assert bytes(data[offsets[0] : offsets[-1]]) == b"zwei"
     assert np.diff(offsets).tolist() == [0, 4]
@@ -411,14 +407,14 @@ def test_buffers_of_a_part_of_an_array_are_those_of_the_part() -> None:
         (ranks(more=7), r"line 262: token b'more' or its id 7 has been on a line before"),
     ],
 )
-def test_ranks_that_cannot_be_are_refused(tmp_path: Path, vocabulary: dict[bytes, int], words: str) -> None:
+def test_ranks_that_cannot_be_are_refused(tmp_path, vocabulary, words):
     path = write_ranks(tmp_path / "a.tiktoken", vocabulary)
     with refusal(f"^{path}.*{words}"):
         load(path, pattern="gpt2")
 
 
 @pytest.mark.parametrize("pattern", ["gpt-2", "[a-z]+", r"\S+", "(?s:.{1,100})(?<=x)"])
-def test_a_pattern_that_leaves_out_text_is_refused(tmp_path: Path, pattern: str) -> None:
+def test_a_pattern_that_leaves_out_text_is_refused(tmp_path, pattern):
     """Such as a mistyped name of an encoding, which is a valid pattern that matches nothing."""
     path = write_ranks(tmp_path / "a.tiktoken", ranks())
     with refusal(r"passes over a part of .*text would be lost. Set tokenizer.pattern .*gpt2, r50k_base"):
@@ -429,7 +425,7 @@ class Panic(BaseException):
     """What the fault of a library in Rust is in Python: no Exception."""
 
 
-def test_what_makes_the_fast_engine_fail_is_left_to_the_reference() -> None:
+def test_what_makes_the_fast_engine_fail_is_left_to_the_reference():
     """And the instance that failed is not used again."""
     made = []
 
@@ -454,7 +450,7 @@ def test_what_makes_the_fast_engine_fail_is_left_to_the_reference() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_what_is_no_fault_of_the_text_is_not_taken_for_one(error: type[BaseException]) -> None:
+def test_what_is_no_fault_of_the_text_is_not_taken_for_one(error):
     def encode(texts: pa.LargeStringArray) -> Tokens:
         raise error
 
@@ -464,7 +460,7 @@ def test_what_is_no_fault_of_the_text_is_not_taken_for_one(error: type[BaseExcep
 
 
 @pytest.mark.slow
-def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fast_one(vocabularies: Path) -> None:
+def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fast_one(vocabularies):
     """As far as the reference engine can tell, which takes shorter runs, the tokens are right."""
     tokenizer = load("o200k_base")
     texts = large_string_array(" " * 1_000_000, "a" * 1_000_000, "ok")
@@ -478,5 +474,5 @@ def test_a_million_spaces_are_too_much_for_a_reference_engine_and_not_for_the_fa
     assert np.array_equal(ids[offsets[1] :], np.concatenate([letters.ids, ok.ids]))
 
 
-def test_loading_again_is_for_nothing() -> None:
+def test_loading_again_is_for_nothing():
     assert load("demo") is load("demo")

@@ -295,7 +295,7 @@ def expected(family: Family, messages: list[Message], tools: Tools, count: tuple
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("talks", first_fast([12, 40]))
-def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str, ...] | None, talks: int) -> None:
+def test_what_counts_is_what_a_template_writes_of_it(name, count, talks):
     """Against functions that write what the templates write, and know which part it is."""
     family = FAMILIES[name]
     of = renderer(family.template, count)
@@ -308,7 +308,7 @@ def test_what_counts_is_what_a_template_writes_of_it(name: str, count: tuple[str
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_marks_of_a_template_are_narrowed_too(name: str) -> None:
+def test_marks_of_a_template_are_narrowed_too(name):
     """``{% generation %}`` says what an answer is, and the parts of it that count are looked for there."""
     family, drawn = FAMILIES[name], random.Random(3)
     for count in COUNTS:
@@ -336,7 +336,7 @@ def tokenizer_of_bytes(tmp_path_factory: pytest.TempPathFactory, special_tokens:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.needs("transformers")
-def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
+def test_ids_are_those_of_transformers(tokenizer, name):
     """With tools and without, calls and thoughts among the messages."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed: make peers")
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **TOKENS)
@@ -357,24 +357,24 @@ def test_ids_are_those_of_transformers(tokenizer: Path, name: str) -> None:
         ('[{"a": ' + "[" * 101 + "]" * 101 + "}]", "nested too deep"),
     ],
 )
-def test_tools_that_are_none_are_refused(tools: str, told: str) -> None:
+def test_tools_that_are_none_are_refused(tools, told):
     with refusal(told, RefusedError):
         renderer(HERMES)(b'[{"role": "user", "content": "x"}]' + BOUNDARY + tools.encode())
 
 
-def test_special_strings_in_tools_are_text() -> None:
+def test_special_strings_in_tools_are_text():
     tools = [{"name": "<|im_end|>", "<s>": ["<|im_start|>"]}]
     rendered = renderer(HERMES)(text_of([{"role": "user", "content": "x"}], tools).encode())
     assert rendered.parts[1] == f"system\n# Tools\n<tools>\n{json.dumps(tools[0])}\n</tools>".encode()
 
 
-def test_a_template_without_use_for_tools_is_refused() -> None:
+def test_a_template_without_use_for_tools_is_refused():
     """They would be left out silently."""
     with refusal(r"has no use for tools; leave source\.tools_column out", NotATemplateError):
         renderer("{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
-def test_a_template_that_looks_into_a_content_is_refused() -> None:
+def test_a_template_that_looks_into_a_content_is_refused():
     """Which of its text is which is not known then; without ``count`` it is rendered as ever."""
     template = "{% for m in messages %}{{ m.content|upper }}{% if tools %}{% endif %}{{ m.tool_calls }};{% endfor %}"
     talk = text_of([{"role": "assistant", "content": "x", "tool_calls": [{"name": "look", "arguments": {}}]}], None).encode()

@@ -86,7 +86,7 @@ def config_of(tokenizer: Trained, directory: Path, **settings: Any) -> Tokenizer
     first_fast([llama(), bytes_of_words(pre_tokenizers.ByteLevel.alphabet()), bert(), albert()], every=2),
     ids=["bytes for what is unknown", "byte level", "lower case and no accents", "NFKD and quotes"],
 )
-def test_tokenizers_as_people_use_them_are_taken(tmp_path: Path, tokenizer: Trained) -> None:
+def test_tokenizers_as_people_use_them_are_taken(tmp_path, tokenizer):
     loaded = load_tokenizer(config_of(tokenizer, tmp_path))
     assert len(Engine(loaded, fast=False)(large_string_array("Déjà vu, ok", "", " \t")).ids)
 
@@ -117,14 +117,14 @@ LOSSY = {
 
 @pytest.mark.usefixtures("_in_a_process_of_its_own")
 @pytest.mark.parametrize("tokenizer", first_fast(LOSSY.values(), every=3), ids=LOSSY)
-def test_a_tokenizer_that_leaves_out_text_is_refused_unless_that_is_wanted(tmp_path: Path, tokenizer: Trained) -> None:
+def test_a_tokenizer_that_leaves_out_text_is_refused_unless_that_is_wanted(tmp_path, tokenizer):
     config = config_of(tokenizer, tmp_path)
     with refusal(r"has no tokens for .+ in .+ lost\. .*set tokenizer\.lossy to true"):
         load_tokenizer(config)
     assert load_tokenizer(config.model_copy(update={"lossy": True})).name == config.name
 
 
-def test_a_document_of_which_nothing_is_left_is_a_bad_document(tmp_path: Path) -> None:
+def test_a_document_of_which_nothing_is_left_is_a_bad_document(tmp_path):
     """As a trial cannot know every text. Spaces, and documents without text, are none."""
     config = config_of(bert(normalizers.Replace(Regex("(xyz)+"), "")), tmp_path)
     texts = large_string_array("a", "xyzxyz", "", " \n")
@@ -137,7 +137,7 @@ def test_a_document_of_which_nothing_is_left_is_a_bad_document(tmp_path: Path) -
     assert np.diff(engine_of(lossy, fast=False)(texts).offsets).tolist() == [1, 0, 0, 0]
 
 
-def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
+def test_a_normalizer_that_multiplies_text_is_refused(tmp_path):
     tokenizer = word_level()
     tokenizer.normalizer = normalizers.Replace("\u0416", "a" * 10_000)  # a letter that few texts have
     with refusal(r"makes 10,000 characters of 'Ж'.*tokenizer\.max_memory = 8,589,934,592"):
@@ -145,7 +145,7 @@ def test_a_normalizer_that_multiplies_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_in_a_process_of_its_own")
-def test_memory_of_the_trial_is_limited(tmp_path: Path) -> None:
+def test_memory_of_the_trial_is_limited(tmp_path):
     tokenizer = word_level()
     tokenizer.normalizer = normalizers.Replace(Regex("[a-z]{20}"), "b" * 10_000_000)
     with refusal(r"ends its process .*tokenizer\.max_memory = 1,073,741,824 bytes"):
@@ -168,12 +168,12 @@ def ranks(directory: Path) -> str:
         (r"[\s\S](?=.*(a|aa)+$)|[\s\S]", "takes more than 2 seconds .*raise tokenizer.max_seconds"),
     ],
 )
-def test_a_pattern_that_panics_or_does_not_end_is_refused(tmp_path: Path, pattern: str, words: str) -> None:
+def test_a_pattern_that_panics_or_does_not_end_is_refused(tmp_path, pattern, words):
     with refusal(words):
         load_tokenizer(TokenizerConfig(name=ranks(tmp_path), pattern=pattern, max_seconds=2 if "max_seconds" in words else 60))
 
 
-def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path, monkeypatch):
     import tiktoken
 
     class Panic(BaseException):
@@ -187,7 +187,7 @@ def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path: Path, monke
         load_vocabulary(ranks(tmp_path), pattern="gpt2")
 
 
-def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_document() -> None:
+def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_document():
     ended = threading.Event()
 
     def encode(texts: pa.LargeStringArray) -> Tokens:
@@ -207,7 +207,7 @@ def test_a_text_that_takes_for_ever_is_an_error_that_no_policy_takes_for_a_bad_d
 
 
 @pytest.mark.slow
-def test_a_process_ends_although_its_tokenizer_does_not(tmp_path: Path) -> None:
+def test_a_process_ends_although_its_tokenizer_does_not(tmp_path):
     """The library works in a thread that cannot be ended."""
     program = """
 import sys
@@ -224,12 +224,12 @@ print(tokenizers.load_tokenizer(config).reference(large_string_array("ab" * 2_00
     assert done.returncode == 1
 
 
-def test_published_encodings_are_not_tried() -> None:
+def test_published_encodings_are_not_tried():
     assert not any(map(is_from_a_file, ("bytes", "gpt2", "cl100k_base")))
     assert all(map(is_from_a_file, ("a.json", "a.tiktoken", "openai-community/gpt2", "/tmp")))
 
 
-def test_limits_are_checked() -> None:
+def test_limits_are_checked():
     for wrong in ({"max_seconds": 0}, {"max_memory": 1}):
         with pytest.raises(ValidationError):
             TokenizerConfig.model_validate({"name": "a.json", **wrong})

@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -63,7 +62,7 @@ def joined(word: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
     return tuple(made)
 
 
-def test_the_first_merges_of_a_small_text_by_hand() -> None:
+def test_the_first_merges_of_a_small_text_by_hand():
     merges = learn(["aaab aab", "aab"], request_of(258, "[ab]+"))
     assert merges.tokens[:256] == ALPHABET
     assert merges.pairs == [("a", "a"), ("aa", "b")]  # aa 4 times, ab 3 times; then aab twice
@@ -73,20 +72,20 @@ def test_the_first_merges_of_a_small_text_by_hand() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("abcé ", max_size=30), max_size=6), st.integers(257, 300))
 @example(TEXTS, 280)
-def test_merges_are_those_of_a_naive_trainer_whatever_the_text(texts: list[str], size: int) -> None:
+def test_merges_are_those_of_a_naive_trainer_whatever_the_text(texts, size):
     assert learn(texts, request_of(size)) == naive(texts, size)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=6), st.integers(256, 300), st.randoms())
-def test_a_smaller_vocabulary_is_what_a_training_of_its_size_learns(texts: list[str], size: int, random: object) -> None:
+def test_a_smaller_vocabulary_is_what_a_training_of_its_size_learns(texts, size, random):
     whole = learn(texts, request_of(300))
     size = min(size, len(whole.tokens))
     learned = learn(sorted(texts, reverse=True), request_of(size)) if size > 256 else Merges(ALPHABET, [])
     assert whole.first(size) == learned
 
 
-def test_two_pairs_may_give_one_token() -> None:
+def test_two_pairs_may_give_one_token():
     """The smaller vocabulary ends with the first of both."""
     merges = Merges([*ALPHABET, "ab", "bc", "abc", "x!"], [("a", "b"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("x", "!")])
     assert merges.first(259).pairs == merges.pairs[:3]
@@ -95,7 +94,7 @@ def test_two_pairs_may_give_one_token() -> None:
 
 
 @pytest.mark.parametrize("pattern", first_fast(sorted(PATTERNS), every=4))
-def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path: Path, pattern: str) -> None:
+def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path, pattern):
     request = request_of(300, pattern, ("<|endoftext|>", "<|pad|>"))
     texts = ["Hello wörld, it's 12345 times\n\n  nicer: don't!", "日本語 and <|endoftext|> " * 3]
     path = tmp_path / "tokenizer.json"
@@ -110,7 +109,7 @@ def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path
     assert found.lengths[298:].tolist() == [0, 0]
 
 
-def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path: Path) -> None:
+def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path):
     request = request_of(262, SIMPLE, ("<|endoftext|>", "<|pad|>"))
     path = tmp_path / "tokenizer.json"
     path.write_bytes(definition_of(learn(TEXTS, request), request.regex, request.special_tokens))
@@ -120,7 +119,7 @@ def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path: Path) -> 
     assert json.loads(path.read_bytes())["model"]["vocab"]["!"] == 0  # ids of bytes are GPT-2's
 
 
-def test_a_special_token_that_was_learned_as_text_is_refused() -> None:
+def test_a_special_token_that_was_learned_as_text_is_refused():
     merges = learn(["lowlow"] * 3, request_of(258, "[a-z]+"))
     with refusal("special token 'low': the text has it so often that it was learned as text"):
         definition_of(merges, "[a-z]+", ("low",))
@@ -136,6 +135,6 @@ def test_a_special_token_that_was_learned_as_text_is_refused() -> None:
         ({"vocab_sizes": [300], "fraction": 0}, "greater than 0"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_refused(wrong: dict[str, object], message: str) -> None:
+def test_a_request_that_cannot_be_met_is_refused(wrong, message):
     with refusal(message, ValidationError):
         VocabularyRequest.model_validate(wrong)

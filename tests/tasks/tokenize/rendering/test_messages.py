@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,7 @@ SHARE = Names("from", "value", {"human": "user", "gpt": "assistant"})
         ("[]", "no_messages"),
     ],
 )
-def test_what_is_no_list_of_messages_is_refused(text: str, reason: str) -> None:
+def test_what_is_no_list_of_messages_is_refused(text, reason):
     with pytest.raises(RefusedError) as refused:
         read_messages(text)
     assert refused.value.reason == reason
@@ -48,13 +46,13 @@ def test_what_is_no_list_of_messages_is_refused(text: str, reason: str) -> None:
         ({}, "message 1 has no 'role' or 'content'; it has nothing"),
     ],
 )
-def test_a_message_has_a_role_and_content(message: dict[str, Any], told: str | None) -> None:
+def test_a_message_has_a_role_and_content(message, told):
     """Or calls, or a thought, in place of content."""
     fault = USUAL.fault_of([{"role": "user", "content": "x"}, message])
     assert fault is None if told is None else fault is not None and told in fault
 
 
-def test_other_names_are_those_of_templates() -> None:
+def test_other_names_are_those_of_templates():
     """Roles that are not named stay, as do other keys. A key that templates know gives way."""
     assert SHARE.fault_of([{"from": "human", "value": "x"}]) is None
     assert SHARE.applied({"from": "human", "value": "x", "weight": 1}) == {"role": "user", "content": "x", "weight": 1}
@@ -88,7 +86,7 @@ def test_other_names_are_those_of_templates() -> None:
         (5, "x"),
     ],
 )
-def test_content_that_occurs(content: Any, rendered: str) -> None:
+def test_content_that_occurs(content, rendered):
     """Space around it, case, escapes of JSON and HTML, and a thought that is left out make no difference."""
     assert lost_message([{"role": "user", "content": content}], rendered) is None
 
@@ -103,12 +101,12 @@ def test_content_that_occurs(content: Any, rendered: str) -> None:
         ([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "one"),
     ],
 )
-def test_content_that_is_lost(content: Any, rendered: str) -> None:
+def test_content_that_is_lost(content, rendered):
     messages = [{"role": "user", "content": "h"}, {"role": "user", "content": content}]
     assert lost_message(messages, "h" + rendered) == 1
 
 
-def test_messages_are_looked_for_in_any_order() -> None:
+def test_messages_are_looked_for_in_any_order():
     """A template may write the last one first, and an earlier one may contain a later one."""
     messages = [{"role": "user", "content": text} for text in ("one", "two", "one two", "o")]
     assert lost_message(messages, "one two two one o") is None
@@ -124,7 +122,7 @@ def test_messages_are_looked_for_in_any_order() -> None:
         (("a", "b", "a", "b", "a"), "|a|b|a|b|"),
     ],
 )
-def test_content_that_is_found_in_another_alone_is_lost(texts: Sequence[str], rendered: str) -> None:
+def test_content_that_is_found_in_another_alone_is_lost(texts, rendered):
     """A role that the template skips: what it says is short, and is said elsewhere, too."""
     messages = [{"role": "user", "content": text} for text in texts]
     assert lost_message(messages, rendered) is not None

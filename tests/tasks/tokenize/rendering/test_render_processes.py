@@ -124,7 +124,7 @@ PLACED = [(i, place) for i in range(len(TOO_MUCH)) for place in (True, False)]
 @pytest.mark.parametrize(
     "placed", first_fast(PLACED, 4, every=9), ids=[f"{i}-{'everywhere' if of else 'once'}" for i, of in PLACED]
 )
-def test_a_template_has_limits(placed: tuple[int, bool]) -> None:
+def test_a_template_has_limits(placed):
     """It is refused when it is tried, or the one conversation is for which it takes too much. This process takes no memory."""
     template, everywhere = TOO_MUCH[placed[0]], placed[1]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -140,7 +140,7 @@ def test_a_template_has_limits(placed: tuple[int, bool]) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
-def test_the_advice_of_a_library_is_not_why_a_process_ended() -> None:
+def test_the_advice_of_a_library_is_not_why_a_process_ended():
     with refusal(r"^the chat template ends its process (?!.*: note: )"):
         renderers(TOO_MUCH[28] + ALL, LIMITS._replace(memory=1 << 26))
 
@@ -166,7 +166,7 @@ SIZED = [
 
 @pytest.mark.parametrize("size", [3, 5000])
 @pytest.mark.parametrize("template", first_fast(SIZED, 1, every=7), ids=[f"{i}" for i in range(len(SIZED))])
-def test_a_template_renders_what_jinja_renders(template: str, size: int) -> None:
+def test_a_template_renders_what_jinja_renders(template, size):
     """Small amounts are rendered, whatever limits there are."""
     source = template.replace("SIZE", str(size)) + ALL
     messages = [{"role": "user", "content": "end"}]
@@ -185,12 +185,12 @@ def test_a_template_renders_what_jinja_renders(template: str, size: int) -> None
         ("{{ strftime_now('%Y') }}", r"the chat template asks for the day. Set source.chat_date"),
     ],
 )
-def test_what_is_no_template_is_said_before_any_conversation(template: str, told: str) -> None:
+def test_what_is_no_template_is_said_before_any_conversation(template, told):
     with refusal(told):
         renderers(template, day=None)
 
 
-def test_why_a_template_is_slow_is_known_before_any_conversation() -> None:
+def test_why_a_template_is_slow_is_known_before_any_conversation():
     assert renderers(ALL).why_slow is None
     assert renderers("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}").why_slow is None
     changed = (
@@ -199,7 +199,7 @@ def test_why_a_template_is_slow_is_known_before_any_conversation() -> None:
     assert renderers(changed).why_slow == "it changes what its messages hold"
 
 
-def test_answers_come_in_parts_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_come_in_parts_and_in_order(monkeypatch):
     """A batch that is larger than an answer: all conversations of it, with their places."""
     contents = [f"{i}<s>" + "x" * 300_000 for i in range(40)]
     found = list(
@@ -216,7 +216,7 @@ def test_answers_come_in_parts_and_in_order(monkeypatch: pytest.MonkeyPatch) -> 
         del sizes[: len(one.counts)]
 
 
-def test_a_conversation_that_ends_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_that_ends_the_process_is_refused(monkeypatch):
     """Those before and after it are rendered by other processes."""
     render = renderers(ALL)
     real = processes.RenderProcess.render
@@ -231,7 +231,7 @@ def test_a_conversation_that_ends_the_process_is_refused(monkeypatch: pytest.Mon
     assert [text if isinstance(text, str) else text.reason for text in told] == ["a", "b", "limits", "c", "limits"]
 
 
-def test_a_process_that_somebody_ends_is_replaced() -> None:
+def test_a_process_that_somebody_ends_is_replaced():
     """No conversation is refused for it."""
     render = renderers(ALL)
     for _ in range(3):
@@ -240,7 +240,7 @@ def test_a_process_that_somebody_ends_is_replaced() -> None:
         assert outcomes(render(talks("a", "b"))) == ["a", "b"]
 
 
-def test_a_process_whose_reader_is_gone_ends() -> None:
+def test_a_process_whose_reader_is_gone_ends():
     """Nothing is left behind by a build that is killed."""
     render = renderers(ALL)
     assert outcomes(render(talks("a"))) == ["a"]
@@ -250,7 +250,7 @@ def test_a_process_whose_reader_is_gone_ends() -> None:
     assert process.wait(30) == 0
 
 
-def test_threads_have_processes_of_their_own() -> None:
+def test_threads_have_processes_of_their_own():
     render = renderers(ALL)
     found = {}
 
@@ -262,7 +262,7 @@ def test_threads_have_processes_of_their_own() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_uses_processes_of_its_own() -> None:
+def test_a_fork_uses_processes_of_its_own():
     """Two processes never speak with the same one."""
     render = renderers(ALL)
     assert outcomes(render(talks("a"))) == ["a"]
@@ -275,7 +275,7 @@ def test_a_fork_uses_processes_of_its_own() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch):
     """Time zone, language and hash seed."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
@@ -283,7 +283,7 @@ def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch: pytest.Mon
     assert outcomes(renderers("{{ strftime_now('%s %A %Z') }} " + ALL)(talks("a"))) == ["1721952000 Friday  a"]
 
 
-def test_a_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_no_secrets(monkeypatch):
     """Of the environment it has what it needs to begin."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     given = []
@@ -300,7 +300,7 @@ def test_a_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("AWS_SECRET_ACCESS_KEY" not in env for env in given)
 
 
-def test_a_process_that_renders_does_not_import_numpy() -> None:
+def test_a_process_that_renders_does_not_import_numpy():
     subprocess.check_call(
         [sys.executable, "-c", "import sys, tasks.tokenize.rendering.process; assert 'numpy' not in sys.modules"]
     )

@@ -60,19 +60,19 @@ def user(content: Any, **more: Any) -> bytes:
         "joiner",
     ],
 )
-def test_nothing_with_an_address_becomes_text(expression: str) -> None:
+def test_nothing_with_an_address_becomes_text(expression):
     """It would be another text in each process."""
     with refusal("where text is wanted", RefusedError):
         renderer(ALL + "{{ " + expression + " }}")(user("x"))
 
 
 @pytest.mark.parametrize("expression", ["messages|random", "['a']|random", "lipsum()", "lipsum(1)|upper"])
-def test_functions_that_give_something_else_each_time_are_refused(expression: str) -> None:
+def test_functions_that_give_something_else_each_time_are_refused(expression):
     with refusal("which gives something else each time", NotATemplateError):
         renderer(ALL + "{{ " + expression + " }}")
 
 
-def test_functions_are_of_use_all_the_same() -> None:
+def test_functions_are_of_use_all_the_same():
     """They are called, and their results are text."""
     template = (
         "{{ messages[0].items()|list|length }}{{ 'ab'|list|reverse|join }}{{ messages|map(attribute='role')|join(',') }}"
@@ -107,7 +107,7 @@ def test_functions_are_of_use_all_the_same() -> None:
         ("{{ messages[0].role }}", "x", "leaves out the content of its message 0, of role 'user'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_rendered_is_refused(template: str, content: Any, told: str | None) -> None:
+def test_what_cannot_be_rendered_is_refused(template, content, told):
     """Whatever the template or the conversation does."""
     rendered = renderer(template)
     if told is None:
@@ -122,7 +122,7 @@ def test_what_cannot_be_rendered_is_refused(template: str, content: Any, told: s
     ("expression", "written"),
     [("[m.content]", "['a<s>é']"), ("[m.content]|tojson", '["a<s>é"]'), ("m.content|tojson(ensure_ascii=true)", '"a<s>\\u00e9"')],
 )
-def test_special_strings_stay_text_within_lists_and_escapes(expression: str, written: str) -> None:
+def test_special_strings_stay_text_within_lists_and_escapes(expression, written):
     """Python and JSON write escapes for characters that nobody sees, as those are that stand for special strings."""
     of = renderer("{% for m in messages %}{{ " + expression + " }}{% endfor %}")
     assert of(user("a<s>é")).parts == [written.encode()]
@@ -131,7 +131,7 @@ def test_special_strings_stay_text_within_lists_and_escapes(expression: str, wri
 
 
 @pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
-def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
+def test_a_message_may_not_be_nested_deeply(make):
     """How deep is the same with every Python. Rendering goes on with the next conversation."""
     of = renderer("{{ messages[0].content|tojson }}")
     deep = "x"
@@ -157,7 +157,7 @@ def test_a_message_may_not_be_nested_deeply(make: Any) -> None:
         ("{{ messages[0].content|replace('u', '\\U0010fffe') }}" + ALL, "u"),
     ],
 )
-def test_marks_are_not_forged(template: str, content: str) -> None:
+def test_marks_are_not_forged(template, content):
     """Neither by characters in a message nor by a template that decodes what a message spells."""
     with refusal(r"it holds U\+10FFF|makes U\+10FFF", RefusedError):
         renderer(template)(user(content, number=0x10FFFE))
@@ -174,7 +174,7 @@ def test_marks_are_not_forged(template: str, content: str) -> None:
         ("|replace('<image>', '')", "<|im_<image>end|> x"),
     ],
 )
-def test_no_special_token_comes_of_a_changed_content(change: str, content: str) -> None:
+def test_no_special_token_comes_of_a_changed_content(change, content):
     """A conversation is refused where the template changes a content that could become one. Others with that template are not."""
     of = renderer("{% for m in messages %}<s>{{ m.content" + change + " }}<|im_end|>{% endfor %}")
     with refusal(r"so that '<\|im_end\|>' may come of it|leaves out the content", RefusedError):
@@ -182,7 +182,7 @@ def test_no_special_token_comes_of_a_changed_content(change: str, content: str) 
     assert of(user("x")).parts[0::2] == [2, 1]
 
 
-def test_a_seal_belongs_to_one_conversation() -> None:
+def test_a_seal_belongs_to_one_conversation():
     """Characters of the alphabet of seals are text, wherever they are."""
     of = renderer(MARKED)
     text = "".join(chr(0x100000 + i) for i in range(0, 0xFFFE, 997))
@@ -197,7 +197,7 @@ alphabet = st.sampled_from(["<s>", "<|im_", "start|>", "<", "|im_end|>", "s>", "
 
 @given(st.lists(st.lists(alphabet, max_size=6).map("".join), min_size=1, max_size=4))
 @examples(200)
-def test_text_of_messages_stays_text(contents: list[str]) -> None:
+def test_text_of_messages_stays_text(contents):
     """Special tokens are those of the template alone, however messages' strings meet; marks are where the content is."""
     of = renderer(
         "{% for m in messages %}<s>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
@@ -213,13 +213,13 @@ def test_text_of_messages_stays_text(contents: list[str]) -> None:
 
 
 @pytest.mark.parametrize("content", ["<s>", "\\u003cs>", "<s\\u003e", "a<", "a< ", "s>", "<\\/s>"])
-def test_text_of_a_message_stays_text_once_its_form_is_known(content: str) -> None:
+def test_text_of_a_message_stays_text_once_its_form_is_known(content):
     of, talk = renderer("{% for m in messages %}{{ m.content }}s><s>{% endfor %}"), '[{"role": "user", "content": "%s"}]'
     of((talk % "x").encode())
     assert of((talk % content).encode()).parts == [json.loads(f'"{content}"').encode() + b"s>", 2]
 
 
-def test_a_content_may_end_as_a_special_string_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_content_may_end_as_a_special_string_begins(monkeypatch):
     """The form is used if what follows the content does not complete the string."""
     of = renderer("{% for m in messages %}<s>{{ m.content|trim }}\n{% endfor %}")
     of(user("x"))
@@ -227,7 +227,7 @@ def test_a_content_may_end_as_a_special_string_begins(monkeypatch: pytest.Monkey
     assert of(user("a < ")).parts == [2, b"a <\n"]
 
 
-def test_space_that_only_python_strips_is_stripped_once_a_form_is_known() -> None:
+def test_space_that_only_python_strips_is_stripped_once_a_form_is_known():
     of = renderer("{% for m in messages %}<s>{{ m.content|trim }}{% endfor %}")
     of(user("x"))
     assert of(user("\x1cz")).parts == [2, b"z"]

@@ -113,7 +113,7 @@ BY_JINJA = {"a macro", "an inner loop", "a cycler", "loop changed", "a block"}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_both_engines_give_the_same(name: str) -> None:
+def test_both_engines_give_the_same(name):
     """Parts and spans, for several choices of roles that count, and the same refusals. One remembers what it found before."""
     pairs = [
         (renderer(TEMPLATES[name], True, of), renderer(TEMPLATES[name], False, of)) for of in (("assistant",), ("user", "tool"))
@@ -137,7 +137,7 @@ LOOK_IN = {"twice", "a namespace", "a macro", "the tail refuses"}
 
 
 @pytest.mark.parametrize("name", sorted({*TEMPLATES} - LOOK_IN - {"it refuses some ends"}))
-def test_a_conversation_is_rendered_few_times(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_rendered_few_times(name, monkeypatch):
     """However many messages it has, if the texts between them are known."""
     rendered = [0]
     render = Template.render
@@ -184,9 +184,7 @@ TURNS: list[tuple[str, Messages, list[str]]] = [
 
 @pytest.mark.parametrize(("template", "messages", "counted"), TURNS)
 @pytest.mark.parametrize("count", [None, ("content", "thinking")])
-def test_what_counts_if_a_template_writes_the_last_answer_otherwise(
-    template: str, messages: Messages, counted: list[str], count: tuple[str, ...] | None
-) -> None:
+def test_what_counts_if_a_template_writes_the_last_answer_otherwise(template, messages, counted, count):
     """Neither headers, nor what ends the text, nor a thought that is empty; the same with ``count``."""
     specials = (
         "<|im_start|>",
@@ -212,7 +210,7 @@ def test_what_counts_if_a_template_writes_the_last_answer_otherwise(
 
 
 @pytest.mark.slow
-def test_both_engines_give_the_same_of_templates_of_trl() -> None:
+def test_both_engines_give_the_same_of_templates_of_trl():
     """Those that people train with."""
     trl = pytest.importorskip("trl", reason="trl is not installed: make peers")
     paths = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
