@@ -72,11 +72,14 @@ UNPRINTABLE = re.compile(rb"[\0-\x08\x0e-\x1f]")
 
 
 class Record(NamedTuple):
-    """A record, with its number in the range, its headers, and where it begins. ``length``: of its content."""
+    """A record, with its number in the range, its headers, and where it begins. ``length``: of its content. ``kind``: its
+    WARC-Type, in small letters.
+    """
 
     number: int
     start: int
     length: int
+    kind: str
     headers: fastwarc.HeaderMap
     content: fastwarc.WarcRecordPayloadReader | BinaryIO
 
@@ -104,20 +107,21 @@ def _records(file: TextFile, start: int, stop: int) -> Iterator[Record]:
             if record is None or record.stream_pos >= stop:
                 return
             place = f"the record at byte {record.stream_pos:,}"
-            said, length = record.headers.get("Content-Length") or "", record.content_length
-            begin = 0
+            said, length, begin = record.headers.get("Content-Length") or "", record.content_length, 0
             if len(record.headers) > HEADERS:
                 raise refused(f"it has {len(record.headers):,} headers, and {HEADERS} are read at most")
-            if any("\nWARC/" in value for value in record.headers.values()):
+            kind = record.headers.get("WARC-Type") or ""
+            if "\nWARC/" in kind:
                 raise refused("its headers end in a line feed alone, so that the next record looks like one of them")
-            if not re.fullmatch("[0-9]{1,19}", said):
-                raise refused(f"its Content-Length is {said[:40]!r}" if said else "it has no Content-Length")
-            if length != int(said):  # fastwarc knows none by a name in small letters
+            if said != f"{length}":  # fastwarc knows none by a name in small letters
+                if not re.fullmatch("[0-9]{1,19}", said):
+                    raise refused(f"its Content-Length is {said[:40]!r}" if said else "it has no Content-Length")
                 opened.seek(record.stream_pos)
                 begin = record.stream_pos + opened.read(2 * HEADERS_BYTES).index(b"\r\n\r\n") + 4
                 opened.seek(begin)
                 length = int(said)
-            yield Record(number, record.stream_pos, length, record.headers, opened if begin else record.reader)
+            content = opened if begin else record.reader
+            yield Record(number, record.stream_pos, length, kind.lower(), record.headers, content)
             record.consume()
             if (there := file.size - begin if begin else record.reader.tell()) < length:
                 raise refused(f"it has {length:,} bytes, and the file ends after {there:,} of them")
@@ -137,8 +141,7 @@ class _WarcReader:
     def add(self, collected: Collected, record: Record) -> None:
         """Add the document of a record, if it has one."""
         headers, length, file = record.headers, record.length, self.file
-        kind = (headers.get("WARC-Type") or "").lower()
-        if kind not in KINDS:
+        if (kind := record.kind) not in KINDS:
             return
         if kind == "continuation" or "WARC-Segment-Number" in headers:
             why = "the page is in segments, a record each, which are not put together"
