@@ -1,7 +1,5 @@
 """The ceiling counts what runs, and fails if there is more of it."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

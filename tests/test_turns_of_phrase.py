@@ -1,7 +1,5 @@
 """The check of words finds turns of phrase where people read them, and lets a line pass that says why it needs one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import words

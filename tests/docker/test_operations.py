@@ -1,7 +1,5 @@
 """docs/operations: what its pages name exists, and their sums are right."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

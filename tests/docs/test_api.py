@@ -1,7 +1,5 @@
 """docs/api.md: every name has an example, and each example prints what is beneath it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """docs/formats.md: the table says of each format what the registry says."""
 
-from __future__ import annotations
-
 import re
 
 from flat_tokens.formats import FORMATS

@@ -1,7 +1,5 @@
 """The first screen is short, and right: what it says is printed is printed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

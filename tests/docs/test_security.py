@@ -1,7 +1,5 @@
 """SECURITY.md names tests and checks that are there."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.programs import ROOT

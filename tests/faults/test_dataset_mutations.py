@@ -4,8 +4,6 @@
 and judged by ``tests/fuzz/mutated_datasets.py``.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The checks of the write path find what they are for: changes of it that lose data make them fail."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Terminated, a build goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The list of forgotten documents: keys are recognised, runs of tokens are found, and nothing else is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Operations, exports and imports as Prefect flows against a real server, and as commands without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flows.build import build_dataset

@@ -1,7 +1,5 @@
 """Records of any size at an output: none is read that does not fit into memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

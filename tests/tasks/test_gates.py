@@ -1,7 +1,5 @@
 """Gates: how conditions are written, and which do not hold."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """OLMo-core's token files: their bytes, OLMo-core's own reading and writing of them, and metadata that lie."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

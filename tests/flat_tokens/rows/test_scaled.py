@@ -1,7 +1,5 @@
 """Small runs that act as large ones: the shares and the epochs of each source are those of the large run."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The size of a pattern's program: what takes long is seen before it is run."""
 
-from __future__ import annotations
-
 import time
 
 import pyarrow as pa

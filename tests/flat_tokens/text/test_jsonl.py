@@ -1,7 +1,5 @@
 """Conversations in JSON lines, read by msgspec and by Python."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import example, given

@@ -1,7 +1,5 @@
 """Columns by the names of directories."""
 
-from __future__ import annotations
-
 import pytest
 
 from flat_tokens.text.partitions import partitions_of

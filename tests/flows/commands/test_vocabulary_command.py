@@ -1,7 +1,5 @@
 """``python -m flows vocabulary`` writes a tokenizer's file, and says how a configuration names it."""
 
-from __future__ import annotations
-
 import yaml
 
 from tasks.config import BuildConfig

@@ -1,7 +1,5 @@
 """Runs that could only fail are known from the settings, before they begin."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.download.sources import fault_of_config

@@ -1,7 +1,5 @@
 """How many groups are handed out to the workers of a pool."""
 
-from __future__ import annotations
-
 import pytest
 from prefect.client.schemas.objects import StateType
 

@@ -1,7 +1,5 @@
 """Messages: what they lack, other names for what they have, and what a template leaves out of them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
