@@ -421,7 +421,7 @@ FILES = {
     ),
     "bytes called gzip": File(
         "a.txt.gz",
-        b"\0" + gzip.compress(b"text"),
+        b"\0\x1f\x8b\b\0text",
         r"^a.txt.gz begins with b'\\x00.*, as no .gz file does that is read here. Fetch it again, or rename it",
         {"documents": {"on_bad": "skip"}},
     ),
