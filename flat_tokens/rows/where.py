@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, NoReturn
 
 from flat_tokens.annotations import Bools
 from flat_tokens.extras import pa
-from flat_tokens.options import digits
 
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50
@@ -26,7 +26,7 @@ Test = Callable[[Columns], Any]
 """Columns -> an Arrow array: true, false or null for each row."""
 
 WORDS = re.compile(
-    r"""(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
+    r"""(?P<number>(?:\d{1,38}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.])
     | (?P<text>'(?:[^']|'')*')
     | (?P<quoted>"(?:[^"]|"")+")
     | (?P<name>[A-Za-z_]\w*)
@@ -56,7 +56,7 @@ class Where(NamedTuple):
     def holds(self, columns: Columns) -> Bools:
         """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
         try:
-            values = {name: columns(name) for name in sorted(self.names)}
+            values = {name: _comparable(columns(name)) for name in sorted(self.names)}
             found: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
         except NotImplementedError as error:  # no comparison of these types
             kinds = ", ".join(f"{name} is {_kind(of.type)}" for name, of in values.items())
@@ -101,7 +101,7 @@ class _ExpressionParser:
 
     def step(self) -> str:
         """Go to the next word. Return the one before."""
-        before, self.at = self.word, self.end + len(self.text[self.end :]) - len(self.text[self.end :].lstrip())
+        before, self.at = self.word, len(self.text) - len(self.text[self.end :].lstrip())
         if self.at == len(self.text):
             self.kind, self.word = "end", ""
             return before
@@ -145,7 +145,7 @@ class _ExpressionParser:
         if depth > MAX_DEPTH:
             raise ValueError(f"where {self.text[:100]!r}...: parentheses and 'not' stand more than {MAX_DEPTH} deep")
         if self.take("not"):
-            return _negated(self.one(depth + 1))
+            return _called("invert", self.one(depth + 1))
         if self.take("("):
             test = self.any_of(depth + 1)
             self.need(")")
@@ -162,7 +162,7 @@ class _ExpressionParser:
             return _called(SIGNS[self.step()], column, self.column() if self.kind in ("name", "quoted") else self.value())
         is_negated = self.take("not")
         test = self.membership(column)
-        return _negated(test) if is_negated else test
+        return _called("invert", test) if is_negated else test
 
     def membership(self, column: Test) -> Test:
         if self.take("in"):
@@ -203,17 +203,19 @@ class _ExpressionParser:
         if self.kind != "number":
             self.fail("a number" if is_negative else "a value: a number, a text in single quotes, true or false")
         written = self.step()
-        number: float | None = digits(written) if written.isdigit() else float(written)
-        if number is None:
-            raise ValueError(f"where {self.text[:100]!r}: {written[:30]} is not a whole number below 2**63")
+        whole = int if len(written) < 19 else Decimal  # Arrow takes no Python integer of 2**63 or more, which has 19 digits
+        number: Any = whole(written) if written.isdigit() else float(written)
         return lambda _: -number if is_negative else number
 
 
+def _comparable(values: Any) -> Any:
+    """Values that Arrow compares with all numbers: it makes int64 of uint64, and refuses what that does not have."""
+    return values.cast(pa.decimal128(20)) if values.type == pa.uint64() else values
+
+
 def _kind(kind: Any) -> str:
-    types = pa.types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    is_number, is_text = types.is_integer(kind) or types.is_floating(kind), types.is_string(kind) or types.is_large_string(kind)
-    return "a number" if is_number else "a text" if is_text else "true or false" if types.is_boolean(kind) else str(kind)
+    names = {pa.bool_(): "true or false", pa.string(): "a text", pa.large_string(): "a text", pa.null(): "null"}
+    return names.get(kind.value_type if pa.types.is_dictionary(kind) else kind, "a number")
 
 
 def _unquoted(word: str) -> str:
@@ -224,11 +226,5 @@ def _called(function: str, *of: Test) -> Test:
     return lambda columns: getattr(pa.compute, function)(*(one(columns) for one in of))
 
 
-def _negated(test: Test) -> Test:
-    return _called("invert", test)
-
-
 def _joined(function: str, tests: list[Test]) -> Test:
-    if len(tests) == 1:
-        return tests[0]
     return lambda columns: reduce(getattr(pa.compute, function), (test(columns) for test in tests))

@@ -85,16 +85,6 @@ def _marked(text: str, part: str, mark: Mark) -> str:
     return text[:at] + mark(core, part) + text[at + len(core) :]
 
 
-def names_of_calls(message: Message) -> list[str] | None:
-    """The names of the functions that a message calls; None where it calls none."""
-    calls = message.get("tool_calls") or [one for one in [message.get("function_call")] if one]
-    if not isinstance(calls, list) or not calls:
-        return None
-    functions = [one.get("function", one) if isinstance(one, dict) else one for one in calls]
-    names = [one.get("name") if isinstance(one, dict) else None for one in functions]
-    return [name for name in names if isinstance(name, str)]
-
-
 def divide(text: str, found: Sequence[CountedPart], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[CountedPart]:
     """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
     contents and thoughts. *calls*: the names of the functions that it calls: the calls are after the last of these, or else

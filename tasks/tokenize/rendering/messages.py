@@ -88,13 +88,14 @@ def read_tools(text: str) -> list[Message] | None:
 
 
 def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[str] = ()) -> int | None:
-    """The number of the first message whose content does not occur in the rendered text; None where all do. Space around it,
-    letters' case, and what JSON and HTML write for a character make no difference, and neither does a thought that is left out.
+    """The number of the first message whose content, or a function that it calls, does not occur in the rendered text; None where
+    all do. Space around it, letters' case, and what JSON and HTML write for a character make no difference, and neither does a
+    thought that is left out.
     RefusedError where a content is changed in such a way, and one of *specials* may have come of that.
     """
     at, plain, answers = 0, None, None
     for i, message in enumerate(messages):
-        for text in _texts(message.get("content")):
+        for text in (*_texts(message.get("content")), *(names_of_calls(message) or ())):
             content = text.strip()
             found = rendered.find(content, at)
             if found < 0 and content in rendered:  # before its turn: it is there, or a part of another content is
@@ -116,6 +117,16 @@ def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[
                     )
             at = max(at, found + len(content))
     return None
+
+
+def names_of_calls(message: Message) -> list[str] | None:
+    """The names of the functions that a message calls; None where it calls none."""
+    calls = message.get("tool_calls") or [one for one in [message.get("function_call")] if one]
+    if not isinstance(calls, list) or not calls:
+        return None
+    functions = [one.get("function", one) if isinstance(one, dict) else one for one in calls]
+    names = [one.get("name") if isinstance(one, dict) else None for one in functions]
+    return [name for name in names if isinstance(name, str)]
 
 
 def _texts(content: Any) -> Iterator[str]:

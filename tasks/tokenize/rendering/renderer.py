@@ -133,7 +133,7 @@ class Renderer:
         if lost is not None and (plain == rendered or lost_message(messages, rendered) is not None):
             role = str(found[lost].get("role"))[:40]
             raise RefusedError(
-                f"the chat template leaves out the content of its message {lost}, of role {role!r}", "not_rendered"
+                f"the chat template leaves out the content or calls of its message {lost}, of role {role!r}", "not_rendered"
             )
         try:
             in_parts = self._parts(_without_escapes(_with_spans(rendered, spans), given, aside), aside)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from tasks.tokenize.rendering.counted import CALLS, CONTENT, CountedPart, divide, names_of_calls, with_marks
-from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError
+from tasks.tokenize.rendering.counted import CALLS, CONTENT, CountedPart, divide, with_marks
+from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError, names_of_calls
 from tasks.tokenize.rendering.request import IntPair
 from tasks.tokenize.rendering.templates import Template
 

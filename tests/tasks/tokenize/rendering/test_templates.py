@@ -104,7 +104,7 @@ def test_functions_are_of_use_all_the_same():
         ("{{ 'x' * 65535 }}" + ALL, "x", None),
         ("{{ 'x' * 65536 }}" + ALL, "x", "the chat template makes 65,537 characters of it"),
         ("{{ '' }}", "", "the chat template makes nothing of it"),
-        ("{{ messages[0].role }}", "x", "leaves out the content of its message 0, of role 'user'"),
+        ("{{ messages[0].role }}", "x", "leaves out the content or calls of its message 0, of role 'user'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rendered_is_refused(template, content, told):
