@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from tests.faults import store_bench
-from tests.faults.cases import CASES, STREAMED
+from tests.faults.cases import CASES, CORPUS, CORPUS_CASES, STREAMED
 from tests.faults.chains import Chains
-from tests.faults.commands import ORDINARY_USER, Bench, Flaw
-from tests.faults.corpus import CorpusKills
+from tests.faults.commands import ORDINARY_USER, Bench, Flaw, command, receipts
 from tests.faults.decisions import Decisions
 from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
-from tests.faults.known import KNOWN, MENDED, Known, Mended
 from tests.faults.power_loss import OUTCOMES, Disk, State, write_tree
 from tests.faults.readers import KINDS_OF_READERS, read_while_published
 from tests.faults.store_bench import Fault as RequestFault
@@ -28,8 +27,8 @@ from tests.faults.store_bench import StoreBench
 BUILD = "build, mmap"
 LASTING_POINTS = 40
 """At so many moments of a command a fault begins that stays."""
-BUILD_OF_THE_CORPUS = "build of the corpus, cl100k_base"
-CORPUS_KILLS = 300
+CORPUS_BUILDS, CORPUS_KILLS = 30, 10
+"""Builds of the corpus in each layout, and kills of each."""
 HISTORIES = 200
 CHAINS = 350
 """Of each build whose slices cross the borders of objects."""
@@ -87,7 +86,12 @@ Campaign = Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]
 
 def sampled(campaign: Callable[[Bench, re.Pattern[str]], Iterator[Trial]]) -> Campaign:
     """Every K-th trial, counted through all commands."""
-    return lambda bench, under, every: itertools.islice(campaign(bench, under), 0, None, every)
+
+    @functools.wraps(campaign)
+    def some(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+        return itertools.islice(campaign(bench, under), 0, None, every)
+
+    return some
 
 
 @sampled
@@ -102,13 +106,13 @@ def kills(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
             yield _faulty(bench, row, case, Fault("write", number, KILL_WITHIN))
 
 
-def faults(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def faults(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """One operation fails: every one of a build, in every way, for root and an ordinary user."""
     counts = bench.calm(BUILD).counts
     for kind, actions in KINDS.items():
         row = f"one {kind} fails: {', '.join(actions)}"
-        some = [(number, action, user) for user in users() for action in actions for number in range(1, counts[kind] + 1)]
-        for number, action, user in some[::every]:
+        for user, action, number in itertools.product(users(), actions, range(1, counts[kind] + 1)):
             yield _faulty(bench, row, BUILD, Fault(kind, number, action), user)
 
 
@@ -179,51 +183,66 @@ def readers(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]
 
 
 def corpus(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
-    """A build of the whole corpus is killed at a random time, and run again."""
-    layouts = {BUILD_OF_THE_CORPUS: "mmap", f"{BUILD_OF_THE_CORPUS}, compact": "compact"}
-    for name, layout in layouts.items():
-        killing = CorpusKills(bench.scratch / name, layout)
-        for number in range(CORPUS_KILLS // every if killing.is_there and under.search(name) else 0):
-            yield trial("killed at a random time", name, number, killing.kill)
+    """A build of the whole corpus is killed at random times, and run again."""
+    for case in filter(under.search, CORPUS_CASES if CORPUS.exists() else ()):
+        for number in range(max(CORPUS_BUILDS // every, 1)):
+            yield Trial("killed at a random time", case, str(number), partial(_killed_at_times, bench, case, number))
 
 
-def chains(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+def _killed_at_times(bench: Bench, case: str, seed: int) -> Done:
+    """Kill a build several times, or until it was faster, and let it come to its end. A shard that has a receipt stays."""
+    calm, chance, flaws = bench.calm(case), random.Random(seed), list[Flaw]()
+    bench.lay_out()
+    for kills in range(CORPUS_KILLS):
+        earlier = receipts(bench.here)
+        ended = bench.child(lambda: command(calm.words), kill_after=chance.uniform(0, 2 * calm.seconds / CORPUS_KILLS))
+        if not ended.died:
+            return Done([*flaws, *bench.messages_of(None, ended), *bench.look(claimed=True)], max(kills, 1))
+        later = receipts(bench.here)
+        flaws += [Flaw("reuse", name) for name, at in earlier.items() if later.get(name, at) != at]
+    return Done(flaws + bench.look(), CORPUS_KILLS)
+
+
+@sampled
+def chains(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """A build is disturbed several times in a row, each time in another way, then comes to its end."""
     playing = Chains(bench)
     for case in filter(under.search, STREAMED):
-        for seed in range(0, CHAINS, every):
+        for seed in range(CHAINS):
             row = "a chain of kills, errors, pauses, double interrupts and damages"
             yield trial(row, case, seed, partial(playing.play, case, seed))
 
 
-def histories(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def histories(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Sources change, refreshes are killed and run again; each version is that of a build from nothing."""
-    playing = Histories(bench.scratch / "histories")
-    yield from _played(playing.play, "a random history of edits, with kills in between", under, every)
+    return _played(Histories(bench.scratch / "histories"), "edits", under)
 
 
-def _played(play: Callable[[int, str], list[Flaw]], what: str, under: re.Pattern[str], every: int) -> Iterator[Trial]:
-    for seed in range(0, HISTORIES, every):
+def _played(playing: Histories, what: str, under: re.Pattern[str]) -> Iterator[Trial]:
+    for seed in range(HISTORIES):
         if under.search(variant := list(VARIANTS)[seed % len(VARIANTS)]):
-            yield trial(what, variant, seed, partial(play, seed, variant))
+            row = f"a random history of {what}, with kills in between"
+            yield trial(row, variant, seed, partial(playing.play, seed, variant))
 
 
-def decisions(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def decisions(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Refreshes hold versions, people decide of them, pin, roll back and collect garbage; any of it is killed."""
-    playing = Decisions(bench.scratch / "decisions")
-    yield from _played(playing.play, "a random history of decisions, with kills in between", under, every)
+    return _played(Decisions(bench.scratch / "decisions"), "decisions", under)
 
 
-def stores(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def stores(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """On an object store: death behind a request, a request fails in every way, and from some request on all fail."""
     for protocol in store_bench.protocols():
         there = StoreBench(bench.scratch / protocol, protocol)
         for case in store_bench.CASES:
             if under.search(f"{case}, {protocol}"):
-                yield from _on_requests(there, case, there.calm(case).methods)[every // 2 :: every]
+                yield from _on_requests(there, case, there.calm(case).methods)
 
 
-def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[Trial]:
+def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> Iterator[Trial]:
     """Deaths and faults at some of the requests of a command."""
     numbers = range(1, len(methods) + 1)
     writes = [number for number in numbers if methods[number - 1] not in ("GET", "HEAD")]
@@ -234,11 +253,9 @@ def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> list[T
         rows.append((fails, way, False, _some(numbers if way in reads else writes, POINTS_ON_A_STORE)))
     stays = f"all requests to a store fail from some moment on: {', '.join(lasting)}"
     rows += [(stays, way, True, _some(numbers, POINTS_ON_A_STORE)) for way in lasting]
-    return [
-        trial(row, f"{case}, {there.protocol}", fault, partial(there.trial, case, fault))
-        for row, way, lasts, some in rows
-        for fault in (RequestFault(number, way, lasts) for number in some)
-    ]
+    for row, way, lasts, some in rows:
+        for fault in (RequestFault(number, way, lasts) for number in some):
+            yield trial(row, f"{case}, {there.protocol}", fault, partial(there.trial, case, fault))
 
 
 def _some(places: Sequence[int], count: int) -> Sequence[int]:
@@ -246,38 +263,35 @@ def _some(places: Sequence[int], count: int) -> Sequence[int]:
     return [places[len(places) * k // count] for k in range(count)] if len(places) > count else places
 
 
-def together(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+@sampled
+def together(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Two commands at the same moment on an object store, again and again."""
     for protocol in store_bench.protocols():
         there = StoreBench(bench.scratch / protocol, protocol)
         for pair in store_bench.PAIRS:
-            for seed in range(max(ROUNDS // every, 1)) if under.search(f"{pair}, {protocol}") else ():
+            for seed in range(ROUNDS) if under.search(f"{pair}, {protocol}") else ():
                 row = "two commands at once on a store, undisturbed, spoiled, or one of them killed"
                 yield trial(row, f"{pair}, {protocol}", seed, partial(there.round, pair, seed))
 
 
-def again(row: str, some: Iterable[Known | Mended]) -> Campaign:
-    """What is known not to hold, or did not hold before it was mended."""
-    return lambda bench, under, every: (
-        _faulty(bench, row, one.case, one.fault)._replace(name=one.name)
-        for one in some
-        if one.case is not None and one.fault is not None and under.search(one.case)
-    )
-
-
-CAMPAIGNS: dict[str, Campaign] = {
-    "kills": kills,
-    "faults": faults,
-    "elsewhere": elsewhere,
-    "lasting": lasting,
-    "power": power,
-    "readers": readers,
-    "corpus": corpus,
-    "chains": chains,
-    "histories": histories,
-    "decisions": decisions,
-    "stores": stores,
-    "together": together,
-    "known": again("known", KNOWN),
-    "mended": again("mended", MENDED),
+MENDED: dict[str, tuple[str, Fault]] = {
+    "half of an unpacked file stays": (BUILD, Fault("create", 1, KILL, path=r"/_cache/files/_staging/fetch/")),
+    "the staging of an export stays": ("export", Fault("unlink", 1, "EACCES", lasting=True, path=r"\.export/staging$")),
+    "a collection cannot look a file up": ("gc", Fault("stat", 2, "EIO", path=r"/_cache/files/0{64}\.raw$")),
+    "what is thrown away is named by its last part": ("gc", Fault("rename", 1, "EIO", path="/collected/")),
+    "a source that cannot be cut is named by its last part": (BUILD, Fault("read", 1, "EIO", path=r"/in/new\.jsonl$")),
+    "a source that cannot be looked up is not there": (BUILD, Fault("stat", 6, "EIO", path=r"/in(/new\.jsonl)?$")),
+    "a configuration that cannot be looked up is a dataset": ("refresh", Fault("stat", 1, "EIO", path=r"/new\.json$")),
 }
+"""Trials in which something did not hold before it was mended."""
+
+
+def mended(bench: Bench, under: re.Pattern[str], every: int) -> Iterator[Trial]:
+    """What did not hold once."""
+    for name, (case, fault) in MENDED.items():
+        if under.search(case):
+            yield _faulty(bench, "mended", case, fault)._replace(name=name)
+
+
+ALL = (kills, faults, elsewhere, lasting, power, readers, corpus, chains, histories, decisions, stores, together, mended)
+CAMPAIGNS: dict[str, Campaign] = {campaign.__name__: campaign for campaign in ALL}  # type: ignore[attr-defined]

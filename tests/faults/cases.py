@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import pickle
 import random
 import secrets
@@ -24,6 +25,8 @@ import tasks.shards.writers
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flows.pipelines.stages import OF_A_BUILD, Step, do
+from tasks.config import TokenizerConfig
+from tasks.tokenize.tokenizers import load_tokenizer
 from tests.faults.support import ROOT, settings_of, write_notes
 from tests.made import small
 from tests.sources import write_rows
@@ -268,6 +271,22 @@ STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] 
 """Builds whose slices cross the borders of objects."""
 
 
+CORPUS = ROOT.parent / "shared/corpus"
+CORPUS_TOKENIZER = "cl100k_base"
+
+
+def prepare_corpus(here: Path, command: Command, layout: str) -> None:
+    """The real job. Its tokenizer is loaded here, so that forks have it. Only the tokens of the mmap layout are streamed."""
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(CORPUS.parent / "vocab/tiktoken_cache"))
+    load_tokenizer(TokenizerConfig(name=CORPUS_TOKENIZER))
+    source, more = {"path": str(CORPUS), "id_column": "id"}, {"slice_bytes": 4_000_000, "workers": 2}
+    config(here, "new", sources=[source], tokenizer=CORPUS_TOKENIZER, layout=layout, **more)
+
+
+CORPUS_CASES = {
+    name: Case(name, partial(prepare_corpus, layout=layout), BUILD)
+    for name, layout in (("build of the corpus, cl100k_base", "mmap"), ("build of the corpus, cl100k_base, compact", "compact"))
+}
 CASES = {
     case.name: case
     for case in (

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -32,7 +33,7 @@ from flows.commands.main import main
 from tasks.output.leases import Workspace
 from tasks.output.pointer import MARKERS
 from tasks.shards.index import read_index
-from tests.faults.cases import CASES, Case, Words, words_of
+from tests.faults.cases import CASES, CORPUS_CASES, Case, Words, words_of
 from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
 from tests.faults.support import entries
 from tests.keys import key_file
@@ -177,7 +178,7 @@ WRITERS = (
 
 class Calm(NamedTuple):
     """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, how many
-    operations of each kind it has, and the bytes of what it leaves.
+    operations of each kind it has, the bytes of what it leaves, and how long it takes.
     """
 
     case: Case
@@ -187,6 +188,7 @@ class Calm(NamedTuple):
     after: dict[str, str]
     counts: Counter[str]
     byte_count: int
+    seconds: float
 
 
 class Ran(NamedTuple):
@@ -231,7 +233,7 @@ class Bench:
 
     def calm(self, name: str) -> Calm:
         """Make a case the current one. It is prepared and run undisturbed once, for all campaigns of this process."""
-        case = CASES[name]
+        case = {**CASES, **CORPUS_CASES}[name]
         os.environ.pop(signing.KEY_FILE, None)
         if case.signed:
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
@@ -249,13 +251,14 @@ class Bench:
         case.prepare(self.here, lambda text: self._child(case, lambda: succeed(words_of(text, self.here))).must())
         shutil.copytree(self.here, self._template_of(case), symlinks=True)
         words = words_of(case.text, self.here)
-        before = self._child(case, lambda: seen(self.here)).must()
+        before, begun = self._child(case, lambda: seen(self.here)).must(), time.monotonic()
         ran, modules = self._child(case, lambda: (succeed(words, Watch(self.here)), list(sys.modules))).must()
+        seconds = time.monotonic() - begun
         facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).must()
         import_all(modules)
         stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
         gc.freeze()  # or forks would copy all that their collector looks at
-        return Calm(case, words, facts, before, after, ran.counts, stored)
+        return Calm(case, words, facts, before, after, ran.counts, stored, seconds)
 
     @property
     def current(self) -> Calm:
@@ -263,15 +266,15 @@ class Bench:
         assert self._calm is not None
         return self._calm
 
-    def child(self, work: Callable[[], Any], user: int | None = None) -> Ended:
-        return self._child(self.current.case, work, user)
+    def child(self, work: Callable[[], Any], user: int | None = None, kill_after: float | None = None) -> Ended:
+        return self._child(self.current.case, work, user, kill_after)
 
-    def _child(self, case: Case, work: Callable[[], Any], user: int | None = None) -> Ended:
+    def _child(self, case: Case, work: Callable[[], Any], user: int | None = None, kill_after: float | None = None) -> Ended:
         def patched() -> Any:
             case.patch()
             return work()
 
-        return Child(patched, self._log, user).ended(HANGS_AFTER)
+        return Child(patched, self._log, user).ended(HANGS_AFTER, kill_after)
 
     def lay_out(self, user: int | None = None) -> None:
         """A fresh copy of what the case prepared."""
