@@ -10,6 +10,7 @@ innermost function of the product.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -35,7 +36,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.faults.inject import Child
-from tests.fuzz.known import reason
 
 CORPUS = Path(__file__).parent / "corpus"
 PRODUCT = re.compile(r"/(flat_tokens|tasks|flows)/([a-z0-9_/]+)\.py$")
@@ -52,6 +52,8 @@ INPUT_BYTES = 1 << 20
 ENDLESS = 1e6
 POOL = 500
 """Inputs that led to new outcomes and are mutated further."""
+UNFIT = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, AttributeError)
+"""Errors of mutations: what one made before is not always fit for the next."""
 
 
 Mutator = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
@@ -136,15 +138,17 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of fuzzing a target: the number of inputs, the seconds, how often each fault came, and how often ``run`` returned
-    each text.
-    """
+    """Result of fuzzing a target: the seconds, how often each fault came, and how often each outcome without one."""
 
     target: str
-    runs: int
     seconds: float
     faults: Counter[str]
     returned: Counter[str]
+
+    @property
+    def runs(self) -> int:
+        """Number of inputs."""
+        return self.faults.total() + self.returned.total()
 
 
 # In the process that runs inputs
@@ -191,29 +195,22 @@ def _place(error: BaseException) -> str:
     return re.sub(r"[^A-Za-z0-9_.]", "", found)
 
 
-def _inputs(fuzzed: Fuzzed, seed: int) -> Iterator[tuple[bytes, Callable[[str], None]]]:
-    """Seeds, then mutations for ever, each with the function that is told of its outcome."""
-    chance, pool, seen = random.Random(seed), list(fuzzed.seeds), {"returned"}
+def _inputs(fuzzed: Fuzzed, seed: int, told: list[str]) -> Iterator[bytes]:
+    """Seeds, then mutations for ever. An input whose outcome, which is *told* last, is a new one is mutated further."""
+    chance, pool, seen, first = random.Random(seed), [*fuzzed.seeds], {"returned"}, len(fuzzed.seeds)
 
-    def unseen(data: bytes) -> Callable[[str], None]:
-        def told(outcome: str) -> None:
-            if outcome not in seen:
-                seen.add(outcome)
-                pool.append(data)
-                if len(pool) > POOL + len(fuzzed.seeds):
-                    del pool[len(fuzzed.seeds)]
+    def mutated() -> Iterator[bytes]:
+        while True:
+            base = chance.choice(pool if chance.random() < 0.5 else fuzzed.seeds)
+            with contextlib.suppress(*UNFIT):
+                yield fuzzed.mutate(chance, base, pool)[:INPUT_BYTES]
 
-        return told
-
-    for data in fuzzed.seeds:
-        yield data, unseen(data)
-    while True:
-        base = chance.choice(pool if chance.random() < 0.5 else fuzzed.seeds)
-        try:
-            data = fuzzed.mutate(chance, base, pool)[:INPUT_BYTES]
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, AttributeError):
-            continue  # what a mutation made before is not always fit for the next
-        yield data, unseen(data)
+    for data in itertools.chain(fuzzed.seeds, mutated()):
+        yield data
+        if told[-1] not in seen:
+            seen.add(told[-1])
+            pool.append(data)
+            del pool[first : max(len(pool) - POOL, first)]
 
 
 def _work(target: Target, given: Sequence[bytes] | int, here: Path, seed: int, first: int, until: float) -> None:
@@ -230,30 +227,24 @@ def _work(target: Target, given: Sequence[bytes] | int, here: Path, seed: int, f
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     resource.setrlimit(resource.RLIMIT_DATA, (pages * mmap.PAGESIZE + DATA_BYTES,) * 2)
-    if isinstance(given, int):
-        inputs = itertools.islice(_inputs(fuzzed, seed), given - first)
-    else:
-        inputs = ((data, lambda outcome: None) for data in given[first:])
-    told_of = set()
+    told, seen = [""], set()
+    inputs = itertools.islice(_inputs(fuzzed, seed, told), given - first) if isinstance(given, int) else given[first:]
     with (here / "outcomes").open("a") as outcomes:
-        for number, (data, told) in enumerate(inputs, first):
+        for number, data in enumerate(inputs, first):
             if time.monotonic() > until:
                 return
             (here / "running").write_bytes((number + 1).to_bytes(8, "little") + data)
-            fault, outcome, place = judge(fuzzed, data)
+            fault, told[-1], place = judge(fuzzed, data)
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             if (fault is None or fault.signature.startswith("hang-")) and grown * 1024 > MEMORY_BYTES:
-                fault = Fault(f"memory-{place}", f"the process grew by {grown >> 10} MiB; {outcome}")
-            if fault:
-                is_first = fault.signature not in told_of or not isinstance(given, int)
-                outcomes.write(json.dumps([number, *fault, data.hex() if is_first else ""]) + "\n")
+                fault = Fault(f"memory-{place}", f"the process grew by {grown >> 10} MiB; {told[-1]}")
+            is_new = fault is not None and fault.signature not in seen
+            outcomes.write(json.dumps([number, told[-1], fault, data.hex() if is_new else ""]) + "\n")
+            if fault is not None:
                 outcomes.flush()
-                told_of.add(fault.signature)
-            elif isinstance(given, int):
-                outcomes.write(json.dumps([outcome]) + "\n")
+                seen.add(fault.signature)
             if grown * 1024 > MEMORY_BYTES:
                 return  # the maximum does not go down again
-            told(outcome)
 
 
 def _prepare_process() -> None:
@@ -300,17 +291,17 @@ def clear(place: Path) -> None:
             pass  # another user's, which lives
 
 
-def run_all(
-    target: Target,
-    given: Sequence[bytes] | int,
-    seconds: float,
-    seed: int,
-    tell: Callable[[int, Fault, bytes], None],
-    returned: Counter[str],
-) -> int:
-    """Run a target in processes of its own, on *given* inputs or on so many mutations. Return the number of inputs. *tell* is
-    called with each fault, and *returned* counts the outcomes of the other mutations.
-    """
+class Judged(NamedTuple):
+    """What came of an input: its number, its outcome, its fault, if any, and the bytes of the first one with that fault."""
+
+    number: int
+    outcome: str
+    fault: Fault | None
+    data: bytes
+
+
+def run_all(target: Target, given: Sequence[bytes] | int, seconds: float, seed: int) -> Iterator[Judged]:
+    """Run a target in processes of its own, on *given* inputs or on so many mutations."""
     until, first = time.monotonic() + seconds, 0
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
     clear(place)
@@ -331,49 +322,37 @@ def run_all(
             data = running.read_bytes()
             first = int.from_bytes(data[:8], "little")
             for line in outcomes.read_text().split("\n")[:-1] if outcomes.exists() else ():
-                if len(told := json.loads(line)) == 1:
-                    returned[told[0]] += 1
-                else:
-                    number, signature, detail, kept_data = told
-                    tell(number, Fault(signature, detail), bytes.fromhex(kept_data))
+                number, outcome, fault, kept_data = json.loads(line)
+                yield Judged(number, outcome, fault and Fault(*fault), bytes.fromhex(kept_data))
             outcomes.unlink(missing_ok=True)
             if ended.status < 0:
-                tell(first - 1, _death(ended.status, ended.output), data[8:])
+                yield Judged(first - 1, "death", _death(ended.status, ended.output), data[8:])
             elif ended.error or ended.status:
                 raise RuntimeError(f"{target.name}: the fuzzer failed:\n{ended.error}")
             if time.monotonic() > until or first >= (given if isinstance(given, int) else len(given)):
-                return first
-    raise AssertionError
+                return
 
 
 def fuzz(target: Target, seconds: float, seed: int, keep: Path = CORPUS, runs: int = 1 << 60) -> Outcome:
-    """Fuzz a target, and keep the first input of each fault, unless it is known and the corpus has one."""
+    """Fuzz a target, and keep the first input of each fault."""
     faults, returned = Counter(), Counter()
     begin = time.monotonic()
-
-    def tell(number: int, fault: Fault, data: bytes) -> None:
+    for _, outcome, fault, data in run_all(target, runs, seconds, seed):
+        if fault is None:
+            returned[outcome] += 1
+            continue
         faults[fault.signature] += 1
         if faults[fault.signature] == 1:
             print(f"  {target.name}: {fault.signature} ({' '.join(fault.detail.split())[:300]})", flush=True)
-            known = reason(f"{target.name}/{fault.signature}") is not None
-            if not known or not list((keep / target.name).glob(f"{fault.signature}--*")):
-                (keep / target.name).mkdir(parents=True, exist_ok=True)
-                (keep / target.name / f"{fault.signature}--{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
-
-    done = run_all(target, runs, seconds, seed, tell, returned)
-    return Outcome(target.name, done, time.monotonic() - begin, faults, returned)
+            (keep / target.name).mkdir(parents=True, exist_ok=True)
+            (keep / target.name / f"{fault.signature}--{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
+    return Outcome(target.name, time.monotonic() - begin, faults, returned)
 
 
 def replay(target: Target, paths: Sequence[Path]) -> dict[Path, Fault | None]:
     """The fault of each kept input, as it is now."""
-    found = dict.fromkeys(paths)
-
-    def tell(number: int, fault: Fault, data: bytes) -> None:
-        found[paths[number]] = fault
-
-    if paths:
-        run_all(target, [path.read_bytes() for path in paths], 3600, 0, tell, Counter())
-    return found
+    inputs = [path.read_bytes() for path in paths]
+    return {paths[one.number]: one.fault for one in (run_all(target, inputs, 3600, 0) if paths else ())}
 
 
 def kept(name: str, corpus: Path = CORPUS) -> list[Path]:

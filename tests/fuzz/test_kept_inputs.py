@@ -1,4 +1,4 @@
-"""Inputs that broke something once break nothing now, but for those of faults that are known."""
+"""Inputs that broke something once break nothing now."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.driver import CORPUS, LEFT, clear
-from tests.fuzz.known import reason
 
 ROOT = Path(__file__).parents[2]
-KEPT = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*--*"))
 
 
 def fuzz(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -24,31 +22,13 @@ def fuzz(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-@pytest.fixture(scope="module")
-def faults() -> dict[str, str | None]:
-    """The fault of each kept input, None where there is none any more."""
+@pytest.mark.slow
+def test_inputs_that_were_kept_break_nothing():
     done = fuzz("--replay", timeout=580)
     assert done.returncode == 0, done.stderr
-    return {name: detail for name, _, detail in map(json.loads, done.stdout.splitlines())}
-
-
-def kept(name: str) -> object:
-    why = reason(name.partition("--")[0])
-    return pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=why)] if why else [], id=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [kept(name) for name in KEPT])
-def test_an_input_that_was_kept_breaks_nothing(faults, name):
-    assert faults[name] is None
-
-
-def test_every_fault_that_is_known_has_an_input():
-    """A fault that was mended is no longer known."""
-    from tests.fuzz.known import KNOWN
-
-    found = {reason(name.partition("--")[0]) for name in KEPT}
-    assert set(KNOWN.values()) <= found
+    faults = {name: fault for name, *fault in map(json.loads, done.stdout.splitlines())}
+    assert {name: fault for name, fault in faults.items() if fault != [None, None]} == {}
+    assert sorted(faults) == sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*--*"))
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from flat_tokens.options import varint
 from tests.fuzz.mutators import INTEGERS, havoc
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
 
-def varint(value: int) -> bytes:
+def packed(value: int) -> bytes:
     out = bytearray()
     value &= (1 << 70) - 1
     while value > 127:
@@ -23,12 +24,12 @@ def varint(value: int) -> bytes:
 
 
 def zigzag(value: int) -> bytes:
-    return varint(value * 2 if value >= 0 else -value * 2 - 1)
+    return packed(value * 2 if value >= 0 else -value * 2 - 1)
 
 
 COUNTS = (0, 1, 14, 15, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1)
 KINDS = (TRUE, BYTE, I64, DOUBLE, BINARY, LIST, STRUCT)
-LISTS = [bytes([240 | of]) + varint(count) for of in KINDS for count in COUNTS]
+LISTS = [bytes([240 | of]) + packed(count) for of in KINDS for count in COUNTS]
 NESTED = [bytes([16 | LIST]) * depth + bytes([I32]) for depth in (1, 9, 100, 5000)]
 STRANGE = {
     **{kind: [b""] for kind in (TRUE, FALSE, 13, 14, 15)},
@@ -36,10 +37,10 @@ STRANGE = {
     I32: [*map(zigzag, INTEGERS)],
     I64: [*map(zigzag, INTEGERS)],
     DOUBLE: [bytes(8)],
-    BINARY: [varint(count) + b"abc" for count in (3, 1 << 31, 1 << 62)],
+    BINARY: [packed(count) + b"abc" for count in (3, 1 << 31, 1 << 62)],
     LIST: LISTS + NESTED * 6,
     SET: LISTS,
-    MAP: [b"\0", b"\x01\x55\x02\x02", varint(1 << 40) + b"\x88"],
+    MAP: [b"\0", b"\x01\x55\x02\x02", packed(1 << 40) + b"\x88"],
     STRUCT: [b"\x1c" * depth + bytes(depth + 1) for depth in (0, 1, 3)],
 }
 """Values of each kind that nobody asked for."""
@@ -74,9 +75,9 @@ def struct(data: bytes, at: int, depth: int = 0) -> tuple[list[Value], int]:
 def _within(data: bytes, at: int, kind: int, depth: int) -> tuple[list[Value], int]:
     """The values within another one, and where that ends."""
     if kind in (I16, I32, I64):
-        return [], _varint(data, at)[1]
+        return [], varint(data, at)[1]
     if kind == BINARY:
-        length, at = _varint(data, at)
+        length, at = varint(data, at)
         return [], at + length
     if kind == STRUCT:
         return struct(data, at, depth + 1)
@@ -95,20 +96,11 @@ def _within(data: bytes, at: int, kind: int, depth: int) -> tuple[list[Value], i
 
 def _count(data: bytes, at: int) -> tuple[int, int]:
     """Items of a list, and where the first one is."""
-    return (data[at] >> 4, at + 1) if data[at] < 240 else _varint(data, at + 1)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if not data[at - 1] & 128:
-            return value, at
+    return (data[at] >> 4, at + 1) if data[at] < 240 else varint(data, at + 1)
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
+    value, at = varint(data, at)
     return value >> 1 ^ -(value & 1), at
 
 
@@ -129,9 +121,9 @@ def changed(chance: random.Random, data: bytes) -> bytes:
         at = chance.choice([one.stop for one in values if one.head < one.start and data[one.stop] == 0])  # a struct's end
         return data[:at] + chance.choice((bytes([16 | of]), bytes([of]) + zigzag(30_000))) + strange + data[at:]
     if what == 2 and kind in (LIST, SET, BINARY):
-        _, first = _varint(data, start) if kind == BINARY else _count(data, start)
+        _, first = varint(data, start) if kind == BINARY else _count(data, start)
         items = b"" if kind == BINARY else bytes([240 | data[start] & 15])
-        return data[:start] + items + varint(chance.choice(COUNTS)) + data[first:]
+        return data[:start] + items + packed(chance.choice(COUNTS)) + data[first:]
     if what == 3:
         field = bytes([data[head] & 240 | of]) + data[head + 1 : start] if head < start else b""
         return data[:head] + field + strange + data[stop:]
@@ -142,9 +134,9 @@ def changed(chance: random.Random, data: bytes) -> bytes:
         value, _ = _integer(data, start)
         new = zigzag(chance.choice((chance.choice(INTEGERS), value + 1, value - 1, value * 2, -value)))
     elif kind == BINARY:
-        text = data[_varint(data, start)[1] : stop]
+        text = data[varint(data, start)[1] : stop]
         text = chance.choice((b"", text[:-1], text + b"x", b"\xff", text * 50))
-        new = varint(len(text)) + text
+        new = packed(len(text)) + text
     return data[:start] + new + data[stop:]
 
 
